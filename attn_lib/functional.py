@@ -128,8 +128,8 @@ def _weights(q, k, mask, bias, scale, softcap, causal) -> Tensor:
     scale = 1.0 / math.sqrt(d_k) if scale is None else scale
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    # scaled before the product: q·k of half-precision size may overflow, q·scale does not
-    scores = (_at_least_float32(q) * scale) @ _at_least_float32(k).mT
+    # in float32 before the product: q·k of two float16 vectors may not fit into float16
+    scores = _at_least_float32(q) @ _at_least_float32(k).mT * scale
     if softcap is not None:
         if not 0.0 < softcap < _INF:
             raise ValueError(f"softcap must be positive and finite, got {softcap}")

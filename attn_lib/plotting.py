@@ -93,8 +93,10 @@ def plot_weights(
     T, S = table.shape
     rows = _labels("queries", queries, T)
     columns = _labels("keys", keys, S)
+    numbered = T * S <= 64
     if ax is None:
-        _, ax = plt.subplots(figsize=(1.6 + 0.48 * S, 1.2 + 0.42 * T))
+        cell = (0.48, 0.42) if numbered else (0.34, 0.31)
+        _, ax = plt.subplots(figsize=(1.6 + cell[0] * S, 1.2 + cell[1] * T))
     image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax, aspect="auto")
     long = max(map(len, columns), default=0) > 4
     ax.set_xticks(range(S), columns, rotation=45 if long else 0, ha="left" if long else "center")
@@ -105,7 +107,7 @@ def plot_weights(
     ax.set_ylabel("query")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    if T * S <= 64:
+    if numbered:
         for t in range(T):
             for s in range(S):
                 weight = float(table[t, s])

@@ -1,4 +1,4 @@
-"""What strict nbval leaves out: figures are compared, weights are there, a green run is recorded."""
+"""What strict nbval leaves out: figures compared, weights there, a green run recorded."""
 
 import base64
 import io

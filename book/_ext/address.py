@@ -1,0 +1,32 @@
+"""Set the book's public address everywhere: ``python book/_ext/address.py URL``.
+
+``_config.yml``'s ``repository.url`` is the single source; the README and the first cell of each
+notebook repeat it. With an address set, the launch buttons for Colab are switched on.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+UNSET = "https://attention-checked.invalid/book"
+COLAB = "https://colab.research.google.com"
+
+
+def set_address(url: str, root: Path = ROOT) -> None:
+    """Replace the present address by ``url``, an https address of a git repository."""
+    if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+", url):
+        raise ValueError(f"an https address of a git repository is wanted, got {url!r}")
+    config = root / "_config.yml"
+    old = re.search(r"^repository:\n  url: (\S+)$", config.read_text(), re.MULTILINE).group(1)
+    for path in [config, root / "README.md", *sorted((root / "book").glob("*.ipynb"))]:
+        path.write_text(path.read_text().replace(old, url))
+    colab = COLAB if url != UNSET else ""
+    text = re.sub(r'colab_url: "[^"]*"', f'colab_url: "{colab}"', config.read_text())
+    config.write_text(text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        raise SystemExit(__doc__)
+    set_address(sys.argv[1])

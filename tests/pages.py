@@ -1,0 +1,341 @@
+"""The rules that every page keeps, each a function that returns what breaks it.
+
+`test_book.py` applies them to the pages and, with planted mistakes, shows each one able to fail.
+"""
+
+import ast
+import re
+import statistics
+from pathlib import Path
+
+import nbformat
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = ROOT / "book"
+NOTEBOOKS = sorted(BOOK.glob("*.ipynb"))
+TEXTS = sorted(BOOK.glob("*.md"))
+
+ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
+METADATA = {"tags", "mystnb", "given", "reason"}
+SKIP_MARKS = {"nbval-skip", "nbval-ignore-output", "skip-execution"}
+FOLDED = {"hide-input", "hide-cell"}
+
+
+def config() -> dict:
+    return yaml.safe_load((ROOT / "_config.yml").read_text())
+
+
+def address() -> str:
+    return config()["repository"]["url"]
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook) -> list:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def tags(cell) -> set[str]:
+    return set(cell.metadata.get("tags", []))
+
+
+def lines(cell) -> list[str]:
+    return [line for line in cell.source.splitlines() if line.strip()]
+
+
+def printed(cell) -> str:
+    """All text that a code cell left behind."""
+    texts = []
+    for output in cell.get("outputs", []):
+        texts.append(output.get("text", ""))
+        texts.append(output.get("data", {}).get("text/plain", ""))
+        texts.append(output.get("evalue", ""))
+    return "\n".join(texts)
+
+
+# ---------------------------------------------------------------- stored as it ran
+
+
+def stored_as_it_ran(notebook) -> list[str]:
+    counts = [cell.execution_count for cell in code_cells(notebook) if cell.source.strip()]
+    if counts != list(range(1, len(counts) + 1)):
+        return [f"execution counts are {counts}, not 1 to {len(counts)}: run it from a clean start"]
+    return []
+
+
+def no_stray_output(notebook) -> list[str]:
+    faults = []
+    for cell in code_cells(notebook):
+        if any(output.get("name") == "stderr" for output in cell.outputs):
+            faults.append(f"{cell.id}: stderr is stored")
+        for pattern in (r" at 0x[0-9a-f]{6,}", r"/(home|root|Users|tmp)/", r"-0\.0+\b"):
+            found = re.search(pattern, printed(cell))
+            if found:
+                faults.append(f"{cell.id}: {found.group(0)!r} is stored")
+    return faults
+
+
+def no_skips(notebook) -> list[str]:
+    return [
+        f"{cell.id}: a skip mark without a reason"
+        for cell in code_cells(notebook)
+        if (tags(cell) & SKIP_MARKS or "NBVAL_" in cell.source) and not cell.metadata.get("reason")
+    ]
+
+
+def clean_metadata(notebook) -> list[str]:
+    faults = [
+        f"{cell.id}: metadata {sorted(extra)}"
+        for cell in notebook.cells
+        if (extra := set(cell.metadata) - METADATA)
+    ]
+    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
+        faults.append("the kernelspec is not python3")
+    if notebook.metadata.get("language_info") != {"name": "python"}:
+        faults.append("language_info holds more than the name: store with book/_ext/execute.py")
+    return faults
+
+
+# ---------------------------------------------------------------- safe to open
+
+
+def safe_outputs(notebook) -> list[str]:
+    return [
+        f"{cell.id}: an output of type {mime}"
+        for cell in code_cells(notebook)
+        for output in cell.outputs
+        for mime in output.get("data", {})
+        if mime not in ALLOWED_MIME
+    ]
+
+
+def safe_source(notebook) -> list[str]:
+    faults = []
+    for number, cell in enumerate(code_cells(notebook)):
+        for line in lines(cell):
+            install = number == 0 and line.strip().startswith("%pip install")
+            if re.match(r"\s*(!|%)", line) and not install:
+                faults.append(f"{cell.id}: a shell or magic line: {line.strip()}")
+        found = re.search(r"\b(eval|exec)\(|pickle|torch\.load\b|trust_remote_code", cell.source)
+        if found:
+            faults.append(f"{cell.id}: {found.group(0)}")
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            faults += [f"{cell.id}: {fault}" for fault in safe_markdown(cell.source)]
+    return faults
+
+
+def safe_markdown(text: str) -> list[str]:
+    """Raw HTML, and pictures from elsewhere: both can make a page call another server."""
+    text = without_code(text)
+    faults = [f"raw HTML {tag!r}" for tag in re.findall(r"<(?:/?[A-Za-z]|!)[^>]*>", text)]
+    return faults + [
+        f"a picture from {url}" for url in re.findall(r"!\[[^]]*\]\((\w+:[^)]*)", text)
+    ]
+
+
+# ---------------------------------------------------------------- figures
+
+
+def figures_described(notebook) -> list[str]:
+    faults = []
+    for cell in code_cells(notebook):
+        if not any("image/png" in output.get("data", {}) for output in cell.outputs):
+            continue
+        shown = cell.metadata.get("mystnb", {})
+        if len(shown.get("image", {}).get("alt", "")) < 40:
+            faults.append(f"{cell.id}: a figure needs a description of at least 40 characters")
+        if not shown.get("figure", {}).get("name", "").startswith("fig-"):
+            faults.append(f"{cell.id}: a figure needs a name, fig-…")
+        if not shown.get("figure", {}).get("caption"):
+            faults.append(f"{cell.id}: a figure needs a caption")
+        if "set_title" in cell.source:
+            faults.append(f"{cell.id}: set_title repeats the caption")
+    return faults
+
+
+# ---------------------------------------------------------------- numbers in the text
+
+_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)*(?![\w]|\.\d)")
+# what counts or names a place, not a result: "chapter 3", "formula (1.1)", "step 2", "Fig. 1.2"
+_PLACE = re.compile(
+    r"\b(chapters?|formulas?|sections?|figures?|steps?|exercises?|python|posts?|numbers?)"
+    r"\s+\(?[\d.]+\b\)?",
+    re.IGNORECASE,
+)
+
+
+def without_code(text: str) -> str:
+    text = re.sub(r"^```.*?^```", " ", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`", " ", text)
+
+
+def numbers_in_text(text: str) -> list[str]:
+    """The numbers that a Markdown text states, but for those that only name a place."""
+    text = without_code(text)
+    text = re.sub(r"^#.*$", " ", text, flags=re.MULTILINE)  # headings
+    text = re.sub(r"\[[^]]*\d{4}[^]]*\]\([^)]*\)", " ", text)  # [Author (2017)](address)
+    text = re.sub(r"\]\([^)]*\)", "]", text)  # addresses of links
+    text = re.sub(r"\*\*[A-Z][\w ]*?[\d.]*\*\*", " ", text)  # bold labels such as Exercise 1.1
+    text = re.sub(r"^\s*(> ?)?\d+\. ", " ", text, flags=re.MULTILINE)  # numbered lists
+    text = re.sub(r"\\tag\{[^}]*\}", " ", text)
+    text = _PLACE.sub(" ", text)
+
+    def only_results(formula: re.Match) -> str:
+        # in a formula one digit is algebra; decimals and longer numbers state something
+        return " " + " ".join(n for n in _NUMBER.findall(formula.group(1)) if len(n) > 1) + " "
+
+    text = re.sub(r"\$\$(.*?)\$\$", only_results, text, flags=re.DOTALL)
+    text = re.sub(r"\$(.*?)\$", only_results, text, flags=re.DOTALL)
+    return _NUMBER.findall(text)
+
+
+def numbers_printed(notebook) -> list[str]:
+    """A number in a sentence is printed in the same section, or marked as given with a reason.
+
+    In a section that prints nothing, such as the summary, anywhere on the page will do.
+    """
+    sections = [[]]
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown" and re.match(r"#{1,3} ", cell.source):
+            sections.append([])
+        sections[-1].append(cell)
+    page = {value for cell in code_cells(notebook) for value in _values(printed(cell))}
+    faults = []
+    for section in sections:
+        here = {v for cell in section if cell.cell_type == "code" for v in _values(printed(cell))}
+        for cell in section:
+            if cell.cell_type == "markdown":
+                given = {float(number) for number in cell.metadata.get("given", {})}
+                known = (here or page) | given
+                faults += [
+                    f"{cell.id}: {number} is printed nowhere near it"
+                    for number in numbers_in_text(cell.source)
+                    if number.count(".") > 1 or float(number) not in known
+                ]
+    return faults
+
+
+def _values(text: str) -> set[float]:
+    return {abs(float(number)) for number in re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", text)}
+
+
+# ---------------------------------------------------------------- budgets
+
+
+def within_budget(notebook) -> list[str]:
+    """What a reader can take in; the notebook's metadata lists exceptions, with reasons."""
+    cells = code_cells(notebook)
+    open_cells = [cell for cell in cells if not tags(cell) & FOLDED]
+    lesson = [cell for cell in open_cells if not any(t.startswith("exercise-") for t in tags(cell))]
+    sizes = sorted(len(lines(cell)) for cell in open_cells)
+    words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
+    figures = sum("figure" in cell.metadata.get("mystnb", {}) for cell in cells)
+    measured = {
+        "lesson cells": (len(lesson), 15, 30),
+        "median lines of a cell": (statistics.median(sizes), 1, 3),
+        "cells of ten lines or more, in a hundred": (
+            100 * sum(size >= 10 for size in sizes) / len(sizes),
+            0,
+            10,
+        ),
+        "lines of the longest cell": (max(len(lines(cell)) for cell in cells), 1, 20),
+        "words a line of code": (round(words / sum(sizes)), 14, 20),
+        "figures": (figures, 4, 8),
+        "characters of the longest line": (
+            max(len(line) for cell in open_cells for line in lines(cell)),
+            1,
+            79,
+        ),
+    }
+    excused = notebook.metadata.get("budget", {})
+    faults = [
+        f"{what}: {value:g}, not {low} to {high}"
+        for what, (value, low, high) in measured.items()
+        if not low <= value <= high and not excused.get(what)
+    ]
+    return faults + [
+        f"an exception that is not needed: {what}"
+        for what in excused
+        if what not in measured or measured[what][1] <= measured[what][0] <= measured[what][2]
+    ]
+
+
+# ---------------------------------------------------------------- links and set-up
+
+
+def links_listed(notebook) -> list[str]:
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    return [fault for text in texts for fault in unlisted_links(text)]
+
+
+def unlisted_links(text: str) -> list[str]:
+    """Every outside address that a page names stands in the bibliography."""
+    bibliography = (BOOK / "references.bib").read_text()
+    found = re.findall(r"\]\((https?://[^)\s]+)\)", text)
+    return [f"{url} is not in references.bib" for url in found if f"{{{url}}}" not in bibliography]
+
+
+def bootstrap(data: list[str], url: str) -> str:
+    """The first cell of every notebook; ``data`` names the weight files of its page."""
+    fetches = [f'    pretrained.fetch("{name}")' for name in data]
+    load = ["    from attn_lib import pretrained", *fetches] if data else []
+    return "\n".join(
+        [
+            "try:",
+            "    import attn_lib",
+            "except ModuleNotFoundError:  # in Colab: install the library, fetch weights",
+            f'    address = "git+{url}"',
+            '    %pip install -q "attn_lib[book] @ {address}"',
+            *load,
+        ]
+    )
+
+
+def starts_with_bootstrap(notebook) -> list[str]:
+    first = code_cells(notebook)[0]
+    data = re.findall(r'pretrained\.fetch\("([^"]+)"\)', first.source)
+    if first.source != bootstrap(data, address()):
+        return ["the first code cell is not the set-up for Colab that tests/pages.py spells out"]
+    return []
+
+
+def valid_python(notebook) -> list[str]:
+    """Every claim cell does something: no comparison that is neither shown nor asserted."""
+    faults = []
+    for cell in code_cells(notebook)[1:]:
+        body = ast.parse(cell.source).body
+        for statement in body[:-1]:
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Compare):
+                faults.append(f"{cell.id}: line {statement.lineno} compares and forgets the result")
+    return faults
+
+
+RULES = [
+    stored_as_it_ran,
+    no_stray_output,
+    no_skips,
+    clean_metadata,
+    safe_outputs,
+    safe_source,
+    figures_described,
+    numbers_printed,
+    within_budget,
+    links_listed,
+    starts_with_bootstrap,
+    valid_python,
+]
+
+
+def numbers_not_given(text: str) -> list[str]:
+    """In a page without cells, each longer number is named in a comment, ``% given: …``."""
+    given = " ".join(re.findall(r"^% given:(.*)$", text, re.MULTILINE)).split()
+    text = re.sub(r"^%.*$", " ", text, flags=re.MULTILINE)
+    return [
+        f"{number} is not marked as given"
+        for number in numbers_in_text(text)
+        if len(number) > 1 and number not in given
+    ]

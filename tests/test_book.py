@@ -1,0 +1,363 @@
+"""The pages keep their rules, and each rule is shown able to fail."""
+
+import csv
+import itertools
+import json
+import re
+import subprocess
+import sys
+
+import nbformat
+import pages
+import pytest
+import yaml
+
+COUNTS = json.loads((pages.ROOT / "tests" / "counts.json").read_text())
+README = (pages.ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("rule", pages.RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_keep_the_rules(path, rule):
+    assert rule(pages.read(path)) == []
+
+
+@pytest.mark.parametrize("path", pages.TEXTS, ids=lambda path: path.stem)
+def test_text_pages_keep_the_rules(path):
+    text = path.read_text()
+    assert pages.safe_markdown(text) == []
+    assert pages.unlisted_links(text) == []
+    assert pages.numbers_not_given(text) == []
+
+
+# ---------------------------------------------------------------- planted mistakes
+
+
+def cell_with(notebook, text):
+    (found,) = [cell for cell in notebook.cells if text in cell.source]
+    return found
+
+
+def figure_cell(notebook):
+    return next(
+        cell for cell in pages.code_cells(notebook) if "figure" in cell.metadata.get("mystnb", {})
+    )
+
+
+def never_run(notebook):
+    pages.code_cells(notebook)[3].execution_count = None
+
+
+def run_out_of_order(notebook):
+    pages.code_cells(notebook)[3].execution_count = 99
+
+
+def stderr_stored(notebook):
+    output = nbformat.v4.new_output("stream", name="stderr", text="a warning")
+    pages.code_cells(notebook)[2].outputs.append(output)
+
+
+def address_stored(notebook):
+    output = nbformat.v4.new_output("stream", text="<object object at 0x7f51c2a3b4c0>")
+    pages.code_cells(notebook)[2].outputs.append(output)
+
+
+def minus_zero_stored(notebook):
+    output = nbformat.v4.new_output("stream", text="tensor([-0.000])")
+    pages.code_cells(notebook)[2].outputs.append(output)
+
+
+def skip_mark(notebook):
+    pages.code_cells(notebook)[2].metadata["tags"] = ["nbval-skip"]
+
+
+def skip_comment(notebook):
+    pages.code_cells(notebook)[2].source = "# NBVAL_IGNORE_OUTPUT\n1"
+
+
+def timing_stored(notebook):
+    pages.code_cells(notebook)[2].metadata["execution"] = {"iopub.execute_input": "now"}
+
+
+def script_in_an_output(notebook):
+    data = {"text/html": '<script src="https://cdn.invalid/a.js"></script>'}
+    output = nbformat.v4.new_output("display_data", data=data)
+    pages.code_cells(notebook)[2].outputs.append(output)
+
+
+def script_in_the_text(notebook):
+    notebook.cells[0].source += '\n<script src="https://cdn.invalid/a.js"></script>'
+
+
+def picture_from_outside(notebook):
+    notebook.cells[0].source += "\n![a picture](https://cdn.invalid/a.png)"
+
+
+def shell_line(notebook):
+    pages.code_cells(notebook)[2].source += "\n!ls"
+
+
+def pickle_loaded(notebook):
+    pages.code_cells(notebook)[2].source += '\ntorch.load("x.pt")'
+
+
+def no_alt_text(notebook):
+    del figure_cell(notebook).metadata["mystnb"]["image"]["alt"]
+
+
+def no_caption(notebook):
+    del figure_cell(notebook).metadata["mystnb"]["figure"]["caption"]
+
+
+def title_on_a_figure(notebook):
+    figure_cell(notebook).source += '\nax.set_title("Weights")'
+
+
+def digit_in_the_text(notebook):
+    cell = cell_with(notebook, "So *cat* puts 0.601")
+    cell.source = cell.source.replace("0.601", "0.611")
+
+
+def digit_in_a_formula(notebook):
+    cell = cell_with(notebook, "$(1.566, 1.495)$")
+    cell.source = cell.source.replace("1.495", "1.496")
+
+
+def long_cell(notebook):
+    pages.code_cells(notebook)[2].source += "\n1" * 20
+
+
+def wide_line(notebook):
+    pages.code_cells(notebook)[2].source += "\n" + "x = 1  #" + "-" * 80
+
+
+def chatter(notebook):
+    notebook.cells[0].source += " word" * 4000
+
+
+def unlisted_source(notebook):
+    notebook.cells[0].source += "\n[a source](https://example.org/paper)"
+
+
+def another_bootstrap(notebook):
+    pages.code_cells(notebook)[0].source = "import attn_lib"
+
+
+def forgotten_comparison(notebook):
+    pages.code_cells(notebook)[2].source = "1 == 2\n3"
+
+
+PLANTED = [
+    (never_run, pages.stored_as_it_ran),
+    (run_out_of_order, pages.stored_as_it_ran),
+    (stderr_stored, pages.no_stray_output),
+    (address_stored, pages.no_stray_output),
+    (minus_zero_stored, pages.no_stray_output),
+    (skip_mark, pages.no_skips),
+    (skip_comment, pages.no_skips),
+    (timing_stored, pages.clean_metadata),
+    (script_in_an_output, pages.safe_outputs),
+    (script_in_the_text, pages.safe_source),
+    (picture_from_outside, pages.safe_source),
+    (shell_line, pages.safe_source),
+    (pickle_loaded, pages.safe_source),
+    (no_alt_text, pages.figures_described),
+    (no_caption, pages.figures_described),
+    (title_on_a_figure, pages.figures_described),
+    (digit_in_the_text, pages.numbers_printed),
+    (digit_in_a_formula, pages.numbers_printed),
+    (long_cell, pages.within_budget),
+    (wide_line, pages.within_budget),
+    (chatter, pages.within_budget),
+    (unlisted_source, pages.links_listed),
+    (another_bootstrap, pages.starts_with_bootstrap),
+    (forgotten_comparison, pages.valid_python),
+]
+
+
+@pytest.mark.parametrize(("plant", "rule"), PLANTED, ids=lambda f: f.__name__)
+def test_a_planted_mistake_is_found(plant, rule):
+    notebook = pages.read(pages.NOTEBOOKS[0])
+    plant(notebook)
+    assert rule(notebook) != []
+
+
+def test_every_rule_is_shown_able_to_fail():
+    assert {rule for _, rule in PLANTED} == set(pages.RULES)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("It grows by 0.25, from 12 to 15.", ["0.25", "12", "15"]),
+        ("$x = 0.5$ and $d_k = 64$ but $x^2$", ["0.5", "64"]),
+        ("See chapter 3, formula (1.1) and step 2.", []),
+        ("`x[3]`, [Ba (2016)](https://a.invalid/16)", []),
+        ("## Title 7\n\n```\n9\n```\n1. first", []),
+        ("> **Exercise 1.2.** Take 5.", ["5"]),
+        ("at 57 % or 1.5 times", ["57", "1.5"]),
+    ],
+)
+def test_which_numbers_count(text, numbers):
+    assert sorted(pages.numbers_in_text(text)) == sorted(numbers)
+
+
+# ---------------------------------------------------------------- the book as a whole
+
+
+def test_contents_and_pages_are_the_same():
+    contents = yaml.safe_load((pages.ROOT / "_toc.yml").read_text())
+    listed = [contents["root"]]
+    listed += [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    present = [f"book/{path.stem}" for path in pages.NOTEBOOKS + pages.TEXTS]
+    assert sorted(listed) == sorted(present)
+
+
+def test_nothing_shrinks_in_silence():
+    cells = sum(len(pages.code_cells(pages.read(path))) for path in pages.NOTEBOOKS)
+    assert {"notebooks": len(pages.NOTEBOOKS), "cells": cells} == {
+        name: COUNTS[name] for name in ("notebooks", "cells")
+    }
+
+
+def test_cell_ids_are_unique_across_the_book():
+    ids = [cell.id for path in pages.NOTEBOOKS for cell in pages.read(path).cells]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_reference_is_an_entry_once():
+    keys = re.findall(r"^@\w+\{([^,]+),", (pages.BOOK / "references.bib").read_text(), re.MULTILINE)
+    assert len(keys) == len(set(keys)) >= 10
+
+
+def test_pins_are_exact():
+    lines = [
+        line
+        for line in (pages.ROOT / "requirements.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    assert lines[-1] == "-e ."
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines[:-1])
+    assert {"jupyter-book==1.0.4.post1", "torch==2.13.0", "nbval==0.11.0"} <= set(lines)
+
+
+def test_readme_and_ci_run_the_same_two_commands():
+    commands = re.findall(r"^pip install -r requirements.txt && .*$", README, re.MULTILINE)
+    assert len(commands) == 2
+    assert "pytest --nbval book && jupyter-book build . --all -W -n --keep-going" in commands[0]
+    script = (pages.ROOT / ".ci" / "run").read_text()
+    assert all(f"\n{command}\n" in script for command in commands)
+    assert "set -euo pipefail" in script
+    checked = (pages.BOOK / "how_checked.md").read_text()
+    assert all(command in checked for command in commands)
+    assert len(README.splitlines()) < 120
+
+
+def test_workflows_are_pinned_and_may_do_little():
+    workflows = list((pages.ROOT / ".github" / "workflows").glob("*.yml"))
+    assert workflows
+    for path in workflows:
+        text = path.read_text()
+        assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
+        uses = re.findall(r"uses: *(\S+)", text)
+        assert uses
+        assert all(re.search(r"@[0-9a-f]{40}$", action) for action in uses)
+        assert "pull_request_target" not in text
+
+
+# ---------------------------------------------------------------- the public address
+
+
+def test_one_address_everywhere():
+    """`_config.yml` holds it; the README's links and each notebook's first cell repeat it."""
+    assert f"git+{pages.address()}" in README
+    for path in pages.NOTEBOOKS:
+        assert f'"git+{pages.address()}"' in pages.code_cells(pages.read(path))[0].source
+    published = not pages.address().startswith("https://attention-checked.invalid/")
+    assert bool(pages.config()["launch_buttons"]["colab_url"]) == published
+
+
+def test_the_address_command_sets_it_everywhere(checkout):
+    url = "https://github.com/someone/attention-checked"
+    command = [sys.executable, "book/_ext/address.py"]
+    subprocess.run([*command, url], cwd=checkout, check=True)
+    config = yaml.safe_load((checkout / "_config.yml").read_text())
+    assert config["repository"]["url"] == url
+    assert config["launch_buttons"]["colab_url"] == "https://colab.research.google.com"
+    left = subprocess.run(
+        ["grep", "-rl", "attention-checked.invalid", "README.md", "book", "_config.yml"],
+        cwd=checkout,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    assert left == ["book/_ext/address.py"]
+    for path in (checkout / "book").glob("*.ipynb"):
+        assert f'"git+{url}"' in pages.code_cells(pages.read(path))[0].source
+        before = pages.read(pages.BOOK / path.name)
+        assert [c.get("outputs") for c in pages.read(path).cells] == [
+            c.get("outputs") for c in before.cells
+        ]
+    for refused in ("http://insecure.invalid/x", "https://a.invalid/x y", 'https://a.invalid/"'):
+        assert subprocess.run([*command, refused], cwd=checkout, capture_output=True).returncode
+
+
+# ---------------------------------------------------------------- what the five posts hold
+
+
+def anchors(path):
+    if path.suffix == ".ipynb":
+        cells = pages.read(path).cells
+        text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    else:
+        text = path.read_text()
+    headings = re.findall(r"^#{1,3} (.+)$", text, re.MULTILINE)
+    slugs = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
+    return {slug.strip().replace(" ", "-") for slug in slugs}
+
+
+def names_of_tests_in(path):
+    return set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+
+
+def test_every_row_of_the_five_posts_has_its_place():
+    """234 features and defects of the posts: each stands somewhere, or is still open."""
+    numbers = {"F000": 27, "F001": 27, "F002": 30, "F003": 24, "F004": 19}
+    ids = {f"{post}-{n:02}" for post, last in numbers.items() for n in range(1, last + 1)}
+    letters = {"A": 17, "B": 21, "C": 21, "D": 23, "E": 20, "X": 4}
+    ids |= {f"{letter}{n:02}" for letter, last in letters.items() for n in range(1, last + 1)}
+    ids.add("B02b")
+    with (pages.ROOT / "tests" / "seed_rows.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(ids) == 234
+    assert {row["id"] for row in rows} == ids
+    for row in rows:
+        place, _, name = row["where"].partition("::")
+        if row["where"] == "open":
+            continue
+        if name:
+            assert name in names_of_tests_in(pages.ROOT / place), row
+        else:
+            page, _, anchor = place.partition("#")
+            assert anchor in anchors(pages.ROOT / page), row
+    assert sum(row["where"] == "open" for row in rows) == COUNTS["open rows"]
+
+
+def test_nothing_private_in_the_repository():
+    """No path of somebody's machine, and no host of a package registry, in any file."""
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=pages.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    hosts = ("pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".org", "deb.debian" + ".org")
+    words = [*hosts, "/".join(["", "work", ""]), "/".join(["", "root", ""])]
+    ours = [f for f in files if not f.startswith("book/assets/mathjax/")]
+    for name, word in itertools.product(ours, words):
+        path = pages.ROOT / name
+        if path.suffix in {".png", ".woff"} or not path.exists():
+            continue
+        if name == "tests/pages.py" and word == words[-1]:
+            continue  # the rule itself
+        assert word not in path.read_text(), (name, word)

@@ -1,0 +1,207 @@
+"""The README's first command, run on copies with a planted mistake: it must turn red."""
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import checked
+import nbformat
+import numpy as np
+import pages
+import pytest
+from matplotlib.image import imread, imsave
+
+from attn_lib import pretrained
+
+PAGE = "book/01_one_head.ipynb"
+
+
+def run_nbval(root, *options, **environment):
+    """The pytest part of the command, with the library of that copy."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nbval", "book", *options]
+    return subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def run_build(root):
+    """The build part of the command."""
+    jupyter_book = Path(sys.executable).with_name("jupyter-book")
+    command = [jupyter_book, "build", ".", "--all", "-W", "-n", "--keep-going"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True)
+
+
+def edit(root, name, old, new):
+    text = (root / name).read_text()
+    assert text.count(old) == 1, (name, old, text.count(old))
+    (root / name).write_text(text.replace(old, new))
+
+
+def edit_page(root, change):
+    notebook = pages.read(root / PAGE)
+    change(notebook)
+    nbformat.write(notebook, root / PAGE)
+
+
+def last_output(notebook, key):
+    for cell in reversed(pages.code_cells(notebook)):
+        for output in cell.outputs:
+            if key in output.get("data", {}):
+                return output.data
+    raise AssertionError(key)
+
+
+# ---------------------------------------------------------------- outputs
+
+
+def one_digit(notebook):
+    for cell in pages.code_cells(notebook):
+        for output in cell.outputs:
+            if "0.601" in output.get("text", ""):
+                output.text = output.text.replace("0.601", "0.602")
+                return
+    raise AssertionError("no such output")
+
+
+def painted_block(notebook):
+    data = last_output(notebook, "image/png")
+    image = imread(io.BytesIO(base64.b64decode(data["image/png"])), format="png").copy()
+    height, width = image.shape[:2]
+    # a block of half a hundredth of the picture
+    image[height // 2 : height // 2 + height // 14, width // 2 : width // 2 + width // 14, :3] = 0.0
+    data["image/png"] = _png(image)
+
+
+def shrunk_figure(notebook):
+    data = last_output(notebook, "image/png")
+    image = imread(io.BytesIO(base64.b64decode(data["image/png"])), format="png")
+    data["image/png"] = _png(np.ascontiguousarray(image[:-2]))
+
+
+def second_figure(notebook):
+    for cell in pages.code_cells(notebook):
+        for output in list(cell.outputs):
+            if "image/png" in output.get("data", {}):
+                # the text beside a figure is compared by nbval itself; leave only the picture
+                data = {"image/png": output.data["image/png"]}
+                cell.outputs.append(nbformat.v4.new_output("display_data", data=data))
+                return
+    raise AssertionError("no figure")
+
+
+def cleared_output(notebook):
+    next(cell for cell in pages.code_cells(notebook) if cell.outputs).outputs = []
+
+
+def _png(image):
+    buffer = io.BytesIO()
+    imsave(buffer, image, format="png")
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (one_digit, "mismatch 'stdout'"),
+        (painted_block, "of the pixels differ"),
+        (shrunk_figure, "pixels, stored"),
+        (second_figure, "1 figures drawn, 2 stored"),
+        (cleared_output, "Unexpected output fields"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_changed_output_turns_the_command_red(checkout, change, message):
+    edit_page(checkout, change)
+    run = run_nbval(checkout)
+    assert run.returncode == 1
+    assert message in run.stdout
+    assert checked.fault(checkout) is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return torch.softmax(scores, dim=-1)\n", "return torch.softmax(scores, dim=-2)\n"),
+        (".mT * scale\n", ".mT\n"),
+    ],
+    ids=["softmax over the wrong axis", "dropped scale"],
+)
+def test_a_broken_library_turns_the_command_red(checkout, old, new):
+    edit(checkout, "attn_lib/functional.py", old, new)
+    run = run_nbval(checkout)
+    assert run.returncode == 1
+    assert "Cell outputs differ" in run.stdout
+
+
+def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
+    cache = tmp_path / "cache"
+    for name in pretrained.SOURCES:
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_bytes(pretrained.fetch(name).read_bytes())
+    with (cache / "minilm/model.safetensors").open("r+b") as file:
+        file.seek(60_000_000)
+        file.write(b"\x01")
+    run = run_nbval(checkout, ATTN_LIB_CACHE=str(cache))
+    assert run.returncode != 0
+    assert "model.safetensors is damaged or altered" in run.stdout + run.stderr
+
+
+def test_only_a_whole_green_run_is_recorded(checkout):
+    assert run_nbval(checkout, "--deselect", f"{PAGE}::Cell 3").returncode == 0
+    assert "not checked" in checked.fault(checkout)
+    assert run_nbval(checkout).returncode == 0
+    assert checked.fault(checkout) is None
+    recorded = json.loads((checkout / "_build" / "checked.json").read_text())
+    assert recorded == {"sha256": checked.fingerprint(checkout)}
+    for name in (PAGE, "attn_lib/masks.py", "requirements.txt"):
+        before = (checkout / name).read_bytes()
+        (checkout / name).write_bytes(before + b"\n")
+        assert "changed since" in checked.fault(checkout)
+        (checkout / name).write_bytes(before)
+    assert checked.fault(checkout) is None
+
+
+# ---------------------------------------------------------------- the build
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("book/index.md", "(notation.md)", "(notaton.md)", "notaton.md"),
+        (PAGE, "## In practice", "## In use", "in-practice"),
+        ("book/notation.md", "### In the five posts", "### Posts", "in-the-five-posts"),
+        ("_toc.yml", "      - file: book/how_checked\n", "", "how_checked"),
+        ("attn_lib/masks.py", "S: number of keys", "S : number of keys", "changed since"),
+    ],
+    ids=[
+        "broken link",
+        "moved heading",
+        "heading of a text",
+        "out of contents",
+        "unchecked change",
+    ],
+)
+def test_a_broken_page_turns_the_build_red_each_time(checkout, name, old, new, message):
+    if name != "attn_lib/masks.py":
+        edit(checkout, name, old, new)
+    checked.write(checkout)
+    if name == "attn_lib/masks.py":
+        (checkout / name).write_text((checkout / name).read_text() + "\n")
+    for _ in range(2):  # the second run is as strict as the first
+        run = run_build(checkout)
+        assert run.returncode != 0
+        assert message in run.stdout + run.stderr
+
+
+def test_unchecked_numbers_are_not_published(checkout):
+    run = run_build(checkout)
+    assert run.returncode != 0
+    assert "were not checked" in run.stdout + run.stderr

@@ -1,0 +1,311 @@
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import attention_by_loops
+
+from attn_lib import attention, attention_weights
+
+INF = math.inf
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+
+
+def draw(*shape, seed=0, dtype=torch.float64, size=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (size * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+@st.composite
+def cases(draw_from, dtypes=(torch.float64,), closed_rows=True):
+    """q, k, v and options for one head, with sizes, magnitudes and masks nobody chose by hand."""
+    T, S, d_k, d_v = (draw_from(st.integers(1, 9)) for _ in range(4))
+    size = draw_from(st.sampled_from([1e-3, 1.0, 30.0]))
+    dtype = draw_from(st.sampled_from(dtypes))
+    if dtype == torch.float16:
+        size = min(size, 9.0)
+    seed = draw_from(st.integers(0, 2**20))
+    q, k, v = (
+        draw(n, w, seed=seed + i, dtype=dtype, size=size)
+        for i, (n, w) in enumerate([(T, d_k), (S, d_k), (S, d_v)])
+    )
+    options = {"causal": draw_from(st.booleans())}
+    if draw_from(st.booleans()):
+        options["scale"] = draw_from(st.sampled_from([0.0, 0.1, 1.0, -0.7]))
+    if draw_from(st.booleans()):
+        options["softcap"] = draw_from(st.sampled_from([0.5, 5.0, 50.0]))
+    generator = torch.Generator().manual_seed(seed + 3)
+    if draw_from(st.booleans()):
+        options["mask"] = torch.rand(T, S, generator=generator) < 0.6
+    if draw_from(st.booleans()):
+        bias = draw(T, S, seed=seed + 4, dtype=dtype)
+        if closed_rows:
+            bias = bias.masked_fill(torch.rand(T, S, generator=generator) < 0.2, -INF)
+        options["bias"] = bias
+    return q, k, v, options
+
+
+@given(cases())
+def test_equals_plain_loops(case):
+    q, k, v, options = case
+    out, weights = attention(q, k, v, **options)
+    expected_out, expected_weights = attention_by_loops(q, k, v, **options)
+    # double precision, and scores of up to 30 · 30 · 9: 1e-10 is a thousand rounding steps
+    torch.testing.assert_close(weights, expected_weights, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(out, expected_out, rtol=1e-10, atol=1e-10)
+    assert torch.equal(weights, attention_weights(q, k, **options))
+
+
+@given(cases(dtypes=(torch.float16, torch.bfloat16)))
+def test_half_precision_is_as_exact_as_its_rounding(case):
+    """Error at most twice that of rounding the exact answer to the dtype."""
+    q, k, v, options = case
+    out, weights = attention(q, k, v, **options)
+    assert out.dtype == weights.dtype == q.dtype
+    for got, exact in zip((out, weights), attention_by_loops(q, k, v, **options), strict=True):
+        floor = (exact.to(q.dtype).double() - exact).abs().max()
+        # a float32 computation inside adds its own error, far below half precision
+        inside = 1e-4 * exact.abs().max() + 1e-7
+        assert (got.double() - exact).abs().max() <= 2 * floor + inside
+
+
+@given(cases(dtypes=(torch.float32,)))
+def test_float32_is_as_exact_as_the_textbook(case):
+    """Error at most twice that of the formula written out in float32, plus one rounding step."""
+    q, k, v, options = case
+    exact = attention_by_loops(q, k, v, **options)[0]
+    got = attention(q, k, v, **options)[0].double()
+    scores = (q @ k.mT) * options.get("scale", q.shape[-1] ** -0.5)
+    if "softcap" in options:
+        scores = options["softcap"] * torch.tanh(scores / options["softcap"])
+    scores = scores + options.get("bias", torch.zeros(()))
+    T, S = scores.shape
+    open_cells = options.get("mask", torch.ones(T, S, dtype=torch.bool))
+    if options["causal"]:
+        open_cells = open_cells & torch.ones(T, S, dtype=torch.bool).tril(S - T)
+    textbook = scores.masked_fill(~open_cells, -INF).softmax(-1).nan_to_num(0.0) @ v
+    error = (textbook.double() - exact).abs().max()
+    step = torch.finfo(torch.float32).eps * (1.0 + exact.abs().max())
+    assert (got - exact).abs().max() <= 2 * error + step
+
+
+@given(
+    st.tuples(*[st.integers(1, 6)] * 6),
+    st.sampled_from(["none", "bool", "float", "causal"]),
+    st.sampled_from([None, 0.3]),
+    st.sampled_from(FLOATS),
+)
+def test_equals_torch_kernel(sizes, kind, scale, dtype):
+    B, H, T, S, d_k, d_v = sizes
+    q, k, v = (
+        draw(B, H, n, w, seed=i, dtype=dtype)
+        for i, (n, w) in enumerate([(T, d_k), (S, d_k), (S, d_v)])
+    )
+    ours, theirs = {}, {}
+    if kind == "bool":
+        mask = torch.rand(B, 1, T, S, generator=torch.Generator().manual_seed(3)) < 0.7
+        ours, theirs = {"mask": mask}, {"attn_mask": mask}
+    elif kind == "float":
+        bias = draw(B, H, T, S, seed=4, dtype=dtype)
+        ours, theirs = {"bias": bias}, {"attn_mask": bias}
+    elif kind == "causal":
+        # their is_causal counts from the first position; ours from the last, so say it as a mask
+        ours = {"causal": True}
+        theirs = {"attn_mask": torch.ones(T, S, dtype=torch.bool).tril(S - T)}
+    expected = F.scaled_dot_product_attention(q, k, v, scale=scale, **theirs)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-6}.get(dtype, 2e-2)
+    torch.testing.assert_close(
+        attention(q, k, v, scale=scale, **ours)[0], expected, rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("how", ["mask", "bias", "causal"])
+def test_a_query_that_may_attend_to_nothing_gets_zeros(dtype, how):
+    q, k, v = (draw(3, n, 5, seed=i, dtype=dtype) for i, n in enumerate([7, 4, 4]))
+    options = {
+        "mask": {"mask": (torch.arange(7) >= 3)[:, None].expand(7, 4)},
+        "bias": {"bias": torch.zeros(7, 4, dtype=dtype).index_fill(0, torch.arange(3), -INF)},
+        "causal": {"causal": True},  # seven queries, four keys: the first three come too early
+    }[how]
+    for x in (q, k, v):
+        x.requires_grad_()
+    out, weights = attention(q, k, v, **options)
+    assert torch.equal(weights[:, :3], torch.zeros(3, 3, 4, dtype=dtype))
+    assert torch.equal(out[:, :3], torch.zeros(3, 3, 5, dtype=dtype))
+    assert torch.allclose(weights[:, 3:].double().sum(-1), torch.ones(3, 4).double(), atol=1e-2)
+    out.sum().backward()
+    assert all(bool(x.grad.isfinite().all()) for x in (q, k, v))
+    assert torch.equal(q.grad[:, :3], torch.zeros(3, 3, 5, dtype=dtype))
+    assert bool((v.grad != 0).any())
+
+
+def test_gradients():
+    q, k, v = draw(2, 3, 5), draw(2, 4, 5, seed=1), draw(2, 4, 7, seed=2)
+    bias = draw(2, 3, 4, seed=3)
+    mask = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
+    for x in (q, k, v, bias):
+        x.requires_grad_()
+
+    def run(q, k, v, bias):
+        return attention(q, k, v, bias=bias, mask=mask, softcap=3.0)
+
+    assert torch.autograd.gradcheck(run, (q, k, v, bias))
+
+
+@pytest.mark.parametrize("garbage", [math.nan, INF, -INF, 1e30])
+def test_a_closed_key_may_hold_anything(garbage):
+    q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
+    mask = torch.tensor([True, True, False, True]).expand(3, 4)
+    bias = torch.zeros(3, 4, dtype=torch.float64).masked_fill(~mask, -INF)
+    expected = attention(q, k, v, mask=mask)
+    k[2] = garbage
+    for options in ({"mask": mask}, {"bias": bias}):
+        for got, want in zip(attention(q, k, v, **options), expected, strict=True):
+            assert torch.equal(got, want)
+
+
+def test_a_real_nan_is_not_hidden():
+    q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
+    q[0, 0] = math.nan
+    out, _ = attention(q, k, v, mask=torch.ones(3, 4, dtype=torch.bool))
+    assert bool(out[0].isnan().all())
+    assert bool(out[1:].isfinite().all())
+
+
+def test_half_precision_scores_do_not_overflow():
+    q = torch.full((1, 64), 200.0, dtype=torch.float16)
+    k = torch.stack([q[0], -q[0]])
+    assert bool((q @ k.mT).isinf().any())  # the product itself does not fit
+    weights = attention_weights(q, k)
+    assert torch.equal(weights, torch.tensor([[1.0, 0.0]], dtype=torch.float16))
+
+
+def test_large_uneven_rows_stay_exact():
+    """A softmax that subtracts one maximum for the whole matrix underflows here."""
+    bias = torch.tensor([[1e4, 1e4 - 1], [-1e4, -1e4 - 1], [3e38, 0.0]])
+    weights = attention_weights(torch.zeros(3, 1), torch.zeros(2, 1), bias=bias)
+    first = 1 / (1 + math.exp(-1))
+    expected = torch.tensor([[first, 1 - first], [first, 1 - first], [1.0, 0.0]])
+    torch.testing.assert_close(weights, expected)
+
+
+def test_dropout_leaves_the_returned_weights_alone():
+    q, k, v = draw(50, 5), draw(40, 5, seed=1), torch.eye(40, dtype=torch.float64)
+    torch.manual_seed(0)
+    out, weights = attention(q, k, v, dropout_p=0.25)
+    assert torch.equal(weights, attention_weights(q, k))
+    kept = out != 0  # the values are the identity, so out is the dropped weights
+    assert 0.7 < kept.double().mean() < 0.8
+    torch.testing.assert_close(out[kept], weights[kept] / 0.75)
+    assert torch.equal(attention(q, k, v)[0], attention(q, k, v)[0])
+
+
+def test_arguments_are_not_changed():
+    q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
+    bias, mask = draw(3, 4, seed=3), draw(3, 4, seed=4) > 0
+    before = [x.clone() for x in (q, k, v, bias, mask)]
+    attention(q, k, v, bias=bias, mask=mask, causal=True, softcap=1.0)
+    for now, then in zip((q, k, v, bias, mask), before, strict=True):
+        assert torch.equal(now, then)
+
+
+@pytest.mark.parametrize(("T", "S"), [(0, 3), (3, 0), (1, 1)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_empty_and_single(T, S, causal):
+    q, k, v = draw(2, T, 5), draw(2, S, 5), draw(2, S, 7)
+    out, weights = attention(q, k, v, causal=causal)
+    assert out.shape == (2, T, 7)
+    assert weights.shape == (2, T, S)
+    if S == 0:
+        assert torch.equal(out, torch.zeros(2, T, 7, dtype=torch.float64))
+    if S == 1:
+        assert torch.equal(out, v)
+
+
+def test_any_strides():
+    wide = draw(5, 2, 8, 3)
+    q = wide.permute(1, 3, 0, 2)[..., ::2]  # (2, 3, 5, 4), not contiguous
+    k = draw(2, 3, 1, 4, seed=1).expand(2, 3, 6, 4)  # stride 0
+    v = draw(2, 3, 6, 7, seed=2)
+    expected = attention(q.contiguous(), k.contiguous(), v)[0]
+    torch.testing.assert_close(attention(q, k, v)[0], expected, rtol=0, atol=1e-15)
+
+
+def test_runs_on_meta_tensors():
+    q, k, v = (torch.empty(2, n, w, device="meta") for n, w in [(3, 5), (4, 5), (4, 7)])
+    mask = torch.empty(3, 4, dtype=torch.bool, device="meta")
+    bias = torch.empty(3, 4, device="meta")
+    out, weights = attention(q, k, v, mask=mask, bias=bias, causal=True)
+    assert (out.shape, weights.shape) == ((2, 3, 7), (2, 3, 4))
+    assert out.device.type == weights.device.type == "meta"
+
+
+# name -> (changes to a good call, error, what its message must name)
+GOOD = {"q": draw(2, 3, 5), "k": draw(2, 4, 5), "v": draw(2, 4, 7)}
+BAD = {
+    "k narrower than q": ({"k": draw(2, 4, 6)}, ValueError, "5 and 6"),
+    "width zero": ({"q": draw(2, 3, 0), "k": draw(2, 4, 0)}, ValueError, "at least 1"),
+    "another batch": ({"k": draw(1, 4, 5), "v": draw(1, 4, 7)}, ValueError, r"\(1, 4, 5\)"),
+    "fewer axes": ({"k": draw(4, 5), "v": draw(4, 7)}, ValueError, r"\(4, 5\)"),
+    "one axis": ({"q": draw(5)}, ValueError, r"two axes, got shape \(5,\)"),
+    "values too few": ({"v": draw(2, 3, 7)}, ValueError, r"\(2, 3, 7\) for k \(2, 4, 5\)"),
+    "values of another batch": ({"v": draw(1, 4, 7)}, ValueError, r"\(1, 4, 7\)"),
+    "integer queries": ({"q": torch.ones(2, 3, 5).long()}, TypeError, "torch.int64"),
+    "mixed dtypes": ({"k": draw(2, 4, 5).float()}, TypeError, "float64 and torch.float32"),
+    "values of another dtype": ({"v": draw(2, 4, 7).float()}, TypeError, "torch.float32"),
+    "float mask": ({"mask": torch.ones(3, 4)}, TypeError, "bias"),
+    "integer mask": ({"mask": torch.ones(3, 4).long()}, TypeError, "True = may attend"),
+    "padding passed as a mask": ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(3, 4\)"),
+    "mask of one axis": ({"mask": torch.ones(4).bool()}, ValueError, "write out the missing axes"),
+    "mask with an axis too many": (
+        {"mask": torch.ones(1, 2, 3, 4).bool()},
+        ValueError,
+        r"\(1, 2, 3, 4\)",
+    ),
+    "mask larger than the scores": ({"mask": torch.ones(5, 4).bool()}, ValueError, r"\(5, 4\)"),
+    "bias of another dtype": ({"bias": draw(3, 4).float()}, TypeError, "torch.float32"),
+    "bias of another shape": ({"bias": draw(4, 3)}, ValueError, r"\(4, 3\)"),
+    "NaN in the bias": ({"bias": torch.full((3, 4), math.nan).double()}, ValueError, "NaN"),
+    "+inf in the bias": ({"bias": torch.full((3, 4), INF).double()}, ValueError, r"\+inf"),
+    "infinite scale": ({"scale": INF}, ValueError, "finite, got inf"),
+    "softcap zero": ({"softcap": 0.0}, ValueError, "positive and finite, got 0.0"),
+    "softcap infinite": ({"softcap": INF}, ValueError, "got inf"),
+    "dropout above one": ({"dropout_p": 1.5}, ValueError, "got 1.5"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name):
+    changes, error, message = BAD[name]
+    with pytest.raises(error, match=message):
+        attention(**{**GOOD, **changes})
+
+
+def test_a_mask_of_three_axes_is_never_guessed_to_be_per_head():
+    """(B, T, S) against (B, H, T, S) scores: with B == H broadcasting would take it silently."""
+    q = k = v = draw(2, 2, 3, 5)
+    with pytest.raises(ValueError, match="write out the missing axes"):
+        attention(q, k, v, mask=torch.ones(2, 3, 3).bool())
+
+
+def test_every_option_changes_the_answer():
+    """No option is ignored: each one, alone and in pairs, moves the weights."""
+    q, k, v = draw(3, 5, size=2), draw(4, 5, seed=1), draw(4, 7, seed=2)
+    options = {
+        "scale": 0.1,
+        "softcap": 0.5,
+        "causal": True,
+        "bias": draw(3, 4, seed=3),
+        "mask": torch.tensor([[True, False, True, True]]).expand(3, 4),
+    }
+    plain = attention(q, k, v)[1]
+    for name, option in options.items():
+        assert (attention(q, k, v, **{name: option})[1] - plain).abs().max() > 0.01
+    for first, second in itertools.combinations(options, 2):
+        both = {name: options[name] for name in (first, second)}
+        got = attention(q, k, v, **both)[1]
+        torch.testing.assert_close(got, attention_by_loops(q, k, v, **both)[1])

