@@ -95,23 +95,27 @@ def plot_weights(
     columns = _labels("keys", keys, S)
     numbered = T * S <= 64
     if ax is None:
-        cell = (0.48, 0.42) if numbered else (0.34, 0.31)
-        _, ax = plt.subplots(figsize=(1.6 + cell[0] * S, 1.2 + cell[1] * T))
-    image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax, aspect="auto")
-    long = max(map(len, columns), default=0) > 4
-    ax.set_xticks(range(S), columns, rotation=45 if long else 0, ha="left" if long else "center")
+        cell = 0.46 if numbered else 0.33
+        _, ax = plt.subplots(figsize=(1.9 + cell * S, 1.3 + cell * T))
+    image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax)
+    upright = max(map(len, columns), default=0) > 3
+    ax.set_xticks(range(S), columns, rotation=90 if upright else 0)
     ax.set_yticks(range(T), rows)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
-    ax.set_xlabel("key")
+    ax.set_xlabel("key", labelpad=8)
     ax.set_ylabel("query")
-    ax.tick_params(length=0)
+    # thin lines between the cells, so that rows of equal weights stay countable
+    ax.set_xticks([s - 0.5 for s in range(1, S)], minor=True)
+    ax.set_yticks([t - 0.5 for t in range(1, T)], minor=True)
+    ax.grid(which="minor", color="#dddddd" if not numbered else "white", linewidth=0.8)
+    ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     if numbered:
         for t in range(T):
             for s in range(S):
                 weight = float(table[t, s])
-                color = "white" if weight > 0.55 * vmax else "#222222"
+                color = "white" if weight > 0.5 * vmax else "#222222"
                 ax.text(s, t, f"{weight:.2f}", ha="center", va="center", color=color, fontsize=9)
     bar = ax.figure.colorbar(image, ax=ax, ticks=[0.0, vmax / 2, vmax], shrink=0.9, pad=0.02)
     bar.set_label("weight")
