@@ -48,9 +48,9 @@ def lines(cell) -> list[str]:
 
 def printed(cell) -> str:
     """All text that a code cell left behind."""
-    texts = []
+    # printed lines arrive in pieces that differ from run to run
+    texts = ["".join(output.get("text", "") for output in cell.get("outputs", []))]
     for output in cell.get("outputs", []):
-        texts.append(output.get("text", ""))
         texts.append(output.get("data", {}).get("text/plain", ""))
         texts.append(output.get("evalue", ""))
     return "\n".join(texts)
