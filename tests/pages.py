@@ -339,3 +339,15 @@ def numbers_not_given(text: str) -> list[str]:
         for number in numbers_in_text(text)
         if len(number) > 1 and number not in given
     ]
+
+
+def not_in_contents(contents: dict, present: list[str]) -> list[str]:
+    """Pages missing from the table of contents, and entries without a page."""
+    listed = [contents["root"]]
+    listed += [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    return sorted(set(listed) ^ set(present))
+
+
+def repeated_ids(notebooks: list) -> list[str]:
+    ids = [cell.id for notebook in notebooks for cell in notebook.cells]
+    return sorted({name for name in ids if ids.count(name) > 1})

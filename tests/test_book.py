@@ -1,5 +1,6 @@
 """The pages keep their rules, and each rule is shown able to fail."""
 
+import copy
 import csv
 import itertools
 import json
@@ -205,12 +206,20 @@ def test_which_numbers_count(text, numbers):
 # ---------------------------------------------------------------- the book as a whole
 
 
+CONTENTS = yaml.safe_load((pages.ROOT / "_toc.yml").read_text())
+PRESENT = [f"book/{path.stem}" for path in pages.NOTEBOOKS + pages.TEXTS]
+
+
 def test_contents_and_pages_are_the_same():
-    contents = yaml.safe_load((pages.ROOT / "_toc.yml").read_text())
-    listed = [contents["root"]]
-    listed += [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
-    present = [f"book/{path.stem}" for path in pages.NOTEBOOKS + pages.TEXTS]
-    assert sorted(listed) == sorted(present)
+    assert pages.not_in_contents(CONTENTS, PRESENT) == []
+
+
+def test_a_missing_and_a_surplus_entry_are_found():
+    assert pages.not_in_contents(CONTENTS, [*PRESENT, "book/99_lost"]) == ["book/99_lost"]
+    shorter = copy.deepcopy(CONTENTS)
+    gone = shorter["parts"][1]["chapters"].pop()["file"]
+    assert pages.not_in_contents(shorter, PRESENT) == [gone]
+    assert pages.not_in_contents(CONTENTS, PRESENT[1:]) == PRESENT[:1]
 
 
 def test_nothing_shrinks_in_silence():
@@ -221,8 +230,9 @@ def test_nothing_shrinks_in_silence():
 
 
 def test_cell_ids_are_unique_across_the_book():
-    ids = [cell.id for path in pages.NOTEBOOKS for cell in pages.read(path).cells]
-    assert len(ids) == len(set(ids))
+    notebooks = [pages.read(path) for path in pages.NOTEBOOKS]
+    assert pages.repeated_ids(notebooks) == []
+    assert pages.repeated_ids([notebooks[0], notebooks[0]]) != []
 
 
 def test_every_reference_is_an_entry_once():
