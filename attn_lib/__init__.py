@@ -14,11 +14,19 @@ Letters, the same in every signature, comment and notebook:
 ``q`` (..., T, d_k), ``k`` (..., S, d_k), ``v`` (..., S, d_v); ``scores`` before the softmax,
 ``weights`` after it; ``mask`` is boolean, True = may attend; ``bias`` is added to the scores.
 
-Where to start: :mod:`attn_lib.functional` is the formula, :mod:`attn_lib.plotting` draws it,
+Where to start: :mod:`attn_lib.functional` is the formula, :mod:`attn_lib.masks` says
+who may attend to whom, :mod:`attn_lib.plotting` draws both,
 :mod:`attn_lib.pretrained` brings real trained weights, :mod:`attn_lib.exercises` checks answers.
 """
 
 from attn_lib.functional import attention, attention_weights
-from attn_lib.masks import causal_mask
+from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
 
-__all__ = ["attention", "attention_weights", "causal_mask"]
+__all__ = [
+    "attention",
+    "attention_weights",
+    "causal_mask",
+    "padding_mask",
+    "segment_mask",
+    "window_mask",
+]

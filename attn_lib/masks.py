@@ -1,10 +1,13 @@
 """Masks as sentences about indices: boolean, True = this query may attend to this key.
 
-Combine them with ``&`` and ``|``.
+Combine them with ``&`` (both must allow it) and ``|`` (one is enough). Nothing here is a number
+that is added to scores: those go through ``bias``.
 """
 
 import torch
 from torch import Tensor
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def causal_mask(T: int, S: int | None = None, *, offset: int | Tensor | None = None) -> Tensor:
@@ -23,28 +26,308 @@ def causal_mask(T: int, S: int | None = None, *, offset: int | Tensor | None = N
 
     Raises:
         ValueError: T or S negative; an offset of another rank.
-        TypeError: an offset that is not an integer or an integer tensor.
+        TypeError: a size or an offset that is not an integer or an integer tensor.
 
     Example:
         >>> causal_mask(2, 3)
         tensor([[ True,  True, False],
                 [ True,  True,  True]])
 
-    Source: Vaswani et al. (2017), section 3.2.3.
+    Source: Vaswani et al. (2017), section 3.2.3; chapter 2.
     """
+    distance = _distance(T, S, offset)
+    return distance <= 0
+
+
+def window_mask(
+    T: int,
+    left: int,
+    right: int = 0,
+    S: int | None = None,
+    *,
+    offset: int | Tensor | None = None,
+) -> Tensor:
+    """Let query i, at position i + offset, see the keys from ``left`` before it to ``right`` after.
+
+    The token itself is not counted: ``left=2`` shows three keys. A "window of w" in the sense of
+    Mistral or Keras, which counts the token itself, is ``left=w − 1``.
+
+    Args:
+        T: number of queries, at least 0.
+        left: keys before the query's own position that it may see, at least 0.
+        right: keys after it, at least 0; default none, which is causal.
+        S: number of keys; default T.
+        offset: position of the first query: an integer, or (B,) integers, one an example;
+            default S − T.
+
+    Returns:
+        bool (T, S), or (B, 1, T, S) where ``offset`` is (B,): True where
+        i + offset − left ≤ j ≤ i + offset + right.
+
+    Raises:
+        ValueError: T, S, left or right negative; an offset of another rank.
+        TypeError: a size or an offset that is not an integer or an integer tensor.
+
+    Example:
+        >>> window_mask(3, left=1)
+        tensor([[ True, False, False],
+                [ True,  True, False],
+                [False,  True,  True]])
+
+    Source: Beltagy et al. (2020), "Longformer", section 3.1; chapter 2.
+    """
+    _check_sizes(left=left, right=right)
+    distance = _distance(T, S, offset)
+    return (distance >= -left) & (distance <= right)
+
+
+def padding_mask(lengths: Tensor, S: int) -> Tensor:
+    """Close the filler behind the end of each example, for every head and every query.
+
+    Args:
+        lengths: (B,) integers: how many of the S keys of each example are real, 0 to S.
+        S: number of keys, filler included.
+
+    Returns:
+        bool (B, 1, 1, S): True where key j < lengths. The axes of size one stand for the heads
+        and the queries.
+
+    Raises:
+        TypeError: ``lengths`` is not an integer tensor.
+        ValueError: not one axis; a length below 0 or above S.
+
+    Example:
+        >>> padding_mask(torch.tensor([3, 1]), 3)[:, 0, 0]
+        tensor([[ True,  True,  True],
+                [ True, False, False]])
+
+    Source: chapter 2.
+    """
+    _check_integers("lengths", lengths, axes=1)
+    _check_sizes(S=S)
+    if lengths.device.type != "meta" and bool(((lengths < 0) | (lengths > S)).any()):
+        raise ValueError(f"lengths must be 0 to S={S}, got {lengths.tolist()}")
+    return (torch.arange(S, device=lengths.device) < lengths[:, None])[:, None, None, :]
+
+
+def segment_mask(segments: Tensor) -> Tensor:
+    """Let tokens see only tokens of their own segment: several texts packed into one row.
+
+    Args:
+        segments: (B, T) integers; tokens with the same number belong together.
+
+    Returns:
+        bool (B, 1, T, T): True where query and key have the same number.
+
+    Raises:
+        TypeError: ``segments`` is not an integer tensor.
+        ValueError: not two axes.
+
+    Example:
+        >>> segment_mask(torch.tensor([[0, 0, 1]]))[0, 0]
+        tensor([[ True,  True, False],
+                [ True,  True, False],
+                [False, False,  True]])
+
+    Source: Krell et al. (2021), "Efficient Sequence Packing"; chapter 2.
+    """
+    _check_integers("segments", segments, axes=2)
+    return (segments[:, :, None] == segments[:, None, :])[:, None]
+
+
+def to_blocked(mask: Tensor) -> Tensor:
+    """The mask for code in which True means *blocked*, such as ``nn.MultiheadAttention``.
+
+    Args:
+        mask: bool of any shape, True = may attend.
+
+    Returns:
+        bool of the same shape, True = blocked.
+
+    Raises:
+        TypeError: ``mask`` is not bool.
+
+    Example:
+        >>> to_blocked(causal_mask(2))
+        tensor([[False,  True],
+                [False, False]])
+
+    Source: chapter 2.
+    """
+    _check_bool("mask", mask)
+    return ~mask
+
+
+def from_blocked(blocked: Tensor) -> Tensor:
+    """Our mask from one in which True means *blocked*.
+
+    Args:
+        blocked: bool of any shape, True = blocked.
+
+    Returns:
+        bool of the same shape, True = may attend.
+
+    Raises:
+        TypeError: ``blocked`` is not bool.
+
+    Example:
+        >>> from_blocked(torch.tensor([False, True]))
+        tensor([ True, False])
+
+    Source: chapter 2.
+    """
+    _check_bool("blocked", blocked)
+    return ~blocked
+
+
+def to_additive(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The mask as numbers that other code adds to its scores: 0 and −inf.
+
+    Args:
+        mask: bool of any shape, True = may attend.
+        dtype: floating point; the dtype of the scores.
+
+    Returns:
+        ``dtype`` of the same shape: 0 where open, −inf where closed.
+
+    Raises:
+        TypeError: ``mask`` is not bool; ``dtype`` is not floating point.
+
+    Example:
+        >>> to_additive(causal_mask(2))
+        tensor([[0., -inf],
+                [0., 0.]])
+
+    Source: chapter 2, with what a finite number in place of −inf does.
+    """
+    _check_bool("mask", mask)
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype must be floating point, got {dtype}")
+    zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return zeros.masked_fill(~mask, -torch.inf)
+
+
+def from_additive(additive: Tensor) -> Tensor:
+    """Our mask from numbers that other code adds to its scores.
+
+    Args:
+        additive: floating point of any shape; each entry is 0 (open), or −inf or the lowest
+            finite number of its dtype (closed).
+
+    Returns:
+        bool of the same shape, True = may attend.
+
+    Raises:
+        TypeError: ``additive`` is not floating point.
+        ValueError: any other entry: it is not a mask but a bias, which no boolean can hold.
+
+    Example:
+        >>> from_additive(torch.tensor([0.0, -torch.inf]))
+        tensor([ True, False])
+
+    Source: chapter 2.
+    """
+    if not additive.is_floating_point():
+        raise TypeError(f"an additive mask must be floating point, got {additive.dtype}")
+    lowest = torch.finfo(additive.dtype).min
+    neither = (additive != 0) & ~(additive <= lowest)
+    if bool(neither.any()):
+        entry = float(additive[neither][0])
+        raise ValueError(
+            f"an additive mask must hold 0 and -inf (or {lowest:.4g}), got {entry:.4g}: "
+            "such a number is a bias"
+        )
+    return additive == 0
+
+
+def to_binary(mask: Tensor) -> Tensor:
+    """A padding mask as the 1 and 0 of Hugging Face's ``attention_mask``.
+
+    Args:
+        mask: bool (B, 1, 1, S), as :func:`padding_mask` makes it.
+
+    Returns:
+        int64 (B, S): 1 = may be attended to, 0 = padding.
+
+    Raises:
+        TypeError: ``mask`` is not bool.
+        ValueError: another shape: 1 and 0 of (B, S) can say nothing about queries or heads.
+
+    Example:
+        >>> to_binary(padding_mask(torch.tensor([1, 2]), 2))
+        tensor([[1, 0],
+                [1, 1]])
+
+    Source: chapter 2.
+    """
+    _check_bool("mask", mask)
+    if mask.dim() != 4 or mask.shape[1:3] != (1, 1):
+        raise ValueError(f"a padding mask must be (B, 1, 1, S), got {tuple(mask.shape)}")
+    return mask[:, 0, 0].long()
+
+
+def from_binary(binary: Tensor) -> Tensor:
+    """Our padding mask from the 1 and 0 of Hugging Face's ``attention_mask``.
+
+    Args:
+        binary: (B, S) integers or bool: 1 = may be attended to, 0 = padding.
+
+    Returns:
+        bool (B, 1, 1, S).
+
+    Raises:
+        TypeError: a tensor that holds neither integers nor bool.
+        ValueError: not two axes; an entry that is neither 0 nor 1.
+
+    Example:
+        >>> from_binary(torch.tensor([[1, 0]]))
+        tensor([[[[ True, False]]]])
+
+    Source: chapter 2.
+    """
+    if binary.dtype != torch.bool:
+        _check_integers("binary", binary, axes=2)
+    elif binary.dim() != 2:
+        raise ValueError(f"binary must have 2 axes, got shape {tuple(binary.shape)}")
+    other = binary[(binary != 0) & (binary != 1)]
+    if other.numel():
+        raise ValueError(f"binary must hold 0 and 1, got {int(other[0])}")
+    return (binary == 1)[:, None, None, :]
+
+
+def _distance(T: int, S: int | None, offset: int | Tensor | None) -> Tensor:
+    """(T, S) or (B, 1, T, S): position of the key less position of the query."""
     S = T if S is None else S
-    if T < 0 or S < 0:
-        raise ValueError(f"T and S must be at least 0, got T={T} and S={S}")
-    offset = S - T if offset is None else offset
-    if isinstance(offset, Tensor):
-        if offset.is_floating_point() or offset.is_complex() or offset.dtype == torch.bool:
-            raise TypeError(f"offset must hold integers, got {offset.dtype}")
-        if offset.dim() != 1:
-            raise ValueError(f"offset must be an integer or (B,), got {tuple(offset.shape)}")
-        offset = offset[:, None, None, None]
+    _check_sizes(T=T, S=S)
+    device = None
+    if offset is None:
+        offset = S - T
+    elif isinstance(offset, Tensor):
+        _check_integers("offset", offset, axes=1)
+        device, offset = offset.device, offset[:, None, None, None]
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"offset must be an integer or (B,) integers, got {offset!r}")
-    device = offset.device if isinstance(offset, Tensor) else None
-    queries = torch.arange(T, device=device)[:, None]
-    keys = torch.arange(S, device=device)
-    return keys <= queries + offset
+    queries = torch.arange(T, device=device)[:, None] + offset
+    return torch.arange(S, device=device) - queries
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise TypeError(f"{name} must be an integer, got {size!r}")
+        if size < 0:
+            raise ValueError(f"{name} must be at least 0, got {name}={size}")
+
+
+def _check_bool(name: str, mask: Tensor) -> None:
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name} must be a bool tensor, got {got}")
+
+
+def _check_integers(name: str, x: Tensor, *, axes: int) -> None:
+    if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{name} must be an integer tensor, got {got}")
+    if x.dim() != axes:
+        raise ValueError(f"{name} must have {axes} axes, got shape {tuple(x.shape)}")

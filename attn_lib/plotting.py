@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
@@ -72,7 +73,6 @@ def plot_weights(
         ValueError: not two axes; weights outside [0, vmax] or NaN; labels of another length.
 
     Example:
-        >>> import torch
         >>> ax = plot_weights(torch.eye(2), queries=["a", "b"], keys=["a", "b"])
         >>> ax.get_ylabel(), ax.images[0].get_clim()
         ('query', (0.0, 1.0))
@@ -91,26 +91,8 @@ def plot_weights(
             f"weights must be in [0, {vmax}], got {table.min():.3g} to {table.max():.3g}"
         )
     T, S = table.shape
-    rows = _labels("queries", queries, T)
-    columns = _labels("keys", keys, S)
     numbered = T * S <= 64
-    if ax is None:
-        cell = 0.46 if numbered else 0.33
-        _, ax = plt.subplots(figsize=(1.9 + cell * S, 1.3 + cell * T))
-    image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax)
-    upright = max(map(len, columns), default=0) > 3
-    ax.set_xticks(range(S), columns, rotation=90 if upright else 0)
-    ax.set_yticks(range(T), rows)
-    ax.xaxis.tick_top()
-    ax.xaxis.set_label_position("top")
-    ax.set_xlabel("key", labelpad=8)
-    ax.set_ylabel("query")
-    # thin lines between the cells, so that rows of equal weights stay countable
-    ax.set_xticks([s - 0.5 for s in range(1, S)], minor=True)
-    ax.set_yticks([t - 0.5 for t in range(1, T)], minor=True)
-    ax.grid(which="minor", color="#dddddd" if not numbered else "white", linewidth=0.8)
-    ax.tick_params(which="both", length=0)
-    ax.spines[:].set_visible(False)
+    ax, image = _draw_table(table, queries, keys, vmax, 0.46 if numbered else 0.33, ax)
     if numbered:
         for t in range(T):
             for s in range(S):
@@ -121,6 +103,66 @@ def plot_weights(
     bar.set_label("weight")
     bar.outline.set_visible(False)
     return ax
+
+
+def plot_mask(
+    mask: Tensor,
+    *,
+    queries: Sequence[str] | None = None,
+    keys: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Picture of a mask: a blue cell is open, a white one closed; rows ask, columns answer.
+
+    Args:
+        mask: bool (T, S), True = may attend.
+        queries: T labels for the rows; default their indices.
+        keys: S labels for the columns; default their indices.
+        ax: where to draw; default a new figure.
+
+    Returns:
+        The Axes drawn on.
+
+    Raises:
+        TypeError: ``mask`` is not bool.
+        ValueError: not two axes; labels of another length.
+
+    Example:
+        >>> ax = plot_mask(torch.eye(2, dtype=torch.bool))
+        >>> ax.images[0].get_array().data.tolist()
+        [[1.0, 0.0], [0.0, 1.0]]
+        >>> plt.close(ax.figure)
+
+    Source: chapter 2.
+    """
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, got {mask.dtype}")
+    if mask.dim() != 2:
+        raise ValueError(f"mask must be (T, S), got shape {tuple(mask.shape)}")
+    return _draw_table(mask.double(), queries, keys, 1.0, 0.30, ax)[0]
+
+
+def _draw_table(table, queries, keys, vmax, cell, ax):
+    """The cells, lines and labels that all pictures of (T, S) tables share."""
+    T, S = table.shape
+    rows, columns = _labels("queries", queries, T), _labels("keys", keys, S)
+    if ax is None:
+        _, ax = plt.subplots(figsize=(1.9 + cell * S, 1.3 + cell * T))
+    image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax)
+    upright = max(map(len, columns), default=0) > 3
+    ax.set_xticks(range(S), columns, rotation=90 if upright else 0)
+    ax.set_yticks(range(T), rows)
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    ax.set_xlabel("key", labelpad=8)
+    ax.set_ylabel("query")
+    # thin lines between the cells, so that rows of equal cells stay countable
+    ax.set_xticks([s - 0.5 for s in range(1, S)], minor=True)
+    ax.set_yticks([t - 0.5 for t in range(1, T)], minor=True)
+    ax.grid(which="minor", color="#dddddd", linewidth=0.8)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(False)
+    return ax, image
 
 
 def _labels(name: str, labels: Sequence[str] | None, size: int) -> list[str]:

@@ -1,37 +1,209 @@
+"""Every mask against a loop over pairs of indices, written from the sentence that defines it."""
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from attn_lib import causal_mask
+from attn_lib import attention, masks
 
-
-@pytest.mark.parametrize("T", range(5))
-@pytest.mark.parametrize("S", range(5))
-def test_causal_mask_equals_a_loop_over_pairs(T, S):
-    for offset in range(-6, 7):
-        table = [[j <= i + offset for j in range(S)] for i in range(T)]
-        expected = torch.tensor(table, dtype=torch.bool).reshape(T, S)
-        assert torch.equal(causal_mask(T, S, offset=offset), expected)
-    assert torch.equal(causal_mask(T, S), causal_mask(T, S, offset=S - T))
+SIZES = [(T, S) for T in range(10) for S in range(10)]
+OFFSETS = range(-10, 11)
 
 
-def test_causal_mask_takes_an_offset_for_each_example():
-    mask = causal_mask(2, 5, offset=torch.tensor([0, 3, -4]))
-    assert mask.shape == (3, 1, 2, 5)
-    for example, offset in enumerate([0, 3, -4]):
-        assert torch.equal(mask[example, 0], causal_mask(2, 5, offset=offset))
+def by_pairs(T, S, sees):
+    table = [[bool(sees(i, j)) for j in range(S)] for i in range(T)]
+    return torch.tensor(table, dtype=torch.bool).reshape(T, S)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"T": -1}, ValueError, "T=-1"),
-        ({"T": 2, "S": -3}, ValueError, "S=-3"),
-        ({"T": 2, "offset": 1.0}, TypeError, "got 1.0"),
-        ({"T": 2, "offset": True}, TypeError, "got True"),
-        ({"T": 2, "offset": torch.tensor([0.5])}, TypeError, "torch.float32"),
-        ({"T": 2, "offset": torch.zeros(2, 2).long()}, ValueError, r"\(2, 2\)"),
-    ],
-)
-def test_bad_input_is_named(arguments, error, message):
+@pytest.mark.parametrize(("T", "S"), SIZES)
+def test_causal(T, S):
+    for offset in OFFSETS:
+        expected = by_pairs(T, S, lambda i, j, o=offset: j <= i + o)
+        assert torch.equal(masks.causal_mask(T, S, offset=offset), expected)
+    last = by_pairs(T, S, lambda i, j: j <= i + (S - T))
+    assert torch.equal(masks.causal_mask(T, S), last)
+    assert torch.equal(masks.causal_mask(T), masks.causal_mask(T, T, offset=0))
+
+
+@pytest.mark.parametrize(("T", "S"), SIZES)
+def test_window(T, S):
+    for offset in (*OFFSETS[::3], None):
+        start = S - T if offset is None else offset
+        for left, right in [(0, 0), (1, 0), (0, 1), (2, 3), (9, 9)]:
+            expected = by_pairs(
+                T, S, lambda i, j, o=start, a=left, b=right: i + o - a <= j <= i + o + b
+            )
+            got = masks.window_mask(T, left, right, S, offset=offset)
+            assert torch.equal(got, expected)
+            assert got.sum(-1).max() <= left + 1 + right if T else True
+
+
+def test_a_window_counts_the_keys_before_the_token_not_the_token():
+    mask = masks.window_mask(9, left=2)
+    assert mask.sum(-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]
+    assert torch.equal(masks.window_mask(9, left=8), masks.causal_mask(9))
+
+
+def test_an_offset_for_each_example():
+    offsets = torch.tensor([0, 3, -4])
+    for made in (masks.causal_mask, lambda *a, **k: masks.window_mask(a[0], 2, 1, a[1], **k)):
+        batch = made(2, 5, offset=offsets)
+        assert batch.shape == (3, 1, 2, 5)
+        for example, offset in zip(batch, offsets.tolist(), strict=True):
+            assert torch.equal(example[0], made(2, 5, offset=offset))
+
+
+@pytest.mark.parametrize("S", range(10))
+def test_padding(S):
+    lengths = torch.arange(S + 1)
+    expected = by_pairs(S + 1, S, lambda length, j: j < length)
+    assert torch.equal(masks.padding_mask(lengths, S), expected[:, None, None, :])
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=3))
+def test_segments(rows):
+    got = masks.segment_mask(torch.tensor(rows))
+    assert got.shape == (len(rows), 1, 5, 5)
+    for row, mask in zip(rows, got, strict=True):
+        assert torch.equal(mask[0], by_pairs(5, 5, lambda i, j, r=row: r[i] == r[j]))
+
+
+@given(st.integers(1, 4), st.integers(1, 6), st.data())
+def test_combined_masks_are_and_and_or(B, T, data):
+    lengths = torch.tensor(data.draw(st.lists(st.integers(0, T), min_size=B, max_size=B)))
+    padding, causal, window = (
+        masks.padding_mask(lengths, T),
+        masks.causal_mask(T),
+        masks.window_mask(T, 1, 1),
+    )
+    both, either = padding & causal & window, causal | window
+    for b, length in enumerate(lengths.tolist()):
+        expected = by_pairs(T, T, lambda i, j, n=length: j < n and j <= i and abs(i - j) <= 1)
+        assert torch.equal(both[b, 0], expected)
+    assert torch.equal(either, by_pairs(T, T, lambda i, j: j <= i + 1))
+
+
+# ---------------------------------------------------------------- conversions
+
+
+@given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**20))
+def test_conversions_come_back(B, S, seed):
+    mask = torch.rand(B, 1, S, S, generator=torch.Generator().manual_seed(seed)) < 0.5
+    assert torch.equal(masks.from_blocked(masks.to_blocked(mask)), mask)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        additive = masks.to_additive(mask, dtype=dtype)
+        assert additive.dtype == dtype
+        assert torch.equal(masks.from_additive(additive), mask)
+        finite = additive.clamp(min=torch.finfo(dtype).min)
+        assert torch.equal(masks.from_additive(finite), mask)
+    padding = mask[:, :, :1]
+    binary = masks.to_binary(padding)
+    assert binary.shape == (B, S)
+    assert set(binary.unique().tolist()) <= {0, 1}
+    assert torch.equal(masks.from_binary(binary), padding)
+    assert torch.equal(masks.from_binary(binary.bool()), padding)
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**20))
+def test_conversions_mean_the_same_to_the_other_library(B, H, S, seed):
+    """The converted mask, given to nn.MultiheadAttention and SDPA, yields our own answer."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(B, S, 2 * H, generator=generator, dtype=torch.float64)
+    mask = torch.rand(B, 1, S, S, generator=generator) < 0.5
+    mask = mask | torch.eye(S, dtype=torch.bool)  # theirs is not defined on empty rows
+    identity = torch.eye(2 * H, dtype=torch.float64)
+    theirs = torch.nn.MultiheadAttention(2 * H, H, bias=False, batch_first=True).double()
+    theirs.in_proj_weight = torch.nn.Parameter(identity.repeat(3, 1))
+    theirs.out_proj.weight = torch.nn.Parameter(identity)
+    q = x.unflatten(-1, (H, 2)).transpose(1, 2)
+    ours = attention(q, q, q, mask=mask)[0]
+    blocked = masks.to_blocked(mask).expand(B, H, S, S).reshape(B * H, S, S)
+    got = theirs(x, x, x, attn_mask=blocked, need_weights=False)[0]
+    torch.testing.assert_close(got, ours.transpose(1, 2).flatten(-2))
+    additive = masks.to_additive(mask, dtype=torch.float64)
+    sdpa = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=additive)
+    torch.testing.assert_close(sdpa, ours)
+    torch.testing.assert_close(attention(q, q, q, bias=additive)[0], ours)
+
+
+# ---------------------------------------------------------------- bad input
+
+FLOATS, BOOLS = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
+BAD = {
+    "negative T": (lambda: masks.causal_mask(-1), ValueError, "T=-1"),
+    "negative S": (lambda: masks.causal_mask(2, -3), ValueError, "S=-3"),
+    "T not whole": (lambda: masks.causal_mask(2.0), TypeError, "T must be an integer, got 2.0"),
+    "T a bool": (lambda: masks.causal_mask(True), TypeError, "got True"),
+    "offset not whole": (lambda: masks.causal_mask(2, offset=1.0), TypeError, "got 1.0"),
+    "offset a bool": (lambda: masks.causal_mask(2, offset=True), TypeError, "got True"),
+    "float offsets": (
+        lambda: masks.causal_mask(2, offset=torch.ones(2)),
+        TypeError,
+        "torch.float32",
+    ),
+    "offsets of two axes": (
+        lambda: masks.window_mask(2, 1, offset=torch.ones(2, 2).long()),
+        ValueError,
+        r"offset must have 1 axes, got shape \(2, 2\)",
+    ),
+    "negative left": (lambda: masks.window_mask(3, -1), ValueError, "left=-1"),
+    "negative right": (lambda: masks.window_mask(3, 1, -2), ValueError, "right=-2"),
+    "left missing": (lambda: masks.window_mask(3, None), TypeError, "left must be an integer"),
+    "lengths a list": (lambda: masks.padding_mask([1], 2), TypeError, "got list"),
+    "float lengths": (lambda: masks.padding_mask(torch.ones(2), 2), TypeError, "torch.float32"),
+    "bool lengths": (lambda: masks.padding_mask(BOOLS[0], 3), TypeError, "torch.bool"),
+    "lengths of two axes": (
+        lambda: masks.padding_mask(BOOLS.long(), 3),
+        ValueError,
+        r"1 axes, got shape \(2, 3\)",
+    ),
+    "length above S": (
+        lambda: masks.padding_mask(torch.tensor([1, 4]), 3),
+        ValueError,
+        r"0 to S=3, got \[1, 4\]",
+    ),
+    "negative length": (
+        lambda: masks.padding_mask(torch.tensor([-1]), 3),
+        ValueError,
+        r"got \[-1\]",
+    ),
+    "segments of one axis": (
+        lambda: masks.segment_mask(torch.tensor([1, 2])),
+        ValueError,
+        r"2 axes, got shape \(2,\)",
+    ),
+    "float segments": (lambda: masks.segment_mask(FLOATS), TypeError, "torch.float32"),
+    "float to blocked": (lambda: masks.to_blocked(FLOATS), TypeError, "mask must be a bool"),
+    "float from blocked": (lambda: masks.from_blocked(FLOATS), TypeError, "blocked must be a bool"),
+    "float to additive": (lambda: masks.to_additive(FLOATS), TypeError, "torch.float32"),
+    "additive of integers": (
+        lambda: masks.to_additive(BOOLS, dtype=torch.int64),
+        TypeError,
+        "got torch.int64",
+    ),
+    "bool from additive": (lambda: masks.from_additive(BOOLS), TypeError, "torch.bool"),
+    "a bias": (lambda: masks.from_additive(torch.tensor([0.0, -3.0])), ValueError, "got -3: such"),
+    "minus a billion": (
+        lambda: masks.from_additive(torch.tensor([0.0, -1e9])),
+        ValueError,
+        r"got -1e\+09",
+    ),
+    "NaN": (lambda: masks.from_additive(torch.tensor([torch.nan])), ValueError, "got nan"),
+    "ones": (lambda: masks.from_additive(torch.ones(2)), ValueError, "got 1"),
+    "causal to binary": (
+        lambda: masks.to_binary(masks.causal_mask(3)),
+        ValueError,
+        r"\(B, 1, 1, S\), got \(3, 3\)",
+    ),
+    "two to binary": (lambda: masks.from_binary(torch.tensor([[2]])), ValueError, "0 and 1, got 2"),
+    "one axis from binary": (lambda: masks.from_binary(BOOLS[0]), ValueError, r"shape \(3,\)"),
+    "float from binary": (lambda: masks.from_binary(FLOATS), TypeError, "torch.float32"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_named(name):
+    call, error, message = BAD[name]
     with pytest.raises(error, match=message):
-        causal_mask(**arguments)
+        call()

@@ -38,6 +38,23 @@ def test_large_tables_show_no_numbers():
     assert not plotting.plot_weights(torch.full((9, 8), 1 / 8)).texts
 
 
+def test_a_mask_is_drawn_as_it_is():
+    mask = torch.tensor([[True, False, True], [False, True, True]])
+    ax = plotting.plot_mask(mask, queries=["a", "b"], keys=["x", "y", "z"])
+    assert ax.images[0].get_array().data.tolist() == mask.double().tolist()
+    assert ax.images[0].get_clim() == (0.0, 1.0)
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "error"),
+    [(torch.eye(2), TypeError), (torch.ones(2, 2, 2, dtype=torch.bool), ValueError)],
+)
+def test_what_is_no_mask_is_refused(mask, error):
+    with pytest.raises(error, match="mask must be"):
+        plotting.plot_mask(mask)
+
+
 @pytest.mark.parametrize(
     ("weights", "options", "message"),
     [
