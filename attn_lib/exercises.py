@@ -4,6 +4,7 @@ A check compares an answer with PyTorch's own kernel or with plain arithmetic, n
 code that the page teaches.
 """
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -56,19 +57,39 @@ def check(number: str, answer: Any) -> Verdict:
         )
     try:
         fault = _CHECKS[number](answer)
-    except Exception as error:  # the reader's code may raise anything: that is a verdict too
-        fault = f"it raised {type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the reader's code may raise anything: a verdict too
+        fault = f"it raised {_described(error)}"
     if fault:
         return Verdict(False, f"Exercise {number}, not yet: {fault}.")
     return Verdict(True, f"Exercise {number}: correct.")
 
 
+def _described(error: BaseException) -> str:
+    try:
+        text = str(error).strip()
+    except Exception:  # an error that cannot be shown is still an error
+        text = ""
+    first = text.splitlines()[0][:200] if text else "no message"
+    return f"{type(error).__name__}: {first}"
+
+
+def _numbers(answer) -> list[float]:
+    """At most ten numbers of a list, array or tensor."""
+    if isinstance(answer, Tensor):
+        answer = answer.detach().flatten()
+    return [float(number) for number in itertools.islice(iter(answer), 10)]
+
+
 def _one_row(answer) -> str | None:
     """1.1: q = (1, 2), keys (2, 0), (0, 1), (1, -1)."""
     scores, root = [2.0, 2.0, -1.0], math.sqrt(2)
-    given = [float(a) for a in answer]
+    given = _numbers(answer)
     if len(given) != 3:
         return f"there are three keys, so three weights are wanted, not {len(given)}"
+    if not all(map(math.isfinite, given)):
+        return "weights are finite numbers"
 
     def softmax(row):
         powers = [math.exp(s) for s in row]
@@ -92,22 +113,29 @@ def _one_row(answer) -> str | None:
 
 def _softmax(answer: Callable[[Tensor], Tensor]) -> str | None:
     """1.2: a stable softmax over the last axis."""
-    scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0]])
-    before = scores.clone()
-    out = answer(scores)
-    if not torch.equal(scores, before):
-        return "it changed its argument; work on a new tensor"
-    fault = _differs(out, F.softmax(scores, dim=-1))
-    if fault:
-        if torch.allclose(out, F.softmax(scores, dim=0)):
+
+    def fault_for(*rows: list[float]) -> str | None:
+        scores = torch.tensor(rows)
+        before = scores.clone()
+        out = answer(scores)
+        if not torch.equal(scores, before):
+            return "it changed its argument; work on a new tensor"
+        fault = _differs(out, F.softmax(scores, dim=-1))
+        if fault and not _differs(out, F.softmax(scores, dim=0)):
             return "the columns sum to 1, but each query needs its row to: normalise the last axis"
         return fault
-    large = torch.tensor([[1000.0, 999.0]])
-    if _differs(answer(large), F.softmax(large, dim=-1)):
+
+    fault = fault_for([1.0, 2.0, 4.0], [3.0, 0.0, -1.0])
+    if fault:
+        return fault
+    if fault_for([1000.0, 999.0]):
         return "large scores give NaN: subtract the row's maximum before the exponential"
-    uneven = torch.tensor([[1000.0, 999.0], [-1000.0, -1001.0]])
-    if _differs(answer(uneven), F.softmax(uneven, dim=-1)):
+    # what is subtracted must be the maximum, and each row's own
+    if fault_for([0.0, -1000.0, 1000.0], [1000.0, 0.0, -1000.0], [-1000.0, -1000.0, -2000.0]):
         return "rows of very different size go wrong: subtract each row's own maximum"
+    deep = torch.arange(24.0).view(2, 3, 4)
+    if _differs(answer(deep), F.softmax(deep, dim=-1)):
+        return "with three axes it goes wrong: normalise the last one, whatever comes before"
     return None
 
 
@@ -118,18 +146,21 @@ def _attention(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None
     def draw(*shape):
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    for batch in ((), (2,), (2, 3)):
-        q, k, v = draw(*batch, 5, 7), draw(*batch, 4, 7), draw(*batch, 4, 3)
-        out = answer(q, k, v)
+    for batch, d_k in (((), 7), ((2,), 7), ((2, 3), 7), ((), 2)):
+        q, k, v = draw(*batch, 5, d_k), draw(*batch, 4, d_k), draw(*batch, 4, 3)
+        given = q.clone(), k.clone(), v.clone()
+        out = answer(*given)
+        if not all(map(torch.equal, given, (q, k, v))):
+            return "it changed an argument; work on new tensors"
         if isinstance(out, tuple):
             return "return the output alone, not a pair"
         fault = _differs(out, F.scaled_dot_product_attention(q, k, v))
         if not fault:
             continue
-        for scale, said in ((1.0, "without"), (7.0**0.5, "times"), (3.0**-0.5, "with d_v in")):
+        for scale, said in ((1.0, "without"), (d_k**0.5, "times"), (3.0**-0.5, "with d_v in")):
             if not _differs(out, F.scaled_dot_product_attention(q, k, v, scale=scale)):
                 return f"your scores are {said} the scale; it is 1 over the square root of d_k"
-        wrong_axis = ((q @ k.mT) / 7**0.5).softmax(-2) @ v
+        wrong_axis = ((q @ k.mT) / d_k**0.5).softmax(-2) @ v
         if not _differs(out, wrong_axis):
             return "your softmax runs over the queries: the last axis holds the keys"
         return f"with {len(batch)} leading axes, {fault}"
@@ -140,11 +171,13 @@ def _query_for_milk(answer) -> str | None:
     """1.4: a query that puts more than 0.99 on milk, keys as on the page."""
     tokens = ["the", "cat", "drank", "the", "warm", "milk"]
     keys = [(0, 0), (2, 0), (1, 1), (0, 0), (-1, 1), (0, 2)]
-    query = [float(a) for a in answer]
+    query = _numbers(answer)
     if len(query) != 2:
         return f"a query has d_k = 2 numbers, not {len(query)}"
     if not all(map(math.isfinite, query)):
         return "the two numbers must be finite"
+    shrink = max(1.0, max(map(abs, query)) / 1e100)  # sums of the largest floats overflow
+    query = [number / shrink for number in query]
     scores = [(query[0] * a + query[1] * b) / math.sqrt(2) for a, b in keys]
     powers = [math.exp(s - max(scores)) for s in scores]
     weights = [p / sum(powers) for p in powers]
@@ -161,14 +194,131 @@ def _query_for_milk(answer) -> str | None:
 
 def _unshuffle(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     """1.5: undo a shuffle."""
-    order = torch.tensor([3, 0, 4, 1, 2])
-    rows = torch.arange(10.0).view(5, 2)
-    out = answer(rows[order], order)
-    if torch.equal(out, rows):
-        return None
-    if torch.equal(out, rows[order][order]):
-        return "that shuffles a second time: you need the inverse order, order.argsort()"
-    return "row order[i] of your result must be row i of the shuffled one"
+    generator = torch.Generator().manual_seed(0)
+    for order in (torch.tensor([3, 0, 4, 1, 2]), torch.tensor([6, 2, 0, 7, 3, 1, 5, 4])):
+        rows = torch.rand(len(order), 2, generator=generator)
+        out = answer(rows[order], order.clone())
+        fault = _differs(out, rows)
+        if fault and not _differs(out, rows[order][order]):
+            return "that shuffles a second time: you need the inverse order, order.argsort()"
+        if fault and (not isinstance(out, Tensor) or out.shape != rows.shape):
+            return fault
+        if fault:
+            return "row order[i] of your result must be row i of the shuffled one"
+    return None
+
+
+def _prefix_mask(answer: Callable[[int, int], Tensor]) -> str | None:
+    """2.1: the first tokens see each other, the rest is causal."""
+    for T, prefix in ((5, 2), (4, 0), (3, 3), (6, 1)):
+        out = answer(T, prefix)
+        expected = torch.tensor([[s <= t or s < prefix for s in range(T)] for t in range(T)])
+        fault = _differs_mask(out, expected, f"T={T}, prefix={prefix}")
+        if fault:
+            causal = torch.tensor([[s <= t for s in range(T)] for t in range(T)])
+            if isinstance(out, Tensor) and out.dtype == torch.bool and torch.equal(out, causal):
+                return "this is the causal mask: tokens of the prefix also see its later ones"
+            return fault
+    return None
+
+
+def _decoder_mask(answer: Callable[[Tensor], Tensor]) -> str | None:
+    """2.2: causal and blind to filler, from a tokenizer's 1 and 0."""
+    for binary in (
+        torch.tensor([[1, 1, 1], [1, 0, 0]]),  # B and S differ
+        torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]]),  # B and S collide
+        torch.tensor([[0, 1, 1, 1]]),  # filler on the left
+    ):
+        B, S = binary.shape
+        out = answer(binary)
+        table = [
+            [[bool(binary[b, s]) and s <= t for s in range(S)] for t in range(S)] for b in range(B)
+        ]
+        expected = torch.tensor(table)[:, None]
+        if isinstance(out, Tensor) and out.dim() != 4:
+            return (
+                f"the shape is {tuple(out.shape)}: with heads between, it must be (B, 1, T, S), "
+                f"here {(B, 1, S, S)}"
+            )
+        fault = _differs_mask(out, expected, f"B={B}, S={S}")
+        if fault:
+            return fault
+    return None
+
+
+def _sees_future(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) -> str | None:
+    """2.3: a detective of leaks, tried on heads whose guilt is known."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+
+    def head(offset):
+        def run(x):
+            closed = torch.ones(len(x), len(x), dtype=torch.bool).triu(1 + offset)
+            scores = (x @ x.mT).masked_fill(closed, -torch.inf)
+            return scores.softmax(dim=-1) @ x
+
+        return run
+
+    def late_leak(x):  # only the first output leaks, and only from the third token
+        out = head(0)(x)
+        return torch.cat([out[:1] + 0.01 * x[2:3], out[1:]])
+
+    suspects = {
+        "a causal head": (head(0), False),
+        "a head that sees everything": (head(99), True),
+        "a head that sees one token too far": (head(1), True),
+        "a head that sees only what came strictly before": (lambda x: x.cumsum(0) - x, False),
+        "a head whose first output alone leaks": (late_leak, True),
+        "a head that leaks the mean of all tokens": (lambda x: x + x.mean(0), True),
+    }
+    for name, (suspect, guilty) in suspects.items():
+        verdict = answer(suspect, x.clone())
+        if bool(verdict) != guilty:
+            return f"{name} {'leaks' if guilty else 'does not leak'}, and you say otherwise"
+    return None
+
+
+def _masked_softmax(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
+    """2.4: zeros for closed cells and empty rows, with a clean gradient."""
+    scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0], [-1e4, -1e4, 5.0]])
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, False]])
+    leaf = scores.clone().requires_grad_()
+    out = answer(leaf, mask)
+    expected = torch.zeros(3, 3)
+    expected[0, 0], expected[0, 2] = 1 / (1 + math.exp(3)), 1 / (1 + math.exp(-3))
+    expected[2, 0] = expected[2, 1] = 0.5
+    if not isinstance(out, Tensor) or out.shape != expected.shape:
+        return _differs(out, expected)
+    if bool(out[1].isnan().any()):
+        return "a row with nothing open gives NaN: it wants zeros"
+    if bool((out[1] != 0).any()):
+        return "a row with nothing open gives weight to what is closed: it wants zeros"
+    if not torch.allclose(out, expected, atol=1e-6):
+        if bool((out[~mask] != 0).any()):
+            return "a closed cell has some weight left: only minus infinity closes for sure"
+        return "rows with something open must sum to 1, large negative scores included"
+    if not torch.equal(leaf.detach(), scores):
+        return "it changed its argument; work on a new tensor"
+    if not out.requires_grad:
+        return "no gradient comes back: keep the computation in tensors"
+    (out * torch.arange(9.0).view(3, 3)).sum().backward()
+    if not bool(leaf.grad.isfinite().all()):
+        return "the gradient has NaN: NaN was made and then covered up, instead of never made"
+    return None
+
+
+def _differs_mask(out, expected: Tensor, case: str) -> str | None:
+    if not isinstance(out, Tensor) or out.dtype != torch.bool:
+        got = out.dtype if isinstance(out, Tensor) else type(out).__name__
+        return f"a mask is a bool tensor, not {got}"
+    if out.shape != expected.shape:
+        return f"for {case} the shape is {tuple(out.shape)} instead of {tuple(expected.shape)}"
+    if torch.equal(out, ~expected):
+        return "the sign is inverted: True means may attend"
+    if not torch.equal(out, expected):
+        wrong = (out != expected).nonzero()[0].tolist()
+        return f"for {case} the cell {wrong} should be {bool(expected[tuple(wrong)])}"
+    return None
 
 
 def _differs(out, expected: Tensor) -> str | None:
@@ -176,6 +326,8 @@ def _differs(out, expected: Tensor) -> str | None:
         return f"a tensor is wanted, not {type(out).__name__}"
     if out.shape != expected.shape:
         return f"the shape is {tuple(out.shape)} instead of {tuple(expected.shape)}"
+    if not out.is_floating_point():
+        return f"real numbers are wanted, not {out.dtype}"
     difference = (out - expected).abs().max()
     if not difference < 1e-5:  # so written, NaN differs
         return f"the largest difference from PyTorch is {difference:.3f}"
@@ -188,4 +340,8 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "1.3": _attention,
     "1.4": _query_for_milk,
     "1.5": _unshuffle,
+    "2.1": _prefix_mask,
+    "2.2": _decoder_mask,
+    "2.3": _sees_future,
+    "2.4": _masked_softmax,
 }

@@ -8,6 +8,8 @@ chapter 1 of the book; masks are chapter 2, the scale is chapter 4.
 """
 
 import math
+import numbers
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from torch import Tensor
 from attn_lib.masks import causal_mask
 
 _INF = float("inf")
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def attention_weights(
@@ -49,8 +52,8 @@ def attention_weights(
 
     Raises:
         TypeError: dtypes that are not floating point or differ; a mask that is not bool.
-        ValueError: shapes that do not fit; NaN or +inf in ``bias``; a scale that is not
-            finite; a softcap that is not positive and finite.
+        ValueError: shapes or devices that do not fit; NaN or +inf in ``bias``; a scale that is
+            not finite; a softcap that is not positive and finite.
 
     Example:
         >>> q = k = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -64,7 +67,8 @@ def attention_weights(
     Source: Vaswani et al. (2017), equation 1; chapter 1.
     """
     _check_queries_keys(q, k)
-    return _weights(q, k, mask, bias, scale, softcap, causal).to(q.dtype)
+    with _full_precision(q):
+        return _weights(q, k, mask, bias, scale, softcap, causal)[0].to(q.dtype)
 
 
 def attention(
@@ -81,7 +85,9 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(q kᵀ · scale + bias) v, and the weights that were used.
 
-    The weights are returned before dropout, so their rows still sum to 1 in training.
+    The weights are returned before dropout, so their rows still sum to 1 in training. Keys and
+    values that no query may see may hold anything, NaN included; a value that only some may see
+    must be finite, because its zero weight times NaN is NaN.
 
     Args:
         q: (..., T, d_k) queries.
@@ -114,74 +120,120 @@ def attention(
     """
     _check_queries_keys(q, k)
     _check_values(k, v)
+    _check_number("dropout_p", dropout_p)
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
-    weights = _weights(q, k, mask, bias, scale, softcap, causal)
-    used = torch.dropout(weights, dropout_p, train=True) if dropout_p else weights
-    out = used @ _at_least_float32(v)
-    return out.to(q.dtype), weights.to(q.dtype)
+    with _full_precision(q):
+        weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)
+        used = torch.dropout(weights, dropout_p, train=True) if dropout_p else weights
+        v = _at_least_float32(v)
+        if closed is None:
+            out = used @ v
+        else:
+            # 0 · NaN is NaN: what nobody may see is cleared, so that filler may hold anything
+            out = used @ v.masked_fill(closed.all(dim=-2)[..., None], 0.0)
+            out = out.masked_fill(closed.all(dim=-1, keepdim=True), 0.0)
+        return out.to(q.dtype), weights.to(q.dtype)
 
 
-def _weights(q, k, mask, bias, scale, softcap, causal) -> Tensor:
-    """(..., T, S) weights in float32 or float64."""
-    d_k = q.shape[-1]
-    scale = 1.0 / math.sqrt(d_k) if scale is None else scale
-    if not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, got {scale}")
+def _weights(q, k, mask, bias, scale, softcap, causal) -> tuple[Tensor, Tensor | None]:
+    """(..., T, S) weights in float32 or float64, and the closed cells if there are any."""
+    shape = torch.Size((*q.shape[:-1], k.shape[-2]))
+    closed = _closed(q, mask, bias, causal, shape)
     # in float32 before the product: q·k of two float16 vectors may not fit into float16
-    scores = _at_least_float32(q) @ _at_least_float32(k).mT * scale
+    q, k = _at_least_float32(q), _at_least_float32(k)
+    if closed is not None:
+        k = k.masked_fill(closed.all(dim=-2)[..., None], 0.0)
+    limits = torch.finfo(q.dtype)
+    if scale is None:
+        scale = 1.0 / math.sqrt(q.shape[-1])
+    else:
+        _check_number("scale", scale)
+        if not abs(scale) <= limits.max:
+            raise ValueError(f"scale must be finite in {q.dtype}, got {scale}")
+    scores = q @ k.mT * scale
     if softcap is not None:
-        if not 0.0 < softcap < _INF:
-            raise ValueError(f"softcap must be positive and finite, got {softcap}")
+        _check_number("softcap", softcap)
+        if not limits.tiny <= softcap <= limits.max:
+            raise ValueError(
+                f"softcap must be positive and finite in {q.dtype}, at least {limits.tiny:.3g}, "
+                f"got {softcap}"
+            )
         scores = softcap * torch.tanh(scores / softcap)
     if bias is not None:
-        _check_bias(bias, q, scores.shape)
         scores = scores + bias
-    closed = _closed(mask, bias, causal, scores)
     if closed is None:
-        return torch.softmax(scores, dim=-1)
+        return torch.softmax(scores, dim=-1), None
     # softmax of a row of -inf would be NaN: an empty row is kept finite, then zeroed
     empty = closed.all(dim=-1, keepdim=True)
     scores = scores.masked_fill(closed, -_INF).masked_fill(empty, 0.0)
-    return torch.softmax(scores, dim=-1).masked_fill(closed, 0.0)
+    return torch.softmax(scores, dim=-1).masked_fill(closed, 0.0), closed
 
 
-def _closed(mask, bias, causal, scores) -> Tensor | None:
-    """Where a query may not attend, broadcastable to the scores; None if nothing is closed."""
+def _closed(q, mask, bias, causal, shape) -> Tensor | None:
+    """Where a query may not attend, in the shape of the scores; None if nothing is closed."""
     parts = []
     if mask is not None:
-        if mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        if got != torch.bool:
             raise TypeError(
-                f"mask must be bool, True = may attend, got {mask.dtype}; "
+                f"mask must be a bool tensor, True = may attend, got {got}; "
                 "numbers to add to the scores go through bias"
             )
-        _check_broadcast("mask", mask, scores.shape)
+        _check_broadcast("mask", mask, q, shape)
         parts.append(~mask)
     if bias is not None:
+        _check_bias(bias, q, shape)
         parts.append(bias == -_INF)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be True or False, got {causal!r}")
     if causal:
-        T, S = scores.shape[-2:]
-        parts.append(~causal_mask(T, S).to(scores.device))
+        parts.append(~causal_mask(*shape[-2:]).to(q.device))
     if not parts:
         return None
     closed = parts[0]
     for part in parts[1:]:
         closed = closed | part
-    return closed
+    return closed.expand(shape)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def _full_precision(x: Tensor) -> AbstractContextManager:
+    """Autocast would compute the products in half precision, whatever the dtype."""
+    if x.device.type == "meta":
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def _check_number(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def _check_tensor(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    if x.dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise TypeError(f"{name} must be floating point, one of {known}, got {x.dtype}")
+
+
+def _check_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"{name} must be on the device of q, got {x.device} and {q.device}")
+
+
 def _check_queries_keys(q: Tensor, k: Tensor) -> None:
     for name, x in (("q", q), ("k", k)):
-        if not x.is_floating_point():
-            raise TypeError(f"{name} must be floating point, got {x.dtype}")
+        _check_tensor(name, x)
         if x.dim() < 2:
             raise ValueError(f"{name} must have at least two axes, got shape {tuple(x.shape)}")
     if q.dtype != k.dtype:
         raise TypeError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
+    _check_device("k", k, q)
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
         raise ValueError(
             f"q and k must share a width d_k of at least 1, got {q.shape[-1]} and {k.shape[-1]}"
@@ -194,6 +246,8 @@ def _check_queries_keys(q: Tensor, k: Tensor) -> None:
 
 
 def _check_values(k: Tensor, v: Tensor) -> None:
+    _check_tensor("v", v)
+    _check_device("v", v, k)
     if v.dtype != k.dtype:
         raise TypeError(f"v must have the dtype of q and k, got {v.dtype} and {k.dtype}")
     if v.dim() != k.dim() or v.shape[:-1] != k.shape[:-1]:
@@ -204,15 +258,17 @@ def _check_values(k: Tensor, v: Tensor) -> None:
 
 
 def _check_bias(bias: Tensor, q: Tensor, shape: torch.Size) -> None:
+    _check_tensor("bias", bias)
     if bias.dtype != q.dtype:
         raise TypeError(f"bias must have the dtype of q, got {bias.dtype} and {q.dtype}")
-    _check_broadcast("bias", bias, shape)
+    _check_broadcast("bias", bias, q, shape)
     if bias.device.type != "meta" and bool((bias.isnan() | bias.isposinf()).any()):
         raise ValueError("bias must not hold NaN or +inf; -inf closes a cell")
 
 
-def _check_broadcast(name: str, x: Tensor, shape: torch.Size) -> None:
+def _check_broadcast(name: str, x: Tensor, q: Tensor, shape: torch.Size) -> None:
     """Two axes (T, S), or every axis of the scores: nothing is guessed to be padding."""
+    _check_device(name, x, q)
     if x.dim() not in (2, len(shape)):
         raise ValueError(
             f"{name} must have 2 axes, (T, S), or {len(shape)}, as the scores "

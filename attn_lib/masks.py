@@ -105,6 +105,7 @@ def padding_mask(lengths: Tensor, S: int) -> Tensor:
     """
     _check_integers("lengths", lengths, axes=1)
     _check_sizes(S=S)
+    lengths = lengths.long()  # S may not fit into the dtype of the lengths
     if lengths.device.type != "meta" and bool(((lengths < 0) | (lengths > S)).any()):
         raise ValueError(f"lengths must be 0 to S={S}, got {lengths.tolist()}")
     return (torch.arange(S, device=lengths.device) < lengths[:, None])[:, None, None, :]
@@ -227,8 +228,9 @@ def from_additive(additive: Tensor) -> Tensor:
 
     Source: chapter 2.
     """
-    if not additive.is_floating_point():
-        raise TypeError(f"an additive mask must be floating point, got {additive.dtype}")
+    if not isinstance(additive, Tensor) or not additive.is_floating_point():
+        got = additive.dtype if isinstance(additive, Tensor) else type(additive).__name__
+        raise TypeError(f"an additive mask must be a floating-point tensor, got {got}")
     lowest = torch.finfo(additive.dtype).min
     neither = (additive != 0) & ~(additive <= lowest)
     if bool(neither.any()):
@@ -285,10 +287,9 @@ def from_binary(binary: Tensor) -> Tensor:
 
     Source: chapter 2.
     """
-    if binary.dtype != torch.bool:
-        _check_integers("binary", binary, axes=2)
-    elif binary.dim() != 2:
-        raise ValueError(f"binary must have 2 axes, got shape {tuple(binary.shape)}")
+    if isinstance(binary, Tensor) and binary.dtype == torch.bool:
+        binary = binary.long()
+    _check_integers("binary", binary, axes=2)
     other = binary[(binary != 0) & (binary != 1)]
     if other.numel():
         raise ValueError(f"binary must hold 0 and 1, got {int(other[0])}")
@@ -307,6 +308,8 @@ def _distance(T: int, S: int | None, offset: int | Tensor | None) -> Tensor:
         device, offset = offset.device, offset[:, None, None, None]
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"offset must be an integer or (B,) integers, got {offset!r}")
+    elif abs(offset) > 2**62:
+        raise ValueError(f"offset must be within 2**62 of zero, got {offset}")
     queries = torch.arange(T, device=device)[:, None] + offset
     return torch.arange(S, device=device) - queries
 

@@ -70,6 +70,7 @@ def plot_weights(
         The Axes drawn on.
 
     Raises:
+        TypeError: ``weights`` is not a tensor.
         ValueError: not two axes; weights outside [0, vmax] or NaN; labels of another length.
 
     Example:
@@ -80,13 +81,15 @@ def plot_weights(
 
     Source: the colour scale is fixed because free scales made panels incomparable elsewhere.
     """
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weights must be a tensor, got {type(weights).__name__}")
     if weights.dim() != 2:
         raise ValueError(f"weights must be (T, S), got shape {tuple(weights.shape)}")
     if not 0.0 < vmax <= 1.0:
         raise ValueError(f"vmax must be in (0, 1], got {vmax}")
     table = weights.detach().double()
     # a softmax in low precision may exceed 1 by a rounding step
-    if not bool(((table >= 0.0) & (table <= vmax + 1e-2)).all()):
+    if not bool(((table >= 0.0) & (table <= vmax * 1.01)).all()):
         raise ValueError(
             f"weights must be in [0, {vmax}], got {table.min():.3g} to {table.max():.3g}"
         )
@@ -150,8 +153,9 @@ def _draw_table(table, queries, keys, vmax, cell, ax):
         _, ax = plt.subplots(figsize=(1.9 + cell * S, 1.3 + cell * T))
     image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax)
     upright = max(map(len, columns), default=0) > 3
-    ax.set_xticks(range(S), columns, rotation=90 if upright else 0)
-    ax.set_yticks(range(T), rows)
+    # labels are shown as they are: a token may hold a dollar sign
+    ax.set_xticks(range(S), columns, rotation=90 if upright else 0, parse_math=False)
+    ax.set_yticks(range(T), rows, parse_math=False)
     ax.xaxis.tick_top()
     ax.xaxis.set_label_position("top")
     ax.set_xlabel("key", labelpad=8)
@@ -166,7 +170,7 @@ def _draw_table(table, queries, keys, vmax, cell, ax):
 
 
 def _labels(name: str, labels: Sequence[str] | None, size: int) -> list[str]:
-    labels = [str(i) for i in range(size)] if labels is None else list(labels)
+    labels = [str(i) for i in range(size)] if labels is None else [str(label) for label in labels]
     if len(labels) != size:
         raise ValueError(f"{name} must hold {size} labels, got {len(labels)}")
     return labels

