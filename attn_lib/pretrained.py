@@ -21,6 +21,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -89,6 +90,37 @@ def minilm_tensors(prefix: str = "") -> dict[str, Tensor]:
     if not tensors:
         raise ValueError(f"no tensor of MiniLM has a name that starts with {prefix!r}")
     return tensors
+
+
+def minilm_inputs(ids: Tensor) -> Tensor:
+    """What the first layer of all-MiniLM-L6-v2 receives: word plus position, normalised.
+
+    Args:
+        ids: (..., T) integers from the tokenizer, T at most 512.
+
+    Returns:
+        (..., T, 384) float32: for each token the sum of its word's vector, its position's vector
+        and a constant one, passed through the model's LayerNorm.
+
+    Raises:
+        ValueError: more than 512 tokens; or the file is altered.
+        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+
+    Example:
+        >>> minilm_inputs(torch.tensor([[101, 4937, 102]])).shape
+        torch.Size([1, 3, 384])
+
+    Source: Devlin et al. (2019), "BERT", section 3; written out in chapter 1.
+    """
+    tensors = minilm_tensors("embeddings.")
+    positions = tensors["embeddings.position_embeddings.weight"]
+    T = ids.shape[-1]
+    if T > len(positions):
+        raise ValueError(f"MiniLM takes at most {len(positions)} tokens, got {T}")
+    x = tensors["embeddings.word_embeddings.weight"][ids] + positions[:T]
+    x = x + tensors["embeddings.token_type_embeddings.weight"][0]
+    gain, shift = (tensors[f"embeddings.LayerNorm.{name}"] for name in ("weight", "bias"))
+    return torch.nn.functional.layer_norm(x, gain.shape, gain, shift, eps=1e-12)
 
 
 def minilm_tokenizer():

@@ -47,6 +47,20 @@ def test_the_weights_are_the_published_ones():
         pretrained.minilm_tensors("decoder.")
 
 
+def test_the_inputs_are_normalised_sums():
+    """Against a LayerNorm written out in double precision, and with too many tokens."""
+    tensors = pretrained.minilm_tensors("embeddings.")
+    ids = torch.tensor([[101, 4937, 102], [101, 0, 7]])
+    x = tensors["embeddings.word_embeddings.weight"].double()[ids]
+    x = x + tensors["embeddings.position_embeddings.weight"].double()[[0, 1, 2]]
+    x = x + tensors["embeddings.token_type_embeddings.weight"].double()[0]
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-12).sqrt()
+    x = x * tensors["embeddings.LayerNorm.weight"] + tensors["embeddings.LayerNorm.bias"]
+    torch.testing.assert_close(pretrained.minilm_inputs(ids).double(), x, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="at most 512 tokens, got 513"):
+        pretrained.minilm_inputs(torch.zeros(513).long())
+
+
 def test_the_tokenizer_is_the_published_one():
     tokenizer = pretrained.minilm_tokenizer()
     assert tokenizer.get_vocab_size() == 30_522
