@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -55,8 +56,9 @@ def plot_weights(
 ) -> Axes:
     """Heat map of attention weights: a row is a query, a column is a key.
 
-    The colour scale runs from 0 to ``vmax`` whatever the data, so that two figures compare.
-    Up to 64 cells, each cell also shows its number.
+    The colour scale runs from 0 to ``vmax`` whatever the data, so that two figures compare; a
+    cell that is exactly zero, as a closed one is, is grey. Up to 64 cells, each other cell also
+    shows its number.
 
     Args:
         weights: (T, S) numbers in [0, 1].
@@ -100,6 +102,8 @@ def plot_weights(
         for t in range(T):
             for s in range(S):
                 weight = float(table[t, s])
+                if weight == 0.0:
+                    continue
                 color = "white" if weight > 0.5 * vmax else "#222222"
                 ax.text(s, t, f"{weight:.2f}", ha="center", va="center", color=color, fontsize=9)
     bar = ax.figure.colorbar(image, ax=ax, ticks=[0.0, vmax / 2, vmax], shrink=0.9, pad=0.02)
@@ -115,7 +119,7 @@ def plot_mask(
     keys: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Picture of a mask: a blue cell is open, a white one closed; rows ask, columns answer.
+    """Picture of a mask: a blue cell is open, a grey one closed; rows ask, columns answer.
 
     Args:
         mask: bool (T, S), True = may attend.
@@ -132,8 +136,8 @@ def plot_mask(
 
     Example:
         >>> ax = plot_mask(torch.eye(2, dtype=torch.bool))
-        >>> ax.images[0].get_array().data.tolist()
-        [[1.0, 0.0], [0.0, 1.0]]
+        >>> ax.images[0].get_array().tolist()
+        [[1.0, None], [None, 1.0]]
         >>> plt.close(ax.figure)
 
     Source: chapter 2.
@@ -151,7 +155,10 @@ def _draw_table(table, queries, keys, vmax, cell, ax):
     rows, columns = _labels("queries", queries, T), _labels("keys", keys, S)
     if ax is None:
         _, ax = plt.subplots(figsize=(1.9 + cell * S, 1.3 + cell * T))
-    image = ax.imshow(table.numpy(), cmap="Blues", vmin=0.0, vmax=vmax)
+    # exactly zero is closed, and grey; a small weight is open, and pale blue
+    colors = mpl.colormaps["Blues"].with_extremes(bad="#e9e9e9")
+    shown = np.ma.masked_equal(table.numpy(), 0.0)
+    image = ax.imshow(shown, cmap=colors, vmin=0.0, vmax=vmax)
     upright = max(map(len, columns), default=0) > 3
     # labels are shown as they are: a token may hold a dollar sign
     ax.set_xticks(range(S), columns, rotation=90 if upright else 0, parse_math=False)
@@ -163,7 +170,7 @@ def _draw_table(table, queries, keys, vmax, cell, ax):
     # thin lines between the cells, so that rows of equal cells stay countable
     ax.set_xticks([s - 0.5 for s in range(1, S)], minor=True)
     ax.set_yticks([t - 0.5 for t in range(1, T)], minor=True)
-    ax.grid(which="minor", color="#dddddd", linewidth=0.8)
+    ax.grid(which="minor", color="white", linewidth=0.8)
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     return ax, image

@@ -17,12 +17,12 @@ from matplotlib.image import imread, imsave
 
 from attn_lib import pretrained
 
-PAGE = "book/01_one_head.ipynb"
+PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
 
 
-def run_nbval(root, *options, **environment):
+def run_nbval(root, *options, pages="book", **environment):
     """The pytest part of the command, with the library of that copy."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nbval", "book", *options]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nbval", pages, *options]
     return subprocess.run(
         command,
         cwd=root,
@@ -120,25 +120,53 @@ def _png(image):
 )
 def test_a_changed_output_turns_the_command_red(checkout, change, message):
     edit_page(checkout, change)
-    run = run_nbval(checkout)
+    run = run_nbval(checkout, pages=PAGE)
     assert run.returncode == 1
     assert message in run.stdout
     assert checked.fault(checkout) is not None
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("return torch.softmax(scores, dim=-1)\n", "return torch.softmax(scores, dim=-2)\n"),
-        (".mT * scale\n", ".mT\n"),
-    ],
-    ids=["softmax over the wrong axis", "dropped scale"],
-)
-def test_a_broken_library_turns_the_command_red(checkout, old, new):
-    edit(checkout, "attn_lib/functional.py", old, new)
-    run = run_nbval(checkout)
+FORMULA, MASKS = "attn_lib/functional.py", "attn_lib/masks.py"
+# mistake -> (page that must see it, file, text as it is, text with the mistake)
+BROKEN_LIBRARY = {
+    "softmax over the wrong axis": (
+        PAGE,
+        FORMULA,
+        "return torch.softmax(scores, dim=-1), None",
+        "return torch.softmax(scores, dim=-2), None",
+    ),
+    "dropped scale": (PAGE, FORMULA, "q @ k.mT * scale", "q @ k.mT"),
+    "inverted polarity": (MASK_PAGE, FORMULA, "parts.append(~mask)", "parts.append(mask)"),
+    "causal off by one": (MASK_PAGE, MASKS, "return distance <= 0", "return distance <= 1"),
+    "aligned to the start": (MASK_PAGE, MASKS, "offset = S - T", "offset = 0"),
+    "padding on queries": (
+        MASK_PAGE,
+        MASKS,
+        "[:, None, None, :]\n\n\ndef seg",
+        "[:, None, :, None]\n\n\ndef seg",
+    ),
+    "or for and": (MASK_PAGE, FORMULA, "closed = closed | part", "closed = closed & part"),
+    "or for and in a window": (MASK_PAGE, MASKS, ">= -left) & (", ">= -left) | ("),
+    "any rank is taken": (MASK_PAGE, FORMULA, "if x.dim() not in (2, len(shape)):", "if False:"),
+    "no guard": (
+        MASK_PAGE,
+        FORMULA,
+        """.masked_fill(empty, 0.0)
+    return torch.softmax(scores, dim=-1).masked_fill(closed, 0.0), closed""",
+        """
+    return torch.softmax(scores, dim=-1), closed""",
+    ),
+    "filler not cleared": (MASK_PAGE, FORMULA, "used @ v.masked_fill(", "used @ v  # ("),
+}
+
+
+@pytest.mark.parametrize("mistake", BROKEN_LIBRARY)
+def test_a_broken_library_turns_the_command_red(checkout, mistake):
+    page, file, old, new = BROKEN_LIBRARY[mistake]
+    edit(checkout, file, old, new)
+    run = run_nbval(checkout, pages=page)
     assert run.returncode == 1
-    assert "Cell outputs differ" in run.stdout
+    assert "Cell outputs differ" in run.stdout or "caused an exception" in run.stdout
 
 
 def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
