@@ -147,6 +147,13 @@ BROKEN_LIBRARY = {
     ),
     "or for and": (MASK_PAGE, FORMULA, "closed = closed | part", "closed = closed & part"),
     "or for and in a window": (MASK_PAGE, MASKS, ">= -left) & (", ">= -left) | ("),
+    "two axes guessed to be padding": (
+        MASK_PAGE,
+        FORMULA,
+        "        parts.append(~mask)\n",
+        "        guess = mask.dim() == 2 and len(shape) == 4 and mask.shape[0] == shape[0]\n"
+        "        parts.append(~mask[:, None, None] if guess else ~mask)\n",
+    ),
     "any rank is taken": (MASK_PAGE, FORMULA, "if x.dim() not in (2, len(shape)):", "if False:"),
     "no guard": (
         MASK_PAGE,
