@@ -53,7 +53,7 @@ def printed(cell) -> str:
     for output in cell.get("outputs", []):
         texts.append(output.get("data", {}).get("text/plain", ""))
         texts.append(output.get("evalue", ""))
-    return "\n".join(texts)
+    return "\n".join(filter(None, texts))
 
 
 # ---------------------------------------------------------------- stored as it ran

@@ -152,5 +152,11 @@ def test_launch_buttons_are_off_until_there_is_an_address(site):
     """Without an address of its own, Jupyter Book's buttons would point at Jupyter Book."""
     for name in NAMES:
         text = (site / name).read_text()
-        for word in ("colab.research", "mybinder", "executablebooks/jupyter-book", "github.com/"):
+        for word in (
+            "colab.research",
+            "mybinder",
+            "executablebooks/jupyter-book",
+            "dropdown-launch-buttons",
+            "dropdown-source-buttons",
+        ):
             assert word not in text, (name, word)
