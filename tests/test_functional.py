@@ -1,5 +1,7 @@
 import itertools
 import math
+import re
+import warnings
 
 import pytest
 import torch
@@ -245,6 +247,40 @@ def test_dropout_leaves_the_returned_weights_alone():
     assert torch.equal(attention(q, k, v)[0], attention(q, k, v)[0])
 
 
+def test_dropout_of_everything_leaves_nothing():
+    out, weights = attention(draw(3, 5), draw(4, 5), draw(4, 7), dropout_p=1.0)
+    assert torch.equal(out, torch.zeros(3, 7, dtype=torch.float64))
+    assert torch.equal(weights, attention_weights(draw(3, 5), draw(4, 5)))
+
+
+def test_without_dropout_no_random_number_is_drawn():
+    before = torch.get_rng_state()
+    attention(draw(3, 5), draw(4, 5), draw(4, 7))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_options_may_reach_the_limits_of_the_dtype(dtype):
+    limits = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
+    q, k = torch.zeros(1, 2, dtype=dtype), torch.zeros(3, 2, dtype=dtype)
+    even = torch.full((1, 3), 1 / 3, dtype=dtype)
+    for options in ({"scale": limits.max}, {"softcap": limits.max}, {"softcap": limits.tiny}):
+        weights = attention_weights(q, k, **options)
+        assert weights.dtype == dtype
+        assert torch.equal(weights, even)
+
+
+def test_no_nan_arises_on_the_way_back():
+    """Anomaly mode raises at the first NaN in a backward pass, even one that is covered up."""
+    q, k, v = (draw(3, 5, seed=i).requires_grad_() for i in range(3))
+    mask = torch.tensor([[True, True, False], [False] * 3, [True, False, False]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            attention(q, k, v, mask=mask)[0].sum().backward()
+    assert bool(q.grad.isfinite().all())
+
+
 def test_arguments_are_not_changed():
     q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
     bias, mask = draw(3, 4, seed=3), draw(3, 4, seed=4) > 0
@@ -290,15 +326,35 @@ GOOD = {"q": draw(2, 3, 5), "k": draw(2, 4, 5), "v": draw(2, 4, 7)}
 BAD = {
     "k narrower than q": ({"k": draw(2, 4, 6)}, ValueError, "5 and 6"),
     "width zero": ({"q": draw(2, 3, 0), "k": draw(2, 4, 0)}, ValueError, "at least 1"),
-    "another batch": ({"k": draw(1, 4, 5), "v": draw(1, 4, 7)}, ValueError, r"\(1, 4, 5\)"),
+    "another batch": (
+        {"k": draw(1, 4, 5), "v": draw(1, 4, 7)},
+        ValueError,
+        r"^q and k must have the same leading axes, got shapes \(2, 3, 5\) and \(1, 4, 5\)$",
+    ),
     "fewer axes": ({"k": draw(4, 5), "v": draw(4, 7)}, ValueError, r"\(4, 5\)"),
     "one axis": ({"q": draw(5)}, ValueError, r"two axes, got shape \(5,\)"),
-    "values too few": ({"v": draw(2, 3, 7)}, ValueError, r"\(2, 3, 7\) for k \(2, 4, 5\)"),
+    "values too few": (
+        {"v": draw(2, 3, 7)},
+        ValueError,
+        "^v must have one row per key: the shape of k but for the last axis, got "
+        r"\(2, 3, 7\) for k \(2, 4, 5\)$",
+    ),
     "values of another batch": ({"v": draw(1, 4, 7)}, ValueError, r"\(1, 4, 7\)"),
-    "integer queries": ({"q": torch.ones(2, 3, 5).long()}, TypeError, "torch.int64"),
+    "integer queries": (
+        {"q": torch.ones(2, 3, 5).long()},
+        TypeError,
+        "one of float64, float32, float16, bfloat16, got torch.int64$",
+    ),
+    "integer keys": ({"k": torch.ones(2, 4, 5).long()}, TypeError, "torch.int64"),
+    "integer values": ({"v": torch.ones(2, 4, 7).long()}, TypeError, "torch.int64"),
+    "keys of one axis": ({"k": draw(5)}, ValueError, r"two axes, got shape \(5,\)"),
     "mixed dtypes": ({"k": draw(2, 4, 5).float()}, TypeError, "float64 and torch.float32"),
     "values of another dtype": ({"v": draw(2, 4, 7).float()}, TypeError, "torch.float32"),
-    "float mask": ({"mask": torch.ones(3, 4)}, TypeError, "bias"),
+    "float mask": (
+        {"mask": torch.ones(3, 4)},
+        TypeError,
+        "got torch.float32; numbers to add to the scores go through bias$",
+    ),
     "integer mask": ({"mask": torch.ones(3, 4).long()}, TypeError, "True = may attend"),
     "padding passed as a mask": ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(3, 4\)"),
     "mask of one axis": ({"mask": torch.ones(4).bool()}, ValueError, "write out the missing axes"),
@@ -310,7 +366,15 @@ BAD = {
     "mask larger than the scores": ({"mask": torch.ones(5, 4).bool()}, ValueError, r"\(5, 4\)"),
     "bias of another dtype": ({"bias": draw(3, 4).float()}, TypeError, "torch.float32"),
     "bias of another shape": ({"bias": draw(4, 3)}, ValueError, r"\(4, 3\)"),
-    "NaN in the bias": ({"bias": torch.full((3, 4), math.nan).double()}, ValueError, "NaN"),
+    "NaN in the bias": (
+        {"bias": torch.full((3, 4), math.nan).double()},
+        ValueError,
+        r"^bias must not hold NaN or \+inf; -inf closes a cell$",
+    ),
+    "bias of one axis": ({"bias": draw(4)}, ValueError, "bias must have 2 axes"),
+    "softcap a string": ({"softcap": "1"}, TypeError, "got '1'"),
+    "dropout a bool": ({"dropout_p": True}, TypeError, "got True"),
+    "negative dropout": ({"dropout_p": -0.1}, ValueError, "got -0.1"),
     "+inf in the bias": ({"bias": torch.full((3, 4), INF).double()}, ValueError, r"\+inf"),
     "infinite scale": ({"scale": INF}, ValueError, "finite in torch.float64, got inf"),
     "softcap zero": ({"softcap": 0.0}, ValueError, "positive and finite.*got 0.0"),
@@ -343,8 +407,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_named(name):
     changes, error, message = BAD[name]
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as caught:
         attention(**{**GOOD, **changes})
+    # the message names an argument that was wrong, as its first word or in "q and k"
+    assert re.match(rf"(q and k|{'|'.join(changes)}) must ", str(caught.value)), caught.value
 
 
 def test_a_mask_of_three_axes_is_never_guessed_to_be_per_head():

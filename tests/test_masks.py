@@ -158,11 +158,15 @@ BAD = {
         "2\\*\\*62",
     ),
     "additive a list": (lambda: masks.from_additive([0.0]), TypeError, "got list"),
-    "binary a list": (lambda: masks.from_binary([[1]]), TypeError, "got list"),
+    "binary a list": (lambda: masks.from_binary([[1]]), TypeError, "^binary must be .* got list"),
     "negative left": (lambda: masks.window_mask(3, -1), ValueError, "left=-1"),
     "negative right": (lambda: masks.window_mask(3, 1, -2), ValueError, "right=-2"),
     "left missing": (lambda: masks.window_mask(3, None), TypeError, "left must be an integer"),
-    "lengths a list": (lambda: masks.padding_mask([1], 2), TypeError, "got list"),
+    "lengths a list": (
+        lambda: masks.padding_mask([1], 2),
+        TypeError,
+        "^lengths must be an integer tensor, got list",
+    ),
     "float lengths": (lambda: masks.padding_mask(torch.ones(2), 2), TypeError, "torch.float32"),
     "bool lengths": (lambda: masks.padding_mask(BOOLS[0], 3), TypeError, "torch.bool"),
     "lengths of two axes": (
@@ -183,12 +187,16 @@ BAD = {
     "segments of one axis": (
         lambda: masks.segment_mask(torch.tensor([1, 2])),
         ValueError,
-        r"2 axes, got shape \(2,\)",
+        r"^segments must have 2 axes, got shape \(2,\)",
     ),
     "float segments": (lambda: masks.segment_mask(FLOATS), TypeError, "torch.float32"),
-    "float to blocked": (lambda: masks.to_blocked(FLOATS), TypeError, "mask must be a bool"),
+    "float to blocked": (
+        lambda: masks.to_blocked(FLOATS),
+        TypeError,
+        "^mask must be a bool tensor, got torch.float32",
+    ),
     "float from blocked": (lambda: masks.from_blocked(FLOATS), TypeError, "blocked must be a bool"),
-    "float to additive": (lambda: masks.to_additive(FLOATS), TypeError, "torch.float32"),
+    "float to additive": (lambda: masks.to_additive(FLOATS), TypeError, "^mask must be a bool"),
     "additive of integers": (
         lambda: masks.to_additive(BOOLS, dtype=torch.int64),
         TypeError,
@@ -203,6 +211,13 @@ BAD = {
     ),
     "NaN": (lambda: masks.from_additive(torch.tensor([torch.nan])), ValueError, "got nan"),
     "ones": (lambda: masks.from_additive(torch.ones(2)), ValueError, "got 1"),
+    "list to blocked": (lambda: masks.to_blocked([True]), TypeError, "got list"),
+    "float to binary": (lambda: masks.to_binary(FLOATS), TypeError, "^mask must be a bool"),
+    "causal for each example to binary": (
+        lambda: masks.to_binary(masks.causal_mask(3)[None, None]),
+        ValueError,
+        r"got \(1, 1, 3, 3\)",
+    ),
     "causal to binary": (
         lambda: masks.to_binary(masks.causal_mask(3)),
         ValueError,
@@ -212,6 +227,28 @@ BAD = {
     "one axis from binary": (lambda: masks.from_binary(BOOLS[0]), ValueError, r"got shape \(3,\)"),
     "float from binary": (lambda: masks.from_binary(FLOATS), TypeError, "torch.float32"),
 }
+
+
+def test_masks_are_made_where_their_arguments_are():
+    lengths = torch.empty(3, dtype=torch.int64, device="meta")
+    segments = torch.empty(3, 4, dtype=torch.int64, device="meta")
+    made = [
+        masks.padding_mask(lengths, 4),
+        masks.causal_mask(2, 4, offset=lengths),
+        masks.window_mask(2, 1, 1, 4, offset=lengths),
+        masks.segment_mask(segments),
+        masks.to_additive(masks.padding_mask(lengths, 4)),
+        masks.to_binary(masks.padding_mask(lengths, 4)),
+    ]
+    assert all(mask.device.type == "meta" for mask in made)
+    shapes = [(3, 1, 1, 4), (3, 1, 2, 4), (3, 1, 2, 4), (3, 1, 4, 4), (3, 1, 1, 4), (3, 4)]
+    assert [tuple(mask.shape) for mask in made] == shapes
+
+
+def test_far_offsets_are_in_order():
+    assert bool(masks.causal_mask(2, 3, offset=10**6).all())
+    assert not bool(masks.causal_mask(2, 3, offset=-(2**62)).any())
+    assert bool(masks.causal_mask(2, 3, offset=2**62).all())
 
 
 @pytest.mark.parametrize("name", BAD)
