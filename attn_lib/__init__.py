@@ -14,19 +14,25 @@ Letters, the same in every signature, comment and notebook:
 ``q`` (..., T, d_k), ``k`` (..., S, d_k), ``v`` (..., S, d_v); ``scores`` before the softmax,
 ``weights`` after it; ``mask`` is boolean, True = may attend; ``bias`` is added to the scores.
 
-Where to start: :mod:`attn_lib.functional` is the formula, :mod:`attn_lib.masks` says
-who may attend to whom, :mod:`attn_lib.plotting` draws both,
-:mod:`attn_lib.pretrained` brings real trained weights, :mod:`attn_lib.exercises` checks answers.
+Where to start: :mod:`attn_lib.functional` is the formula and :mod:`attn_lib.masks` says who may
+attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
+:mod:`attn_lib.positions` tells it where a token stands. Beside them, :mod:`attn_lib.plotting`
+draws, :mod:`attn_lib.pretrained` brings real trained weights, :mod:`attn_lib.exercises` checks
+answers.
 """
 
 from attn_lib.functional import attention, attention_weights
+from attn_lib.layers import FeedForward, MultiHeadAttention, record_attention
 from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
 
 __all__ = [
+    "FeedForward",
+    "MultiHeadAttention",
     "attention",
     "attention_weights",
     "causal_mask",
     "padding_mask",
+    "record_attention",
     "segment_mask",
     "window_mask",
 ]

@@ -140,6 +140,7 @@ def _weights(q, k, mask, bias, scale, softcap, causal) -> tuple[Tensor, Tensor |
     """(..., T, S) weights in float32 or float64, and the closed cells if there are any."""
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
     closed = _closed(q, mask, bias, causal, shape)
+    closed = None if closed is None else closed.expand(shape)
     # in float32 before the product: q·k of two float16 vectors may not fit into float16
     q, k = _at_least_float32(q), _at_least_float32(k)
     if closed is not None:
@@ -171,7 +172,7 @@ def _weights(q, k, mask, bias, scale, softcap, causal) -> tuple[Tensor, Tensor |
 
 
 def _closed(q, mask, bias, causal, shape) -> Tensor | None:
-    """Where a query may not attend, in the shape of the scores; None if nothing is closed."""
+    """Where a query may not attend, broadcastable to the scores; None if nothing is closed."""
     parts = []
     if mask is not None:
         got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
@@ -194,7 +195,7 @@ def _closed(q, mask, bias, causal, shape) -> Tensor | None:
     closed = parts[0]
     for part in parts[1:]:
         closed = closed | part
-    return closed.expand(shape)
+    return closed
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

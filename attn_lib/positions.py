@@ -1,0 +1,165 @@
+"""Where a token stands: four ways to tell an attention layer, which by itself cannot know.
+
+Two change the vectors that enter a layer (sinusoidal, learned), one turns queries and keys
+(rotary), one changes the scores (ALiBi).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib.masks import _check_sizes
+
+
+def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
+    """Sines and cosines of each position, at wavelengths from 2π to 2π · base.
+
+    A shift by n positions is a rotation of each (sine, cosine) pair, the same for every position.
+
+    Args:
+        T: number of positions, at least 0.
+        d_model: width; if odd, the last cosine is left out.
+        base: ratio of the longest to the shortest wavelength, above 0.
+
+    Returns:
+        float32 (T, d_model) in [−1, 1]: column 2i is sin(p / base^(2i/d_model)), column 2i + 1
+        the cosine of the same angle.
+
+    Raises:
+        ValueError: T negative, d_model below 1 or base not positive.
+        TypeError: sizes that are not integers.
+
+    Example:
+        >>> sinusoidal(2, 3)
+        tensor([[0.0000, 1.0000, 0.0000],
+                [0.8415, 0.5403, 0.0022]])
+
+    Source: Vaswani et al. (2017), section 3.5.
+    """
+    _check_sizes(T=T, d_model=d_model)
+    if d_model < 1:
+        raise ValueError(f"d_model must be at least 1, got {d_model}")
+    angles = _angles(torch.arange(T), d_model, base)
+    table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
+    return table[:, :d_model].float()
+
+
+class LearnedPositions(nn.Module):
+    """A trained vector for each position, to be added to the tokens' vectors.
+
+    Args:
+        max_len: number of positions that have a vector; longer inputs raise.
+        d_model: width.
+
+    Example:
+        >>> LearnedPositions(max_len=5, d_model=4)(torch.zeros(1, 3, 4)).shape
+        torch.Size([1, 3, 4])
+
+    Source: Gehring et al. (2017); Devlin et al. (2019), "BERT".
+    """
+
+    def __init__(self, max_len: int, d_model: int):
+        super().__init__()
+        _check_sizes(max_len=max_len, d_model=d_model)
+        self.table = nn.Parameter(torch.empty(max_len, d_model))
+        nn.init.normal_(self.table, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add to x, (..., T, d_model), the vectors of the first T positions.
+
+        Raises:
+            ValueError: T above ``max_len``, or another width.
+        """
+        T, (max_len, d_model) = x.shape[-2], self.table.shape
+        if T > max_len or x.shape[-1] != d_model:
+            raise ValueError(
+                f"x must be (..., T, {d_model}) with T at most {max_len}, got {tuple(x.shape)}"
+            )
+        return x + self.table[:T]
+
+
+def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
+    """Turn each pair of numbers of a query or key by an angle that grows with its position.
+
+    Applied to queries and keys alike, their product depends on the *difference* of positions
+    only. Pairs are (x[i], x[i + d_k/2]), the "half-split" order; some libraries pair neighbours.
+
+    Args:
+        x: (..., T, d_k) queries or keys, floating point, d_k even.
+        positions: (T,) or (..., T) integers or floats: position of each row.
+        base: ratio of the slowest to the fastest rotation, above 0.
+
+    Returns:
+        (..., T, d_k) in the dtype of ``x``; each pair keeps its length.
+
+    Raises:
+        TypeError: ``x`` is not floating point.
+        ValueError: d_k odd; positions that do not end in T; base not positive.
+
+    Example:
+        >>> apply_rope(torch.tensor([[1.0, 0.0]]), torch.tensor([torch.pi / 3]))
+        tensor([[0.5000, 0.8660]])
+
+    Source: Su et al. (2021), "RoFormer", section 3.4.
+    """
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating point, got {x.dtype}")
+    T, d_k = x.shape[-2:]
+    if d_k % 2 or d_k == 0:
+        raise ValueError(f"rotary positions need an even width d_k, got {d_k}")
+    if positions.shape[-1:] != (T,):
+        raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
+    angles = _angles(positions, d_k, base)  # (..., T, d_k / 2)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    first, second = x.to(dtype).chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(x.dtype)
+
+
+def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
+    """A penalty that grows with the distance to the key, with another slope for each head.
+
+    Args:
+        num_heads: H, at least 1.
+        T: number of queries; they are the last T of the S positions.
+        S: number of keys; default T.
+
+    Returns:
+        float32 (H, T, S): −slope · distance to keys at or before the query, 0 after it: combine
+        with a causal mask. Slopes are 2^(−8h/H), h = 1 … H, where H is a power of two; else those
+        of the next lower power, and every other one of the next higher.
+
+    Raises:
+        ValueError: a size out of range.
+        TypeError: sizes that are not integers.
+
+    Example:
+        >>> alibi_bias(2, 2)[0]
+        tensor([[ 0.0000,  0.0000],
+                [-0.0625,  0.0000]])
+
+    Source: Press et al. (2022), "Train Short, Test Long", section 3.
+    """
+    S = T if S is None else S
+    _check_sizes(num_heads=num_heads, T=T, S=S)
+    if num_heads < 1:
+        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
+    slopes = torch.tensor(_alibi_slopes(num_heads))
+    return slopes[:, None, None] * -distance.clamp(min=0)
+
+
+def _alibi_slopes(num_heads: int) -> list[float]:
+    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is not above it
+    slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
+    if power < num_heads:
+        slopes += _alibi_slopes(2 * power)[0::2][: num_heads - power]
+    return slopes
+
+
+def _angles(positions: Tensor, width: int, base: float) -> Tensor:
+    """(..., T, ceil(width / 2)) angles in double precision: position / base^(2i / width)."""
+    if not base > 0.0:
+        raise ValueError(f"base must be positive, got {base}")
+    steps = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device)
+    return positions.double()[..., None] / base ** (steps / width)

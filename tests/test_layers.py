@@ -1,0 +1,357 @@
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import attention_by_loops
+from torch import nn
+
+from attn_lib import causal_mask, layers, padding_mask
+from attn_lib.layers import (
+    FeedForward,
+    MultiHeadAttention,
+    merge_heads,
+    record_attention,
+    split_heads,
+)
+from attn_lib.masks import to_blocked
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def layer_of(seed=0, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    return MultiHeadAttention(6, options.pop("num_heads", 3), **options).to(dtype)
+
+
+# ---------------------------------------------------------------- heads
+
+
+def test_split_puts_each_number_where_it_belongs():
+    B, H, T, d = 2, 3, 5, 7
+    x = torch.arange(B * T * H * d).view(B, T, H * d)
+    heads = split_heads(x, H)
+    assert heads.shape == (B, H, T, d)
+    for b, h, t, i in itertools.product(*map(range, (B, H, T, d))):
+        assert heads[b, h, t, i] == x[b, t, h * d + i]
+    assert torch.equal(merge_heads(heads), x)
+    assert not torch.equal(x.view(B, H, T, d), heads)  # the tempting mistake
+
+
+def test_split_needs_a_divisor():
+    with pytest.raises(ValueError, match="num_heads=4 must divide the width 6"):
+        split_heads(torch.zeros(1, 1, 6), 4)
+
+
+# ---------------------------------------------------------------- against loops
+
+
+def by_loops(layer, x, context, mask, bias, causal):
+    """Each head on its own, its matrices cut out by hand, through the loop oracle."""
+    outs = []
+    for b in range(len(x)):
+        heads = []
+        for h in range(layer.num_heads):
+            kv = h // (layer.num_heads // layer.num_kv_heads)
+
+            def project(linear, rows, index, width):
+                part = slice(index * width, (index + 1) * width)
+                constant = 0.0 if linear.bias is None else linear.bias[part]
+                return rows @ linear.weight[part].T + constant
+
+            out, _ = attention_by_loops(
+                project(layer.q_proj, x[b], h, layer.d_k),
+                project(layer.k_proj, context[b], kv, layer.d_k),
+                project(layer.v_proj, context[b], kv, layer.d_v),
+                mask=None if mask is None else mask.expand(len(x), layer.num_heads, -1, -1)[b, h],
+                bias=None if bias is None else bias.expand(len(x), layer.num_heads, -1, -1)[b, h],
+                scale=layer.scale,
+                softcap=layer.softcap,
+                causal=causal,
+            )
+            heads.append(out)
+        outs.append(layer.out_proj(torch.cat(heads, dim=-1)))
+    return torch.stack(outs)
+
+
+@given(
+    st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2)]),
+    st.sampled_from(["self", "cross"]),
+    st.sampled_from([None, "mask", "bias", "both"]),
+    st.booleans(),
+    st.sampled_from([None, 2.0]),
+    st.booleans(),
+    st.integers(0, 1000),
+)
+def test_equals_plain_loops(widths, source, masked, causal, softcap, constants, seed):
+    d_k, d_v, groups = widths
+    layer = layer_of(
+        seed,
+        num_heads=6 if groups else 3,
+        d_k=d_k,
+        d_v=d_v,
+        num_kv_heads=groups,
+        softcap=softcap,
+        bias=constants,
+        d_context=None if source == "self" else 5,
+    )
+    x = draw(2, 4, 6, seed=seed)
+    context = x if source == "self" else draw(2, 7, 5, seed=seed + 1)
+    H, T, S = layer.num_heads, 4, context.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    mask = bias = None
+    if masked in ("mask", "both"):
+        mask = torch.rand(2, 1, T, S, generator=generator) < 0.6
+    if masked in ("bias", "both"):
+        bias = draw(2, H, T, S, seed=seed + 2)
+    got = layer(x, None if source == "self" else context, mask=mask, bias=bias, causal=causal)
+    with torch.no_grad():
+        expected = by_loops(layer, x, context, mask, bias, causal)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+# ---------------------------------------------------------------- against PyTorch's layer
+
+
+@pytest.mark.parametrize("constants", [True, False])
+@pytest.mark.parametrize("width", [6, 5])
+@pytest.mark.parametrize("masked", ["nothing", "padding", "causal", "both"])
+def test_equals_torch_with_the_same_weights(constants, width, masked):
+    theirs = nn.MultiheadAttention(
+        6, 3, bias=constants, kdim=width, vdim=width, batch_first=True
+    ).double()
+    ours = MultiHeadAttention.from_torch(theirs)
+    x = draw(2, 5, 6).requires_grad_()
+    context = x if width == 6 else draw(2, 5, 5, seed=1)
+    lengths = torch.tensor([5, 3])
+    padding = padding_mask(lengths, 5)
+    options, their_options = {}, {}
+    if masked in ("padding", "both"):
+        options["mask"] = padding
+        their_options["key_padding_mask"] = to_blocked(padding)[:, 0, 0]
+    if masked in ("causal", "both"):
+        options["causal"] = True
+        their_options["attn_mask"] = to_blocked(causal_mask(5))
+    with record_attention(ours) as maps:
+        out = ours(x, None if context is x else context, **options)
+    expected, weights = theirs(x, context, context, average_attn_weights=False, **their_options)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(maps[""], weights)
+    (grad,) = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
+    (expected_grad,) = torch.autograd.grad(expected.square().sum(), x)
+    torch.testing.assert_close(grad, expected_grad)
+    back = ours.to_torch()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kdim": 5, "vdim": 4}, "kdim=5 and vdim=4"),
+        ({"add_bias_kv": True}, "add_bias_kv"),
+        ({"add_zero_attn": True}, "add_zero_attn"),
+    ],
+)
+def test_what_torch_has_and_we_have_not_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 3, **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"d_k": 4},
+        {"d_v": 1},
+        {"num_kv_heads": 1},
+        {"scale": 1.0},
+        {"softcap": 1.0},
+        {"rotary": 1e4},
+    ],
+)
+def test_what_we_have_and_torch_has_not_is_refused(options):
+    with pytest.raises(ValueError, match="needs d_k = d_v"):
+        layer_of(**options).to_torch()
+
+
+# ---------------------------------------------------------------- conventions
+
+
+def test_an_empty_example_harms_nobody():
+    layer = layer_of()
+    x = draw(2, 4, 6)
+    mask = padding_mask(torch.tensor([4, 0]), 4)
+    out = layer(x, mask=mask)
+    torch.testing.assert_close(out[1], layer.out_proj.bias.expand(4, 6))
+    torch.testing.assert_close(out[:1], layer(x[:1]))
+    out.sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
+def test_filler_of_a_context_may_hold_anything(garbage):
+    layer = layer_of()
+    x, context = draw(2, 4, 6), draw(2, 5, 6, seed=1)
+    mask = padding_mask(torch.tensor([5, 3]), 5)
+    expected = layer(x, context, mask=mask)
+    context[1, 3:] = garbage
+    assert torch.equal(layer(x, context, mask=mask), expected)
+
+
+def test_recording_changes_nothing_and_shows_what_was_used():
+    model = nn.Sequential(layer_of(dropout=0.5), layer_of(1, dropout=0.5))
+    x = draw(2, 4, 6)
+    for mode in (True, False):
+        model.train(mode)
+        torch.manual_seed(0)
+        plain = model(x)
+        torch.manual_seed(0)
+        with record_attention(model) as maps:
+            recorded = model(x)
+        assert torch.equal(recorded, plain)
+        assert set(maps) == {"0", "1"}
+        assert all(not m.requires_grad and m.shape == (2, 3, 4, 4) for m in maps.values())
+        torch.testing.assert_close(maps["0"].sum(-1), torch.ones(2, 3, 4, dtype=torch.float64))
+    first = model[0]
+    mixed = maps["0"] @ split_heads(first.v_proj(x), 3)
+    torch.testing.assert_close(first.out_proj(merge_heads(mixed)), first(x))
+    before = dict(maps)
+    model(x + 1)
+    assert all(torch.equal(maps[name], before[name]) for name in maps)
+
+
+def test_recorders_nest_and_end_with_an_error():
+    layer, inner = layer_of(), {}
+
+    def fails():
+        with record_attention(layer) as maps:
+            layer(draw(1, 2, 6))
+            inner.update(maps)
+            raise RuntimeError("stop")
+
+    with record_attention(layer) as outer:
+        with pytest.raises(RuntimeError, match="stop"):
+            fails()
+        layer(draw(1, 3, 6))
+    assert inner[""].shape[-1] == 2
+    assert outer[""].shape[-1] == 3
+    assert not layers._recorders
+
+
+def test_dropout_is_for_training_only():
+    layer, x = layer_of(dropout=0.5), draw(2, 4, 6)
+    assert not torch.equal(layer(x), layer(x))
+    layer.eval()
+    assert torch.equal(layer(x), layer(x))
+    torch.testing.assert_close(layer(x), layer_of()(x))
+
+
+def test_rotary_scores_depend_on_distance_only():
+    layer = layer_of(d_k=4, rotary=100.0)
+    x = draw(1, 1, 6).expand(1, 7, 6)  # the same token everywhere: only positions differ
+    with record_attention(layer) as maps:
+        layer(x)
+    logits = maps[""].log()
+    ratios = logits[..., :, 1:] - logits[..., :, :-1]  # of neighbouring keys, per query
+    for distance in range(-5, 6):
+        diagonal = ratios.diagonal(offset=distance, dim1=-2, dim2=-1)
+        torch.testing.assert_close(diagonal, diagonal[..., :1].expand_as(diagonal))
+    plain = layer_of(d_k=4)
+    with record_attention(plain) as even:
+        plain(x)
+    assert torch.allclose(even[""], torch.full_like(even[""], 1 / 7))
+    assert not torch.allclose(maps[""], even[""], atol=1e-3)
+
+
+def test_rotary_queries_are_the_last_of_the_positions():
+    layer, x = layer_of(d_k=4, rotary=100.0), draw(1, 6, 6)
+    torch.testing.assert_close(layer(x[:, 4:], x, causal=True), layer(x, causal=True)[:, 4:])
+
+
+def test_initial_projections_differ():
+    layer = layer_of(d_k=2)
+    weights = [linear.weight for linear in (layer.q_proj, layer.k_proj, layer.v_proj)]
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(weights, 2))
+
+
+@pytest.mark.parametrize(("B", "T", "S"), [(0, 3, 3), (2, 0, 3), (2, 1, 1)])
+def test_empty_and_single(B, T, S):
+    assert layer_of()(draw(B, T, 6), draw(B, S, 6)).shape == (B, T, 6)
+
+
+BAD_LAYERS = [
+    ({"num_heads": 4}, ValueError, "d_model=6 must be divisible by num_heads=4 unless d_k"),
+    ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got num_heads=0|got 0"),
+    ({"num_heads": -2}, ValueError, "num_heads=-2"),
+    ({"num_heads": 2.0}, TypeError, "num_heads must be an integer, got 2.0"),
+    ({"num_kv_heads": 2}, ValueError, "num_kv_heads=2 must divide num_heads=3"),
+    ({"d_k": 0}, ValueError, "d_k must be at least 1"),
+    ({"dropout": 1.5}, ValueError, "dropout must be in .0, 1., got 1.5"),
+    ({"d_k": 3, "rotary": 1e4}, ValueError, "even width d_k, got 3"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD_LAYERS)
+def test_bad_layers_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        layer_of(**options)
+
+
+BAD_CALLS = [
+    ({"x": draw(4, 6)}, ValueError, r"x must be \(batch, length, 6\), got \(4, 6\)"),
+    ({"x": draw(2, 4, 5)}, ValueError, r"x must be .*got \(2, 4, 5\)"),
+    ({"context": draw(2, 4, 7)}, ValueError, "context must be"),
+    ({"context": draw(3, 4, 6)}, ValueError, "one batch size, got 2 and 3"),
+    ({"mask": torch.ones(4, 4)}, TypeError, "mask must be a bool tensor"),
+    ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(4, 4\) of the scores"),
+    ({"mask": torch.ones(2, 4, 4).bool()}, ValueError, "write out the missing axes"),
+    ({"bias": torch.full((4, 4), math.nan).double()}, ValueError, "NaN"),
+    ({"bias": torch.zeros(4, 4)}, TypeError, "bias must have the dtype of q"),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), BAD_CALLS)
+def test_bad_calls_are_named(changes, error, message):
+    call = {"x": draw(2, 4, 6), **changes}
+    with pytest.raises(error, match=message):
+        layer_of()(call.pop("x"), call.pop("context", None), **call)
+
+
+# ---------------------------------------------------------------- feed-forward
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_feed_forward_is_two_maps_with_a_bend_between(activation):
+    torch.manual_seed(0)
+    layer, x = FeedForward(4, 7, activation=activation).double(), draw(2, 3, 4)
+    inner = x @ layer.up.weight.T + layer.up.bias
+    bend = {
+        "relu": inner.clamp(min=0.0),
+        "gelu": inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2))),
+    }[activation]
+    torch.testing.assert_close(layer(x), bend @ layer.down.weight.T + layer.down.bias)
+    torch.testing.assert_close(layer(x)[:, 1], layer(x[:, 1]))  # each position alone
+
+
+def test_feed_forward_drops_in_training_only():
+    layer, x = FeedForward(4, 64, dropout=0.5), draw(2, 3, 4, dtype=torch.float32)
+    assert not torch.equal(layer(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((4, 0), {}, "d_ff must be at least 1"),
+        ((4, 8), {"activation": "tanh"}, "gelu, relu, got 'tanh'"),
+        ((4, 8), {"dropout": -0.1}, "got -0.1"),
+    ],
+)
+def test_bad_feed_forward_is_named(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        FeedForward(*arguments, **options)

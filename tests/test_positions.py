@@ -1,0 +1,113 @@
+import cmath
+import math
+
+import pytest
+import torch
+
+from attn_lib import positions
+
+
+@pytest.mark.parametrize("d_model", [1, 2, 5, 8])
+def test_sinusoidal_equals_the_formula(d_model):
+    table = positions.sinusoidal(7, d_model, base=50.0)
+    for p in range(7):
+        for column in range(d_model):
+            angle = p / 50.0 ** (2 * (column // 2) / d_model)
+            expected = math.cos(angle) if column % 2 else math.sin(angle)
+            assert table[p, column] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_shift_is_a_rotation():
+    table = positions.sinusoidal(40, 6).double()
+    steps = 10_000.0 ** -(torch.arange(0, 6, 2).double() / 6)
+    for shift in (1, 5, 13):
+        cos, sin = (steps * shift).cos(), (steps * shift).sin()
+        s, c = table[:-shift, 0::2], table[:-shift, 1::2]
+        turned = torch.stack([s * cos + c * sin, c * cos - s * sin], dim=-1).flatten(1)
+        torch.testing.assert_close(turned, table[shift:], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_rope_multiplies_complex_numbers(dtype):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 6, generator=generator, dtype=torch.float64).to(dtype)
+    places = torch.tensor([0.0, 1.0, 7.0, 2.5, -3.0])
+    got = positions.apply_rope(x, places, base=100.0)
+    assert got.dtype == dtype
+    for b in range(2):
+        for t, place in enumerate(places.tolist()):
+            for i in range(3):
+                number = complex(float(x[b, t, i]), float(x[b, t, i + 3]))
+                turned = number * cmath.exp(1j * place * 100.0 ** (-2 * i / 6))
+                step = 2 * torch.finfo(dtype).eps * abs(number) + 1e-6
+                assert abs(complex(float(got[b, t, i]), float(got[b, t, i + 3])) - turned) <= step
+
+
+def test_rope_scores_depend_on_the_distance_only():
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 8, generator=generator, dtype=torch.float64)
+
+    def score(i, j):
+        return float(
+            positions.apply_rope(q, torch.tensor([i]))
+            @ positions.apply_rope(k, torch.tensor([j])).T
+        )
+
+    for distance in (-3, 0, 4):
+        scores = [score(i, i - distance) for i in (0, 5, 100)]
+        assert scores == pytest.approx([scores[0]] * 3, abs=1e-9)
+    assert abs(score(0, 0) - score(4, 0)) > 1e-3
+
+
+def test_learned_positions_are_added_and_trained():
+    torch.manual_seed(0)
+    layer = positions.LearnedPositions(5, 4)
+    x = torch.zeros(2, 3, 4)
+    assert torch.equal(layer(x), layer.table[:3].expand(2, 3, 4))
+    layer(x).sum().backward()
+    assert torch.equal(layer.table.grad, torch.tensor([2.0, 2, 2, 0, 0])[:, None].expand(5, 4))
+    with pytest.raises(ValueError, match=r"T at most 5, got \(1, 6, 4\)"):
+        layer(torch.zeros(1, 6, 4))
+    with pytest.raises(ValueError, match=r"got \(1, 2, 3\)"):
+        layer(torch.zeros(1, 2, 3))
+
+
+def test_alibi_has_the_published_slopes():
+    assert (-positions.alibi_bias(8, 2)[:, 1, 0]).tolist() == [2.0**-h for h in range(1, 9)]
+    twelve = (-positions.alibi_bias(12, 2)[:, 1, 0]).tolist()
+    assert twelve[:8] == [2.0**-h for h in range(1, 9)]
+    assert twelve[8:] == pytest.approx([2.0 ** -(h / 2) for h in (1, 3, 5, 7)])
+
+
+def test_alibi_is_the_distance_from_the_last_positions():
+    bias = positions.alibi_bias(1, 2, 5)[0] * 2**8
+    assert bias.tolist() == [[-3.0, -2.0, -1.0, 0.0, 0.0], [-4.0, -3.0, -2.0, -1.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: positions.sinusoidal(-1, 4), ValueError, "T=-1"),
+        (lambda: positions.sinusoidal(2, 0), ValueError, "d_model must be at least 1"),
+        (lambda: positions.sinusoidal(2, 4, base=0.0), ValueError, "base must be positive"),
+        (
+            lambda: positions.apply_rope(torch.ones(2, 3), torch.arange(2)),
+            ValueError,
+            "even width d_k, got 3",
+        ),
+        (
+            lambda: positions.apply_rope(torch.ones(2, 4), torch.arange(3)),
+            ValueError,
+            r"end in T=2, got shape \(3,\)",
+        ),
+        (
+            lambda: positions.apply_rope(torch.ones(2, 4).long(), torch.arange(2)),
+            TypeError,
+            "torch.int64",
+        ),
+        (lambda: positions.alibi_bias(0, 2), ValueError, "num_heads must be at least 1"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
