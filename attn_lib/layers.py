@@ -79,8 +79,8 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: number of key and value heads, a divisor of H; default H. Query head h uses
             key head h // (H / num_kv_heads).
         scale: multiplies the scores; default 1/sqrt(d_k).
-        softcap: if given, bounds the scores, see :func:`attn_lib.functional.attention_weights`; takes the
-            slower, explicit path.
+        softcap: if given, bounds the scores, as in
+            :func:`attn_lib.functional.attention_weights`; takes the slower, explicit path.
         rotary: if given, the base of rotary positions; key s stands at s, and the queries are
             the last T of the S positions.
         bias: whether the four projections add a learned constant.
