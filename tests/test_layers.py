@@ -43,6 +43,14 @@ def test_split_puts_each_number_where_it_belongs():
     assert not torch.equal(x.view(B, H, T, d), heads)  # the tempting mistake
 
 
+def test_more_axes_may_come_first():
+    x = torch.arange(2 * 3 * 5 * 4).view(2, 3, 5, 4)
+    heads = split_heads(x, 2)
+    assert heads.shape == (2, 3, 2, 5, 2)
+    assert torch.equal(heads[1], split_heads(x[1], 2))
+    assert torch.equal(merge_heads(heads), x)
+
+
 def test_split_needs_a_divisor():
     with pytest.raises(ValueError, match="num_heads=4 must divide the width 6"):
         split_heads(torch.zeros(1, 1, 6), 4)
@@ -80,7 +88,7 @@ def by_loops(layer, x, context, mask, bias, causal):
 
 
 @given(
-    st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2)]),
+    st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2), (4, 1, 3)]),
     st.sampled_from(["self", "cross"]),
     st.sampled_from([None, "mask", "bias", "both"]),
     st.booleans(),
@@ -154,7 +162,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
     ("options", "message"),
     [
         ({"kdim": 5, "vdim": 4}, "kdim=5 and vdim=4"),
-        ({"add_bias_kv": True}, "add_bias_kv"),
+        ({"add_bias_kv": True}, "^add_bias_kv and add_zero_attn have no counterpart here$"),
         ({"add_zero_attn": True}, "add_zero_attn"),
     ],
 )
@@ -175,7 +183,11 @@ def test_what_torch_has_and_we_have_not_is_refused(options, message):
     ],
 )
 def test_what_we_have_and_torch_has_not_is_refused(options):
-    with pytest.raises(ValueError, match="needs d_k = d_v"):
+    message = (
+        "^nn.MultiheadAttention needs d_k = d_v = d_model / num_heads, as many key heads, "
+        "the default scale, and neither softcap nor rotary positions$"
+    )
+    with pytest.raises(ValueError, match=message):
         layer_of(**options).to_torch()
 
 
@@ -223,6 +235,63 @@ def test_recording_changes_nothing_and_shows_what_was_used():
     before = dict(maps)
     model(x + 1)
     assert all(torch.equal(maps[name], before[name]) for name in maps)
+
+
+def test_what_is_recorded_knows_every_option():
+    layer, x, bias = layer_of(softcap=1.0, scale=2.0), draw(1, 4, 6), draw(1, 3, 4, 4, seed=1)
+    with record_attention(layer) as maps:
+        layer(x, bias=bias, causal=True)
+    q, k, v = (split_heads(part(x), 3)[0] for part in (layer.q_proj, layer.k_proj, layer.v_proj))
+    for h in range(3):
+        _, weights = attention_by_loops(
+            q[h], k[h], v[h], bias=bias[0, h], scale=2.0, softcap=1.0, causal=True
+        )
+        torch.testing.assert_close(maps[""][0, h], weights)
+
+
+def test_copies_keep_dropout_mode_and_dtype():
+    theirs = nn.MultiheadAttention(6, 3, dropout=0.25, batch_first=False).double().eval()
+    ours = MultiHeadAttention.from_torch(theirs)
+    assert (ours.dropout, ours.training, ours.q_proj.weight.dtype) == (0.25, False, torch.float64)
+    back = ours.to_torch()
+    assert (back.dropout, back.training, back.batch_first) == (0.25, False, True)
+    assert back.out_proj.weight.dtype == torch.float64
+    assert MultiHeadAttention.from_torch(theirs.train()).train().to_torch().training
+    ours.q_proj.weight.data.zero_()
+    assert not bool((theirs.in_proj_weight[:6] == 0).all())  # a copy, not a view
+
+
+def test_without_constants_there_are_none():
+    assert all(linear.bias is None for linear in layer_of(bias=False)._projections())
+    assert all(linear.bias is not None for linear in layer_of()._projections())
+
+
+def test_softcap_drops_out_in_training_too():
+    layer, x = layer_of(softcap=1.0, dropout=0.5), draw(2, 4, 6)
+    assert not torch.equal(layer(x), layer(x))
+    assert torch.equal(layer.eval()(x), layer(x))
+
+
+def test_a_column_closed_to_all_may_hold_anything():
+    layer, x, context = layer_of(), draw(2, 4, 6), draw(2, 5, 6, seed=1)
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[:, 2] = False
+    expected = layer(x, context, mask=mask)
+    context[:, 2] = math.nan
+    assert torch.equal(layer(x, context, mask=mask), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"d_k": 4, "rotary": 1e4}, {"d_k": 4, "d_v": 7}])
+def test_runs_on_meta_tensors(options):
+    layer = layer_of(**options).to("meta")
+    x = torch.empty(2, 4, 6, device="meta", dtype=torch.float64)
+    mask = torch.empty(2, 1, 1, 4, device="meta", dtype=torch.bool)
+    assert layer(x, mask=mask, causal=True).shape == (2, 4, 6)
+
+
+def test_no_query_at_all():
+    layer = layer_of(d_k=4, rotary=1e4)
+    assert layer(draw(2, 0, 6), draw(2, 3, 6)).shape == (2, 0, 6)
 
 
 def test_recorders_nest_and_end_with_an_error():
@@ -291,9 +360,24 @@ BAD_LAYERS = [
     ({"num_heads": 2.0}, TypeError, "num_heads must be an integer, got 2.0"),
     ({"num_kv_heads": 2}, ValueError, "num_kv_heads=2 must divide num_heads=3"),
     ({"d_k": 0}, ValueError, "d_k must be at least 1"),
+    ({"d_v": 0}, ValueError, "d_v must be at least 1"),
+    ({"d_context": 0}, ValueError, "d_context must be at least 1"),
+    ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .0, 1., got 1.5"),
     ({"d_k": 3, "rotary": 1e4}, ValueError, "even width d_k, got 3"),
 ]
+
+
+def test_a_layer_needs_a_width():
+    with pytest.raises(ValueError, match="d_model must be at least 1, got 0"):
+        MultiHeadAttention(0, 3, d_k=2)
+
+
+def test_dropping_everything_is_allowed():
+    layer = layer_of(dropout=1.0)
+    torch.testing.assert_close(layer(draw(1, 2, 6)), layer.out_proj.bias.expand(1, 2, 6))
+    forward = FeedForward(2, 3, dropout=1.0)
+    assert torch.equal(forward(torch.ones(1, 2)), forward.down.bias[None])
 
 
 @pytest.mark.parametrize(("options", "error", "message"), BAD_LAYERS)
@@ -349,7 +433,9 @@ def test_feed_forward_drops_in_training_only():
     [
         ((4, 0), {}, "d_ff must be at least 1"),
         ((4, 8), {"activation": "tanh"}, "gelu, relu, got 'tanh'"),
+        ((0, 8), {}, "d_model must be at least 1"),
         ((4, 8), {"dropout": -0.1}, "got -0.1"),
+        ((4, 8), {"dropout": 1.5}, "got 1.5"),
     ],
 )
 def test_bad_feed_forward_is_named(arguments, options, message):

@@ -72,6 +72,34 @@ def test_learned_positions_are_added_and_trained():
         layer(torch.zeros(1, 2, 3))
 
 
+def test_learned_positions_start_small_and_reach_the_end():
+    torch.manual_seed(0)
+    layer = positions.LearnedPositions(100, 50)
+    assert 0.015 < float(layer.table.detach().std()) < 0.025
+    assert layer(torch.zeros(1, 100, 50)).shape == (1, 100, 50)
+
+
+def test_each_example_may_have_its_own_positions():
+    x = torch.ones(2, 3, 4, dtype=torch.float64)
+    places = torch.tensor([[0, 1, 2], [5, 6, 7]])
+    both = positions.apply_rope(x, places)
+    for b in range(2):
+        assert torch.equal(both[b], positions.apply_rope(x[b], places[b]))
+
+
+def test_the_default_base_and_small_ones():
+    x, places = torch.ones(1, 4, dtype=torch.float64), torch.tensor([10**6])
+    slow = positions.apply_rope(x, places)
+    assert torch.equal(slow, positions.apply_rope(x, places, base=10_000.0))
+    assert torch.equal(positions.sinusoidal(5, 4), positions.sinusoidal(5, 4, base=10_000.0))
+    assert positions.sinusoidal(3, 4, base=0.5).shape == (3, 4)
+
+
+def test_everything_is_made_where_its_arguments_are():
+    x, places = torch.empty(3, 4, device="meta"), torch.empty(3, device="meta")
+    assert positions.apply_rope(x, places).device.type == "meta"
+
+
 def test_alibi_has_the_published_slopes():
     assert (-positions.alibi_bias(8, 2)[:, 1, 0]).tolist() == [2.0**-h for h in range(1, 9)]
     twelve = (-positions.alibi_bias(12, 2)[:, 1, 0]).tolist()
@@ -105,7 +133,18 @@ def test_alibi_is_the_distance_from_the_last_positions():
             TypeError,
             "torch.int64",
         ),
+        (
+            lambda: positions.apply_rope(torch.ones(2, 0), torch.arange(2)),
+            ValueError,
+            "even width d_k, got 0",
+        ),
+        (lambda: positions.sinusoidal(2, 4.0), TypeError, "d_model must be an integer"),
+        (lambda: positions.LearnedPositions(-1, 4), ValueError, "max_len=-1"),
+        (lambda: positions.LearnedPositions(4, -1), ValueError, "d_model=-1"),
         (lambda: positions.alibi_bias(0, 2), ValueError, "num_heads must be at least 1"),
+        (lambda: positions.alibi_bias(2.0, 2), TypeError, "num_heads must be an integer"),
+        (lambda: positions.alibi_bias(2, -1), ValueError, "T=-1"),
+        (lambda: positions.alibi_bias(2, 2, -1), ValueError, "S=-1"),
     ],
 )
 def test_bad_input_is_named(call, error, message):
