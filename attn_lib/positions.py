@@ -152,9 +152,8 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
 def _alibi_slopes(num_heads: int) -> list[float]:
     power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is not above it
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
-    if power < num_heads:
-        slopes += _alibi_slopes(2 * power)[0::2][: num_heads - power]
-    return slopes
+    between = [2.0 ** (-4.0 * h / power) for h in range(1, 2 * power, 2)]
+    return slopes + between[: num_heads - power]
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:
