@@ -21,7 +21,11 @@ KNOWN_ERRORS = ("THEBE_JS_URL", "reading 'classList'")
 
 # formulas cut off on the left, or wider than the page without a scroll bar
 CUT_OFF = """() => [...document.querySelectorAll("mjx-container")].filter(formula => {
-  const inside = formula.querySelector("mjx-math").getBoundingClientRect();
+  const glyphs = [...formula.querySelectorAll("mjx-c")].map(c => c.getBoundingClientRect());
+  const inside = {
+    left: Math.min(...glyphs.map(g => g.left)),
+    right: Math.max(...glyphs.map(g => g.right)),
+  };
   const scrolls = formula.closest(".pst-scrollable-table-container, mjx-container[display]");
   const left = scrolls ? scrolls.getBoundingClientRect().left : 0;
   return inside.left < left - 1 || (!scrolls && inside.right > innerWidth);
