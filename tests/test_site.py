@@ -26,7 +26,7 @@ CUT_OFF = """() => [...document.querySelectorAll("mjx-container")].filter(formul
     left: Math.min(...glyphs.map(g => g.left)),
     right: Math.max(...glyphs.map(g => g.right)),
   };
-  const scrolls = formula.closest(".pst-scrollable-table-container, mjx-container[display]");
+  const scrolls = formula.closest(".pst-scrollable-table-container, div.math");
   const left = scrolls ? scrolls.getBoundingClientRect().left : 0;
   return inside.left < left - 1 || (!scrolls && inside.right > innerWidth);
 }).map(formula => formula.closest("p, div").textContent.slice(0, 60))"""
