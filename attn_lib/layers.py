@@ -168,7 +168,8 @@ class MultiHeadAttention(nn.Module):
         """
         context = x if context is None else context
         self._check_inputs(x, context)
-        if mask is not None and mask.dtype == torch.bool and mask.dim() in (2, 4):
+        # any other mask is refused below, by name
+        if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() in (2, 4):
             context = context.masked_fill(_closed_to_all(mask)[..., None], 0.0)
         q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, d_k)
         k = split_heads(self.k_proj(context), self.num_kv_heads)

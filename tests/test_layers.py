@@ -392,6 +392,7 @@ BAD_CALLS = [
     ({"context": draw(2, 4, 7)}, ValueError, "context must be"),
     ({"context": draw(3, 4, 6)}, ValueError, "one batch size, got 2 and 3"),
     ({"mask": torch.ones(4, 4)}, TypeError, "mask must be a bool tensor"),
+    ({"mask": [[True]]}, TypeError, "mask must be a bool tensor, .* got list"),
     ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(4, 4\) of the scores"),
     ({"mask": torch.ones(2, 4, 4).bool()}, ValueError, "write out the missing axes"),
     ({"bias": torch.full((4, 4), math.nan).double()}, ValueError, "NaN"),
