@@ -16,6 +16,9 @@ from attn_lib.functional import _closed, attention, attention_weights
 from attn_lib.masks import _check_sizes
 from attn_lib.positions import apply_rope
 
+Cache = dict[nn.Module, tuple[Tensor, Tensor, Tensor | None]]
+"""Layer to keys and values per head, and the context they were made from (None: of ``x``)."""
+
 _recorders: list[tuple[dict[nn.Module, str], dict[str, Tensor]]] = []
 
 
@@ -147,6 +150,7 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None = None,
         bias: Tensor | None = None,
         causal: bool = False,
+        cache: Cache | None = None,
     ) -> Tensor:
         """Let the positions of ``x`` look at those of ``context``.
 
@@ -157,27 +161,28 @@ class MultiHeadAttention(nn.Module):
                 Positions of ``context`` that it closes to every query may hold anything.
             bias: added to the scaled scores, in their dtype; shapes as ``mask``.
             causal: if True, the queries are the last T of S positions and see no later key.
+            cache: a dict, empty at first and the same in every call, that holds what a sequence
+                given piece by piece has shown so far. Without ``context``, the keys and values
+                of ``x`` are appended, and S counts them all; with it, they are made once. It
+                belongs to one forward pass through each layer at a time: a layer that a model
+                uses twice needs two.
 
         Returns:
             (B, T, d_model); for a query that may attend to nothing, what ``out_proj`` makes of
             zeros.
 
         Raises:
-            ValueError: shapes that do not fit; NaN or +inf in ``bias``.
+            ValueError: shapes that do not fit; NaN or +inf in ``bias``; a cache of another batch
+                or context.
             TypeError: a mask that is not bool; a bias of another dtype.
         """
-        context = x if context is None else context
-        self._check_inputs(x, context)
-        # any other mask is refused below, by name
-        if isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.dim() in (2, 4):
-            context = context.masked_fill(_closed_to_all(mask)[..., None], 0.0)
+        self._check_inputs(x, x if context is None else context)
         q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, d_k)
-        k = split_heads(self.k_proj(context), self.num_kv_heads)
-        v = split_heads(self.v_proj(context), self.num_kv_heads)
+        k, v = self._keys_values(x, context, mask, cache)
         T, S = q.shape[-2], k.shape[-2]
         if self.rotary is not None:
             positions = torch.arange(max(S, T), device=x.device)
-            q = apply_rope(q, positions[-T:] if T else positions[:0], base=self.rotary)
+            q = apply_rope(q, positions[positions.numel() - T :], base=self.rotary)
             k = apply_rope(k, positions[positions.numel() - S :], base=self.rotary)
         group = self.num_heads // self.num_kv_heads
         if group > 1:
@@ -193,6 +198,35 @@ class MultiHeadAttention(nn.Module):
         else:
             out = attention(q, k, v, softcap=self.softcap, dropout_p=dropout_p, **options)[0]
         return self.out_proj(merge_heads(out))
+
+    def _keys_values(self, x, context, mask, cache) -> tuple[Tensor, Tensor]:
+        """(B, H_kv, S, ·) keys and values, from the cache what it has."""
+        source = x if context is None else context
+        past = None if cache is None else cache.get(self)
+        if past is not None:
+            self._check_cache(past, x, context)
+            if context is not None:
+                return past[:2]
+        # any other mask is refused later, by name; with a cache, a later query may see it
+        if cache is None and isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            if mask.dim() in (2, 4):
+                source = source.masked_fill(_closed_to_all(mask)[..., None], 0.0)
+        k = split_heads(self.k_proj(source), self.num_kv_heads)
+        v = split_heads(self.v_proj(source), self.num_kv_heads)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
+        if cache is not None:
+            cache[self] = (k, v, context)
+        return k, v
+
+    def _check_cache(self, past, x: Tensor, context: Tensor | None) -> None:
+        k, _, seen = past
+        if context is not seen:
+            raise ValueError("the cache was filled with another context: start with an empty one")
+        if k.shape[0] != x.shape[0]:
+            raise ValueError(
+                f"x and cache must have one batch size, got {x.shape[0]} and {k.shape[0]}"
+            )
 
     def _check_inputs(self, x: Tensor, context: Tensor) -> None:
         for name, tensor, width in (

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_FAR = 2**62  # beyond every position, with room for a sum in int64
 
 
 def causal_mask(T: int, S: int | None = None, *, offset: int | Tensor | None = None) -> Tensor:
@@ -305,11 +306,11 @@ def _distance(T: int, S: int | None, offset: int | Tensor | None) -> Tensor:
         offset = S - T
     elif isinstance(offset, Tensor):
         _check_integers("offset", offset, axes=1)
-        device, offset = offset.device, offset[:, None, None, None]
+        device, offset = offset.device, offset.long().clamp(-_FAR, _FAR)[:, None, None, None]
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"offset must be an integer or (B,) integers, got {offset!r}")
-    elif abs(offset) > 2**62:
-        raise ValueError(f"offset must be within 2**62 of zero, got {offset}")
+    else:
+        offset = min(max(offset, -_FAR), _FAR)
     queries = torch.arange(T, device=device)[:, None] + offset
     return torch.arange(S, device=device) - queries
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
 
-from attn_lib import causal_mask, layers, padding_mask
+from attn_lib import causal_mask, layers, padding_mask, window_mask
 from attn_lib.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -189,6 +189,77 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
     )
     with pytest.raises(ValueError, match=message):
         layer_of(**options).to_torch()
+
+
+# ---------------------------------------------------------------- key-value cache
+
+
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    st.sampled_from([{}, {"d_k": 4, "rotary": 1e4}, {"num_kv_heads": 1}, {"softcap": 2.0}]),
+    st.sampled_from(["nothing", "padding", "window", "bias"]),
+)
+def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
+    """Outputs and gradients; the queries of a later piece see all that came before."""
+    layer, T = layer_of(**options), sum(pieces)
+    x = draw(2, T, 6).requires_grad_()
+    given = {}
+    if masked == "padding":  # on the left, as in generation
+        given["mask"] = padding_mask(torch.tensor([T, max(T - 2, 0)]), T).flip(-1)
+    elif masked == "window":
+        given["mask"] = window_mask(T, left=2)
+    elif masked == "bias":
+        given["bias"] = draw(2, 1, T, T, seed=5)
+    full = layer(x, causal=True, **given)
+    cache, outs, end = {}, [], 0
+    for n in pieces:
+        start, end = end, end + n
+        rows = {name: o[..., start:end, :] for name, o in given.items() if o.shape[-2] > 1}
+        columns = {name: o[..., :end] for name, o in {**given, **rows}.items()}
+        outs.append(layer(x[:, start:end], causal=True, cache=cache, **columns))
+        k, v, context = cache[layer]
+        assert k.shape == (2, layer.num_kv_heads, end, layer.d_k)
+        assert v.shape == (2, layer.num_kv_heads, end, layer.d_v)
+        assert context is None
+    got = torch.cat(outs, dim=1)
+    torch.testing.assert_close(got, full)
+    weight = draw(2, T, 6, seed=8)
+    grads = [torch.autograd.grad((o * weight).sum(), x, retain_graph=True)[0] for o in (got, full)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_cache_keeps_what_a_context_has_shown():
+    layer, context = layer_of(d_context=5), draw(2, 7, 5, seed=1)
+    mask, x, cache = padding_mask(torch.tensor([7, 4]), 7), draw(2, 3, 6), {}
+    full = layer(x, context, mask=mask)
+    for t in range(3):
+        got = layer(x[:, t : t + 1], context, mask=mask, cache=cache)
+        torch.testing.assert_close(got, full[:, t : t + 1])
+        if t == 0:
+            kept = cache[layer]
+        assert cache[layer] is kept  # made once
+    with pytest.raises(ValueError, match="another context: start with an empty one"):
+        layer(x, context.clone(), cache=cache)
+    plain, cache = layer_of(), {}
+    plain(x, x, cache=cache)
+    with pytest.raises(ValueError, match="another context"):
+        plain(x, cache=cache)  # keys of x would be appended to keys of a context
+
+
+def test_a_cache_of_another_batch_is_refused():
+    layer, cache = layer_of(), {}
+    layer(draw(2, 3, 6), cache=cache)
+    with pytest.raises(ValueError, match="x and cache must have one batch size, got 1 and 2"):
+        layer(draw(1, 1, 6), cache=cache)
+
+
+def test_layers_share_a_cache_without_mixing():
+    first, second, cache = layer_of(), layer_of(1), {}
+    x = draw(1, 4, 6)
+    full = second(first(x, causal=True), causal=True)
+    got = [second(first(x[:, t : t + 1], cache=cache), cache=cache) for t in range(4)]
+    torch.testing.assert_close(torch.cat(got, dim=1), full)
+    assert set(cache) == {first, second}
 
 
 # ---------------------------------------------------------------- conventions
