@@ -176,13 +176,7 @@ def _closed(q, mask, bias, causal, shape) -> Tensor | None:
     """Where a query may not attend, broadcastable to the scores; None if nothing is closed."""
     parts = []
     if mask is not None:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        if got != torch.bool:
-            raise TypeError(
-                f"mask must be a bool tensor, True = may attend, got {got}; "
-                "numbers to add to the scores go through bias"
-            )
-        _check_broadcast("mask", mask, q, shape)
+        _check_mask(mask, q, shape)
         parts.append(~mask)
     if bias is not None:
         _check_bias(bias, q, shape)
@@ -257,6 +251,16 @@ def _check_values(k: Tensor, v: Tensor) -> None:
             "v must have one row per key: the shape of k but for the last axis, got "
             f"{tuple(v.shape)} for k {tuple(k.shape)}"
         )
+
+
+def _check_mask(mask: Tensor, q: Tensor, shape: torch.Size) -> None:
+    got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    if got != torch.bool:
+        raise TypeError(
+            f"mask must be a bool tensor, True = may attend, got {got}; "
+            "numbers to add to the scores go through bias"
+        )
+    _check_broadcast("mask", mask, q, shape)
 
 
 def _check_bias(bias: Tensor, q: Tensor, shape: torch.Size) -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_lib.functional import _closed, attention, attention_weights
+from attn_lib.functional import _check_mask, _closed, attention, attention_weights
 from attn_lib.masks import _check_sizes
 from attn_lib.positions import apply_rope
 
@@ -158,8 +158,10 @@ class MultiHeadAttention(nn.Module):
             x: (B, T, d_model).
             context: (B, S, d_context), where keys and values come from; default ``x``.
             mask: bool, True = may attend: (T, S), or four axes that broadcast to (B, H, T, S).
-                Positions of ``context`` that it closes to every query may hold anything.
-            bias: added to the scaled scores, in their dtype; shapes as ``mask``.
+                Positions of ``context`` that it closes to every query may hold anything (with a
+                ``cache``, their gradient may not).
+            bias: added to the scaled scores; shapes as ``mask``. In the dtype of ``x``; under
+                autocast in any.
             causal: if True, the queries are the last T of S positions and see no later key.
             cache: a dict, empty at first and the same in every call, that holds what a sequence
                 given piece by piece has shown so far. Without ``context``, the keys and values
@@ -178,7 +180,9 @@ class MultiHeadAttention(nn.Module):
         """
         self._check_inputs(x, x if context is None else context)
         q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, d_k)
-        k, v = self._keys_values(x, context, mask, cache)
+        k, v = self._keys_values(q, x, context, mask, cache)
+        if bias is not None and torch.is_autocast_enabled(x.device.type):
+            bias = bias.to(q.dtype)
         T, S = q.shape[-2], k.shape[-2]
         if self.rotary is not None:
             positions = torch.arange(max(S, T), device=x.device)
@@ -199,24 +203,31 @@ class MultiHeadAttention(nn.Module):
             out = attention(q, k, v, softcap=self.softcap, dropout_p=dropout_p, **options)[0]
         return self.out_proj(merge_heads(out))
 
-    def _keys_values(self, x, context, mask, cache) -> tuple[Tensor, Tensor]:
+    def _keys_values(self, q, x, context, mask, cache) -> tuple[Tensor, Tensor]:
         """(B, H_kv, S, ·) keys and values, from the cache what it has."""
         source = x if context is None else context
         past = None if cache is None else cache.get(self)
         if past is not None:
             self._check_cache(past, x, context)
-            if context is not None:
-                return past[:2]
-        # any other mask is refused later, by name; with a cache, a later query may see it
-        if cache is None and isinstance(mask, Tensor) and mask.dtype == torch.bool:
-            if mask.dim() in (2, 4):
-                source = source.masked_fill(_closed_to_all(mask)[..., None], 0.0)
-        k = split_heads(self.k_proj(source), self.num_kv_heads)
-        v = split_heads(self.v_proj(source), self.num_kv_heads)
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
+        S = source.shape[1] + (past[0].shape[-2] if past is not None and context is None else 0)
+        closed = None
+        if mask is not None:
+            _check_mask(mask, q, torch.Size((*q.shape[:-1], S)))
+            closed = _closed_to_all(mask)[..., None]  # (S, 1) or (B, S, 1)
+        if cache is None and closed is not None:
+            source = source.masked_fill(closed, 0.0)
+        if past is None or context is None:
+            k = split_heads(self.k_proj(source), self.num_kv_heads)
+            v = split_heads(self.v_proj(source), self.num_kv_heads)
+            if past is not None:
+                k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
+        else:
+            k, v, _ = past
         if cache is not None:
             cache[self] = (k, v, context)
+            if closed is not None:  # in this call only: a later query may see it
+                closed = closed.unsqueeze(-3)
+                k, v = k.masked_fill(closed, 0.0), v.masked_fill(closed, 0.0)
         return k, v
 
     def _check_cache(self, past, x: Tensor, context: Tensor | None) -> None:

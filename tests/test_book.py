@@ -1,12 +1,15 @@
 """The pages keep their rules, and each rule is shown able to fail."""
 
+import ast
 import copy
 import csv
+import io
 import itertools
 import json
 import re
 import subprocess
 import sys
+import tokenize
 
 import nbformat
 import pages
@@ -371,3 +374,36 @@ def test_nothing_private_in_the_repository():
         if name == "tests/pages.py" and word == words[-1]:
             continue  # the rule itself
         assert word not in path.read_text(), (name, word)
+
+
+# ---------------------------------------------------------------- size
+
+CORE = ("functional", "masks", "positions", "layers", "transformer", "vision")
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code: no docstring, comment or blank."""
+    blank = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in (*blank, tokenize.ENDMARKER)
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
+            node
+        ):
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def test_the_library_can_be_read_in_an_evening():
+    sizes = {p.stem: code_lines(p.read_text()) for p in (pages.ROOT / "attn_lib").glob("*.py")}
+    assert sum(sizes.get(name, 0) for name in CORE) <= 1200
+    assert {n: s for n, s in sizes.items() if s > 250 and n not in ("exercises", "mistakes")} == {}
+
+
+def test_lines_are_counted_as_they_should_be():
+    assert code_lines('"""Text."""\n\n# why\nx = [\n    1,\n]\n') == 3
+    assert code_lines('def f():\n    """Text\n    more."""\n    return """a\n    b"""\n') == 3

@@ -237,8 +237,10 @@ def test_a_cache_keeps_what_a_context_has_shown():
         torch.testing.assert_close(got, full[:, t : t + 1])
         if t == 0:
             kept = cache[layer]
-        assert cache[layer] is kept  # made once
-    with pytest.raises(ValueError, match="another context: start with an empty one"):
+        assert cache[layer][0] is kept[0]  # made once
+    with pytest.raises(
+        ValueError, match=r"^the cache was filled with another context: start with an empty one$"
+    ):
         layer(x, context.clone(), cache=cache)
     plain, cache = layer_of(), {}
     plain(x, x, cache=cache)
@@ -246,11 +248,47 @@ def test_a_cache_keeps_what_a_context_has_shown():
         plain(x, cache=cache)  # keys of x would be appended to keys of a context
 
 
+@pytest.mark.parametrize("garbage", [math.nan, math.inf])
+@pytest.mark.parametrize("source", ["self", "cross"])
+def test_filler_may_hold_anything_with_a_cache_too(garbage, source):
+    layer, x, context = layer_of(), draw(2, 4, 6), draw(2, 4, 6, seed=1)
+    filled, mask = (x if source == "self" else context), padding_mask(torch.tensor([4, 2]), 4)
+    results = []
+    for filler in (0.0, garbage):
+        filled[1, 2:], cache = filler, {}
+        given = (x, None) if source == "self" else (x[:, :2], context)
+        results.append(layer(*given, mask=mask, cache=cache)[:, :2])
+        if source == "self":  # the filler is closed to the next query too
+            wider = torch.cat([mask, torch.ones(2, 1, 1, 1).bool()], dim=-1)
+            results.append(layer(context[:, :1], mask=wider, cache=cache))
+    half = len(results) // 2
+    for clean, dirty in zip(results[:half], results[half:], strict=True):
+        assert torch.equal(clean, dirty)
+
+
+def test_what_is_closed_now_may_be_seen_later():
+    layer, x = layer_of(), draw(1, 3, 6)
+    mask = torch.tensor([[True, False], [True, False]])
+    cache = {}
+    layer(x[:, :2], mask=mask, cache=cache)
+    later = torch.ones(1, 3, dtype=torch.bool)
+    torch.testing.assert_close(layer(x[:, 2:], mask=later, cache=cache), layer(x[:, 2:], x))
+
+
+def test_autocast_takes_a_bias_of_any_dtype():
+    layer, x = layer_of(dtype=torch.float32), draw(2, 4, 6, dtype=torch.float32)
+    bias = draw(4, 4, seed=1, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, bias=bias)
+    torch.testing.assert_close(out.float(), layer(x, bias=bias), rtol=0.05, atol=0.02)
+    assert not torch.allclose(out.float(), layer(x), atol=0.05)
+
+
 def test_a_cache_of_another_batch_is_refused():
     layer, cache = layer_of(), {}
     layer(draw(2, 3, 6), cache=cache)
-    with pytest.raises(ValueError, match="x and cache must have one batch size, got 1 and 2"):
-        layer(draw(1, 1, 6), cache=cache)
+    with pytest.raises(ValueError, match=r"^x and cache must have one batch size, got 1 and 2$"):
+        layer(draw(1, 5, 6), cache=cache)
 
 
 def test_layers_share_a_cache_without_mixing():
@@ -391,6 +429,20 @@ def test_dropout_is_for_training_only():
     torch.testing.assert_close(layer(x), layer_of()(x))
 
 
+@pytest.mark.parametrize(("d_k", "d_v"), [(4, 7), (7, 4), (5, 5)])
+def test_the_kernel_gets_one_width(d_k, d_v, monkeypatch):
+    """Unequal widths would fall to PyTorch's slow kernel; the answer would be the same."""
+    widths, kernel = [], layers.F.scaled_dot_product_attention
+
+    def watched(q, k, v, **options):
+        widths.extend(x.shape[-1] for x in (q, k, v))
+        return kernel(q, k, v, **options)
+
+    monkeypatch.setattr(layers.F, "scaled_dot_product_attention", watched)
+    layer_of(d_k=d_k, d_v=d_v)(draw(2, 4, 6))
+    assert widths == [max(d_k, d_v)] * 3
+
+
 def test_rotary_scores_depend_on_distance_only():
     layer = layer_of(d_k=4, rotary=100.0)
     x = draw(1, 1, 6).expand(1, 7, 6)  # the same token everywhere: only positions differ
@@ -465,6 +517,8 @@ BAD_CALLS = [
     ({"mask": torch.ones(4, 4)}, TypeError, "mask must be a bool tensor"),
     ({"mask": [[True]]}, TypeError, "mask must be a bool tensor, .* got list"),
     ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(4, 4\) of the scores"),
+    ({"mask": torch.ones(4, 7).bool()}, ValueError, r"\(4, 4\) of the scores"),
+    ({"mask": torch.ones(3, 1, 4, 4).bool()}, ValueError, r"\(2, 3, 4, 4\) of the scores"),
     ({"mask": torch.ones(2, 4, 4).bool()}, ValueError, "write out the missing axes"),
     ({"bias": torch.full((4, 4), math.nan).double()}, ValueError, "NaN"),
     ({"bias": torch.zeros(4, 4)}, TypeError, "bias must have the dtype of q"),
