@@ -121,12 +121,9 @@ def attention(
     """
     _check_queries_keys(q, k)
     _check_values(k, v)
-    _check_number("dropout_p", dropout_p)
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
     with _full_precision(q):
         weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)
-        used = torch.dropout(weights, dropout_p, train=True) if dropout_p else weights
+        used = _dropped(weights, dropout_p)
         v = _at_least_float32(v)
         if closed is None:
             out = used @ v
@@ -146,22 +143,9 @@ def _weights(q, k, mask, bias, scale, softcap, causal) -> tuple[Tensor, Tensor |
     q, k = _at_least_float32(q), _at_least_float32(k)
     if closed is not None:
         k = k.masked_fill(closed.all(dim=-2)[..., None], 0.0)
-    limits = torch.finfo(q.dtype)
-    if scale is None:
-        scale = 1.0 / math.sqrt(q.shape[-1])
-    else:
-        _check_number("scale", scale)
-        if not abs(scale) <= limits.max:
-            raise ValueError(f"scale must be finite in {q.dtype}, got {scale}")
-    scores = q @ k.mT * scale
+    scores = q @ k.mT * _scale(scale, q)
     if softcap is not None:
-        _check_number("softcap", softcap)
-        if not limits.tiny <= softcap <= limits.max:
-            raise ValueError(
-                f"softcap must be positive and finite in {q.dtype}, at least {limits.tiny:.3g}, "
-                f"got {softcap}"
-            )
-        scores = softcap * torch.tanh(scores / softcap)
+        scores = _softcapped(scores, softcap)
     if bias is not None:
         scores = scores + bias
     if closed is None:
@@ -170,6 +154,33 @@ def _weights(q, k, mask, bias, scale, softcap, causal) -> tuple[Tensor, Tensor |
     empty = closed.all(dim=-1, keepdim=True)
     scores = scores.masked_fill(closed, -_INF).masked_fill(empty, 0.0)
     return torch.softmax(scores, dim=-1).masked_fill(closed, 0.0), closed
+
+
+def _scale(scale, q) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(q.shape[-1])
+    _check_number("scale", scale)
+    if not abs(scale) <= torch.finfo(q.dtype).max:
+        raise ValueError(f"scale must be finite in {q.dtype}, got {scale}")
+    return scale
+
+
+def _softcapped(scores, softcap) -> Tensor:
+    _check_number("softcap", softcap)
+    limits = torch.finfo(scores.dtype)
+    if not limits.tiny <= softcap <= limits.max:
+        raise ValueError(
+            f"softcap must be positive and finite in {scores.dtype}, at least {limits.tiny:.3g}, "
+            f"got {softcap}"
+        )
+    return softcap * torch.tanh(scores / softcap)
+
+
+def _dropped(weights, dropout_p) -> Tensor:
+    _check_number("dropout_p", dropout_p)
+    if not 0.0 <= dropout_p <= 1.0:
+        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
+    return torch.dropout(weights, dropout_p, train=True)
 
 
 def _closed(q, mask, bias, causal, shape) -> Tensor | None:

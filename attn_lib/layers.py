@@ -424,7 +424,7 @@ def _fast_attention(q, k, v, *, mask, bias, scale, causal, dropout_p) -> Tensor:
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=allowed, dropout_p=dropout_p, is_causal=causal, scale=scale
     )
-    return out[..., :d_v] if d_v < width else out
+    return out[..., :d_v]
 
 
 def _closed_to_all(mask: Tensor) -> Tensor:

@@ -16,7 +16,13 @@ COUNTS = json.loads((Path(__file__).parent / "counts.json").read_text())
 
 # the same examples everywhere, so that a red run can be repeated
 hypothesis.settings.register_profile("book", derandomize=True, deadline=None, max_examples=60)
-hypothesis.settings.load_profile("book")
+# a mutant is dead at its first red example: no search for a smaller one
+hypothesis.settings.register_profile(
+    "mutation",
+    hypothesis.settings.get_profile("book"),
+    phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
+)
+hypothesis.settings.load_profile("mutation" if "MUTANT_UNDER_TEST" in os.environ else "book")
 
 
 def pytest_sessionstart(session):

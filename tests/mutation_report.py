@@ -1,0 +1,74 @@
+"""What a mutation run of the library has shown: ``mutmut run; python tests/mutation_report.py``.
+
+Each survivor must be declared in ``equivalent_mutants.csv``, with the reason why no test can see
+it: the function, the line before and after. Exit status 0 if at least 90 % of all mutants were
+killed, at most 5 % are declared, and nothing else is left: no survivor without a reason, no
+timeout, no mutant without a test, and no declaration without its survivor.
+"""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WANTED, ALLOWED = 90.0, 5.0
+VERDICTS = {0: "survived", 1: "killed", 3: "killed"}  # pytest: passed, failed, internal error
+
+
+def verdicts(folder: Path) -> dict[str, str]:
+    """Name of each mutant -> killed, survived, or the exit status that is neither."""
+    found = {}
+    for path in sorted(folder.rglob("*.meta")):
+        found |= json.loads(path.read_text())["exit_code_by_key"]
+    return {name: VERDICTS.get(status, f"exit status {status}") for name, status in found.items()}
+
+
+def change(name: str) -> tuple[str, str, str]:
+    """The function, the lines taken out and the lines put in."""
+    shown = subprocess.run(
+        [sys.executable, "-m", "mutmut", "show", name],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    hunk = [line for line in shown if not line.startswith(("---", "+++"))]
+    parts = (" ".join(x[1:].strip() for x in hunk if x.startswith(sign)) for sign in "-+")
+    function = re.sub(r"\.x[_ǁ]", ".", name.rpartition("__mutmut_")[0]).replace("ǁ", ".")
+    return (function, *parts)
+
+
+def report(found: dict[str, str], declared: dict[tuple, str], changes: dict[str, tuple]) -> list:
+    """Everything that is not as it should be, in sentences."""
+    counts, total = Counter(found.values()), len(found)
+    seen = set(changes.values())
+    wrong = [f"{n} mutants: {kind}" for kind, n in counts.items() if kind.startswith("exit")]
+    wrong += [f"survived, not declared: {c}" for c in sorted(seen - declared.keys())]
+    wrong += [f"declared, but not among the survivors: {c}" for c in sorted(declared.keys() - seen)]
+    wrong += [f"declared without a reason: {c}" for c, reason in declared.items() if not reason]
+    if not total or 100 * counts["killed"] < WANTED * total:
+        wrong.append(f"killed {counts['killed']} of {total}: fewer than {WANTED:.0f} %")
+    if 100 * counts["survived"] > ALLOWED * total:
+        wrong.append(f"survived {counts['survived']} of {total}: more than {ALLOWED:.0f} %")
+    return wrong
+
+
+def main() -> int:
+    found = verdicts(ROOT / "mutants")
+    changes = {name: change(name) for name, verdict in found.items() if verdict == "survived"}
+    with (ROOT / "tests" / "equivalent_mutants.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    declared = {(r["function"], r["before"], r["after"]): r["reason"] for r in rows}
+    killed = sum(verdict == "killed" for verdict in found.values())
+    print(f"killed {killed} of {len(found)}, {100 * killed / max(1, len(found)):.1f} %")
+    wrong = report(found, declared, changes)
+    print(f"declared equivalent: {len(changes)}", *wrong, sep="\n")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
