@@ -307,6 +307,210 @@ def _masked_softmax(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     return None
 
 
+def _spread_of_products(answer) -> str | None:
+    """4.1: d_k = 9, deviation 2: variance of a product, deviation of a score."""
+    given = _numbers(answer)
+    if len(given) != 2:
+        return f"two numbers are wanted, a variance and a deviation, not {len(given)}"
+    variance, deviation = given
+    wrong = {
+        36.0: "that takes one variance: a product has two factors, so the fourth power of 2",
+        12.0: "that is the deviation of a product: its square is the variance",
+        16.0: "that is the variance of one term: there are nine",
+        18.0: "a deviation of 2 enters with its fourth power: two factors, each squared",
+    }
+    if not abs(variance - 144.0) < 0.5:
+        return "the variance of a product: " + wrong.get(
+            round(variance, 6), "it is d_k times the fourth power of the deviation"
+        )
+    wrong = {
+        12.0: "that is the product's: divide it by the square root of 9",
+        16.0: "that is the variance of a score: take its root",
+        36.0: "dividing by 9 instead of its root, and no root of the variance, gives 16 or 36",
+    }
+    if not abs(deviation - 4.0) < 0.05:
+        return "the deviation of a score: " + wrong.get(
+            round(deviation, 6), "the deviation of a product, divided by the square root of 9"
+        )
+    return None
+
+
+def _softmax_jacobian(answer: Callable[[Tensor], Tensor]) -> str | None:
+    """4.2: diag(p) - p p^T for any leading axes."""
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((5,), (3, 4), (2, 3, 4), (4, 4)):
+        scores = torch.randn(shape, generator=generator, dtype=torch.float64)
+        given = scores.clone()
+        out = answer(given)
+        if not torch.equal(given, scores):
+            return "it changed its argument; work on a new tensor"
+        rows = [
+            torch.autograd.functional.jacobian(lambda row: F.softmax(row, dim=-1), row)
+            for row in scores.reshape(-1, shape[-1])
+        ]
+        expected = torch.stack(rows).view(*shape, shape[-1])
+        fault = _differs(out, expected)
+        if not fault:
+            continue
+        if isinstance(out, Tensor) and out.shape == expected.shape:
+            p = F.softmax(scores, dim=-1)
+            outer, diagonal = p[..., :, None] * p[..., None, :], torch.diag_embed(p)
+            if not _differs(out, -outer):
+                return "the diagonal is missing: a weight also rises with its own score"
+            if not _differs(out, diagonal):
+                return "off the diagonal it is not zero: the other weights must give way"
+            if not _differs(out, diagonal + outer):
+                return "a sign is wrong: when one weight rises, the others fall"
+            if not _differs(out, outer - diagonal):
+                return "every sign is turned round: a weight rises with its own score"
+        return f"for scores of shape {shape}, {fault}"
+    return None
+
+
+def _find_scale(answer: Callable[[Callable[[Tensor, Tensor], Tensor], int], float]) -> str | None:
+    """4.3: the scale of a stranger's attention, from its weights."""
+
+    def stranger(scale):
+        return lambda q, k: F.softmax(q @ k.mT * scale, dim=-1)
+
+    def mean_free(q, k):  # the same weights: a constant in a row changes nothing
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        return F.softmax(scores - scores.mean(dim=-1, keepdim=True) + 3.0, dim=-1)
+
+    suspects = [
+        ("1 / sqrt(d_k)", 16, 0.25, stranger(0.25)),
+        ("1", 16, 1.0, stranger(1.0)),
+        ("1 / d_k", 64, 1 / 64, stranger(1 / 64)),
+        ("sqrt(d_k)", 9, 3.0, stranger(3.0)),
+        ("1 / sqrt(d_model)", 8, 64**-0.5, stranger(64**-0.5)),
+        ("1 / sqrt(d_k), with a constant added to each row", 4, 0.5, mean_free),
+    ]
+    for name, d_k, scale, attend in suspects:
+        found = float(answer(attend, d_k))
+        if abs(found - scale) < 1e-3 * scale + 1e-6:
+            continue
+        if abs(found * scale - 1.0) < 1e-3:
+            return f"for scale {name} you return its inverse, {found:.3f}"
+        return f"a function with d_k = {d_k} has scale {scale:.3f}, and you say {found:.3f}"
+    return None
+
+
+def _scale_for_entropy(answer) -> str | None:
+    """4.4: log 4096 - (scale * 8)^2 / 2 = log 64."""
+    try:
+        scale = float(answer)
+    except TypeError:
+        return "one number is wanted"
+    spread = math.sqrt(2 * math.log(64))
+    if abs(scale - spread / 8) < 0.002:
+        return None
+    if abs(scale - spread) < 0.02:
+        return "that is the spread of the scores: unscaled, they spread by the root of d_k already"
+    if abs(scale - spread / 64) < 0.0003:
+        return "products of width d_k spread by its root, not by d_k"
+    if abs(scale - math.sqrt(math.log(64)) / 8) < 0.002:
+        return "(4.7) has a factor of one half before the squared spread"
+    if abs(scale + spread / 8) < 0.002:
+        return "a negative scale looks for the key that fits worst"
+    if not math.isfinite(scale):
+        return "a finite number is wanted"
+    heard = math.exp(min(math.log(4096) - (8 * scale) ** 2 / 2, 99))
+    return f"with this scale, (4.7) predicts that {heard:.3g} keys are heard"
+
+
+def _count_weights(answer) -> str | None:
+    """3.1: parameters of a layer with d_model 6, H 3, d_k 4, d_v 5, biases included."""
+    sizes = [(6, 3 * 4), (6, 3 * 4), (6, 3 * 5), (3 * 5, 6)]  # in and out of each Linear
+    weights = sum(width * outputs for width, outputs in sizes)
+    biases = sum(outputs for _, outputs in sizes)
+    given = float(answer)
+    if given == weights + biases:
+        return None
+    if given == weights:
+        return "the four matrices are right; now add the constants, one for each output number"
+    if given in (weights / 3, (weights + biases) / 3, weights / 3 + 4 + 4 + 5 + 6):
+        return "that is one head; there are three"
+    if given == 4 * 6 * 6 + 4 * 6:
+        return "that is a layer whose widths are d_model / H; here they are given"
+    if given == weights + biases - 15 * 6 - 6:
+        return "the matrix that joins the heads is missing"
+    return "add up: each Linear has (numbers in) times (numbers out), plus its constants"
+
+
+def _split_heads(answer: Callable[[Tensor, int], Tensor]) -> str | None:
+    """3.2: (B, T, H · d) to (B, H, T, d)."""
+    for B, T, H, d in ((2, 3, 5, 7), (1, 4, 4, 2), (3, 2, 1, 5)):
+        x = torch.arange(float(B * T * H * d)).view(B, T, H * d)
+        out = answer(x.clone(), H)
+        rows = x.tolist()
+        expected = torch.tensor(
+            [[[row[h * d : (h + 1) * d] for row in text] for h in range(H)] for text in rows]
+        )
+        fault = _differs(out, expected)
+        if not fault:
+            continue
+        if isinstance(out, Tensor) and out.shape == expected.shape:
+            if torch.equal(out, x.reshape(B, H, T, d)):
+                return "the shape is right and the numbers are scrambled: memory was only renamed"
+            return "the shape is right, but head h holds numbers h * d to (h + 1) * d of a token"
+        return f"for B={B}, T={T}, H={H}, d={d}, {fault}"
+    return None
+
+
+def _one_of_the_heads(answer: Callable[[Tensor, int, int], tuple]) -> str | None:
+    """3.3: the matrices of one head of nn.MultiheadAttention, for x @ W."""
+    generator = torch.Generator().manual_seed(0)
+    for d_model, H in ((6, 3), (8, 2)):
+        with torch.random.fork_rng(devices=[]):  # the reader's random numbers stay as they were
+            layer = torch.nn.MultiheadAttention(d_model, H, bias=False).double()
+        packed = torch.randn(3 * d_model, d_model, generator=generator, dtype=torch.float64)
+        layer.in_proj_weight = torch.nn.Parameter(packed.clone())
+        x = torch.randn(5, d_model, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            looks = layer(x, x, x, average_attn_weights=False)[1]
+        for h in range(H):
+            found = answer(packed.clone(), h, H)
+            if not isinstance(found, (tuple, list)) or len(found) != 3:
+                return "three matrices are wanted: W_q, W_k, W_v"
+            d_k = d_model // H
+            shapes = [tuple(W.shape) if isinstance(W, Tensor) else type(W) for W in found]
+            if shapes == [(d_k, d_model)] * 3:
+                return "for x @ W the matrices must be transposed: Linear stores them (out, in)"
+            if shapes != [(d_model, d_k)] * 3:
+                return f"each matrix must be (d_model, d_k), here {(d_model, d_k)}, not {shapes[0]}"
+            W_q, W_k, W_v = found
+            weights = F.softmax((x @ W_q) @ (x @ W_k).mT / d_k**0.5, dim=-1)
+            if not torch.allclose(weights, looks[h]):
+                return f"with them, head {h} of {H} looks elsewhere than PyTorch's: which rows?"
+            rows = [2 * d_model + h * d_k + i for i in range(d_k)]
+            if not torch.equal(W_v.mT, packed[rows]):
+                return "queries and keys are right, the values are not: W_v comes third"
+    return None
+
+
+def _silence(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
+    """3.4: an output matrix, (out, in) as Linear stores it, without one head."""
+    generator = torch.Generator().manual_seed(0)
+    for d_model, H, d_v in ((7, 3, 2), (6, 2, 3)):
+        W_out = torch.randn(d_model, H * d_v, generator=generator)
+        heads = torch.randn(5, H, d_v, generator=generator)
+        for h in range(H):
+            before = W_out.clone()
+            out = answer(W_out, h, H)
+            if not torch.equal(W_out, before):
+                return "it changed its argument: the layer would be damaged for good; use clone()"
+            quiet = heads.clone()
+            quiet[:, h] = 0.0
+            fault = _differs(out, W_out)
+            if fault and not fault.startswith("the largest"):
+                return fault
+            if _differs(F.linear(heads.flatten(1), out), F.linear(quiet.flatten(1), W_out)):
+                if bool((out == 0).all(dim=1).any()):
+                    return "rows are output numbers; a head's are columns, h * d_v to (h + 1) * d_v"
+                return f"head {h} of {H} can still be heard, or another has gone silent"
+    return None
+
+
 def _differs_mask(out, expected: Tensor, case: str) -> str | None:
     if not isinstance(out, Tensor) or out.dtype != torch.bool:
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
@@ -344,4 +548,12 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "2.2": _decoder_mask,
     "2.3": _sees_future,
     "2.4": _masked_softmax,
+    "3.1": _count_weights,
+    "3.2": _split_heads,
+    "3.3": _one_of_the_heads,
+    "3.4": _silence,
+    "4.1": _spread_of_products,
+    "4.2": _softmax_jacobian,
+    "4.3": _find_scale,
+    "4.4": _scale_for_entropy,
 }

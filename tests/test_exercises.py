@@ -28,6 +28,29 @@ def _moves(head, x, output, change):
     return bool((head(other)[output] != head(x)[output]).any())
 
 
+def _outer(p):
+    return p[..., :, None] * p[..., None, :]
+
+
+def _log_ratio(attend, d_k, size):
+    q, k = torch.ones(1, d_k), torch.zeros(2, d_k)
+    k[0, 0] = size
+    p = attend(q, k)
+    return math.log(p[0, 0] / p[0, 1])
+
+
+def _head(packed, h, H):
+    """The rows of head h for queries, keys and values, as Linear stores them."""
+    d = packed.shape[1]
+    return [W[h * (d // H) : (h + 1) * (d // H)] for W in packed.chunk(3)]
+
+
+def _zeroed(W, *where):
+    W = W.clone()
+    W[where] = 0.0
+    return W
+
+
 # exercise -> {a mistake somebody makes: the words that must come back}
 WRONG = {
     "1.1": [
@@ -105,6 +128,40 @@ WRONG = {
         (lambda s, m: s.masked_fill(~m, -50).softmax(-1) * m.any(-1, keepdim=True), "some weight"),
         (lambda s, m: s.tolist(), "not list"),
     ],
+    "3.1": [
+        (324, "now add the constants"),
+        (108, "that is one head"),
+        (127, "that is one head"),
+        (168, "d_model / H"),
+        (273, "joins the heads is missing"),
+        (400, "add up"),
+        ("many", "could not convert"),
+    ],
+    "3.2": [
+        (lambda x, H: x.reshape(len(x), H, x.shape[1], -1), "memory was only renamed"),
+        (lambda x, H: x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2), r"numbers h \* d"),
+        (lambda x, H: x.unflatten(-1, (H, -1)), r"the shape is \(2, 3, 5, 7\)"),
+        (lambda x, H: torch.stack(x.chunk(H, -1)), r"the shape is \(5, 2, 3, 7\)"),
+        (lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2).tolist(), "not list"),
+        (lambda x, H: x.flip(-1).unflatten(-1, (H, -1)).transpose(1, 2), r"numbers h \* d"),
+    ],
+    "3.3": [
+        (lambda W, h, H: _head(W, h, H), "must be transposed"),
+        (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 looks elsewhere"),
+        (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 looks elsewhere"),
+        (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
+        (lambda W, h, H: [_head(W, h, H)[i].T for i in (2, 1, 0)], "looks elsewhere"),
+        (lambda W, h, H: _head(W, h, H)[0].T, "three matrices"),
+        (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
+    ],
+    "3.4": [
+        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are output numbers"),
+        (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
+        (lambda W, h, H: W, "can still be heard"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 can still"),
+        (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another has gone silent"),
+    ],
     "1.5": [
         (lambda out, order: out[order], "shuffles a second time"),
         (lambda out, order: out, r"row order\[i\]"),
@@ -112,6 +169,51 @@ WRONG = {
         (lambda out, order: out.sort(0).values, r"row order\[i\]"),
         (lambda out, order: torch.arange(10.0).view(5, 2), r"row order\[i\]"),
         (lambda out, order: out.tolist(), "not list"),
+    ],
+    "4.1": [
+        ([36.0, 2.0], "takes one variance"),
+        ([18.0, 4.0], "fourth power"),
+        ([16.0, 4.0], "one term: there are nine"),
+        ([12.0, 4.0], "its square is the variance"),
+        ([100.0, 4.0], "d_k times the fourth power"),
+        ([144.0, 12.0], "divide it by the square root of 9"),
+        ([144.0, 16.0], "take its root"),
+        ([144.0, 1.0], "divided by the square root of 9"),
+        ([144.0], "not 1"),
+        ([math.nan, 4.0], "variance of a product"),
+        ([144.0, math.nan], "deviation of a score"),
+    ],
+    "4.2": [
+        (lambda s: -_outer(s.softmax(-1)), "the diagonal is missing"),
+        (lambda s: torch.diag_embed(s.softmax(-1)), "must give way"),
+        (lambda s: torch.diag_embed(s.softmax(-1)) + _outer(s.softmax(-1)), "a sign is wrong"),
+        (lambda s: _outer(s.softmax(-1)) - torch.diag_embed(s.softmax(-1)), "turned round"),
+        (lambda s: torch.diag(s.softmax(-1)) - _outer(s.softmax(-1)), "it raised"),
+        (lambda s: torch.diag_embed(s.softmax(0)) - _outer(s.softmax(0)), "largest difference"),
+        (lambda s: s.softmax(-1) * (1 - s.softmax(-1)), "shape is"),
+        (lambda s: torch.diag_embed(s) - _outer(s), "largest difference"),
+        (lambda s: s.mul_(2.0), "changed its argument"),
+        (lambda s: s.tolist(), "not list"),
+    ],
+    "4.3": [
+        (lambda attend, d_k: d_k**-0.5, "has scale 1.000, and you say 0.250"),
+        (lambda attend, d_k: d_k**0.5, "its inverse"),
+        (lambda attend, d_k: 1.0, "has scale 0.250, and you say 1.000"),
+        (lambda attend, d_k: _log_ratio(attend, d_k, 1.0) / d_k, "and you say"),
+        (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "and you say -0.250"),
+        (lambda attend, d_k: 0.5 * _log_ratio(attend, d_k, 1.0), "and you say 0.125"),
+        (lambda attend, d_k: attend(torch.ones(1, d_k), torch.ones(2, d_k)), "it raised"),
+        (lambda attend, d_k: math.nan, "and you say nan"),
+    ],
+    "4.4": [
+        (math.sqrt(2 * math.log(64)), "spread of the scores"),
+        (math.sqrt(2 * math.log(64)) / 64, "not by d_k"),
+        (math.sqrt(math.log(64)) / 8, "one half"),
+        (-math.sqrt(2 * math.log(64)) / 8, "fits worst"),
+        (0.125, "2.48e\\+03 keys"),
+        (math.inf, "finite"),
+        (math.nan, "finite"),
+        ([1.0], "one number"),
     ],
 }
 

@@ -1,0 +1,103 @@
+"""One training loop for every page: Adam, a seed, and the loss of each step."""
+
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+_REPORTS = 20  # how often a run says how far it is
+
+
+def train(
+    model: nn.Module,
+    loss: Callable[[nn.Module, torch.Generator], Tensor],
+    *,
+    steps: int,
+    lr: float,
+    seed: int = 0,
+    label: str = "training",
+) -> Tensor:
+    """Take Adam steps along the gradient of a loss, and keep the loss of every step.
+
+    The same seed gives the same run, dropout included, and the global random state is left as it
+    was. The weights that a run *starts* from are the caller's to seed.
+
+    Args:
+        model: trained in place, in training mode; it gets back the mode it came in.
+        loss: a function of the model and of a seeded generator, from which it draws its batch;
+            returns a tensor with one number.
+        steps: number of Adam steps.
+        lr: learning rate.
+        seed: of the batches and of dropout.
+        label: what the progress line says. The line appears in notebooks only, disappears at
+            the end, and is switched off by ``ATTN_LIB_PROGRESS=0``.
+
+    Returns:
+        (steps,) the loss before each step, detached.
+
+    Raises:
+        ValueError: ``steps`` or ``lr`` that is not positive; a loss that is not one finite
+            number, with the step at which it came.
+
+    Example:
+        >>> model = nn.Linear(1, 1)
+        >>> history = train(model, lambda m, g: (m.weight - 3.0).square().sum(), steps=300, lr=0.1)
+        >>> model.weight.item().__round__(2), history.shape
+        (3.0, torch.Size([300]))
+
+    Source: Kingma and Ba (2015), "Adam"; introduced in chapter 3.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    if not lr > 0:
+        raise ValueError(f"lr must be positive, got {lr}")
+    optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)  # one call a step
+    generator = torch.Generator().manual_seed(seed)
+    history, mode = [], {module: module.training for module in model.modules()}
+    report = _reporter(label, steps)
+    model.train()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # dropout draws from the global state
+            for step in range(steps):
+                value = loss(model, generator)
+                _check(value, step)
+                optimizer.zero_grad()
+                value.backward()
+                optimizer.step()
+                history.append(value.detach())
+                report(step, value)
+    finally:
+        for module, was_training in mode.items():
+            module.training = was_training
+    return torch.stack(history)
+
+
+def _check(value, step: int) -> None:
+    if not isinstance(value, Tensor) or value.dim() != 0:
+        got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"loss must return a tensor with one number and no axes, got {got}")
+    if not value.isfinite():
+        raise ValueError(f"the loss is {value.item()} at step {step}: try a smaller lr")
+
+
+def _reporter(label: str, steps: int) -> Callable[[int, Tensor], None]:
+    """A function that shows progress in a notebook, and does nothing elsewhere."""
+    # a line that is replaced and removed leaves nothing that a re-check could trip over
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is None or os.environ.get("ATTN_LIB_PROGRESS") == "0":
+        return lambda step, value: None
+    from IPython.display import clear_output
+
+    every = max(1, steps // _REPORTS)
+
+    def report(step: int, value: Tensor) -> None:
+        if step + 1 == steps:
+            clear_output()
+        elif step % every == 0:
+            clear_output(wait=True)
+            print(f"{label}: step {step} of {steps}, loss {value.item():.4f}")
+
+    return report

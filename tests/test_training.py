@@ -1,0 +1,142 @@
+"""The loop follows Adam as published, repeats itself, and leaves no trace."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from attn_lib.training import train
+
+
+def squares(model, generator):
+    x = torch.rand(7, 3, generator=generator, dtype=torch.float64)
+    return (model(x) - x.sum(dim=-1, keepdim=True)).square().mean()
+
+
+def linear(seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(3, 1).double()
+
+
+def adam_by_hand(model, *, steps, lr, seed):
+    """Kingma and Ba (2015), algorithm 1, in plain tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    history, moments = [], [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
+    for step in range(1, steps + 1):
+        value = squares(model, generator)
+        history.append(value.item())
+        gradients = torch.autograd.grad(value, list(model.parameters()))
+        with torch.no_grad():
+            for p, g, (m, v) in zip(model.parameters(), gradients, moments, strict=True):
+                m.mul_(0.9).add_(0.1 * g)
+                v.mul_(0.999).add_(0.001 * g * g)
+                p -= lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+    return history
+
+
+def test_it_is_adam_as_published():
+    ours, theirs = linear(), linear()
+    history = train(ours, squares, steps=23, lr=0.03, seed=5)
+    expected = adam_by_hand(theirs, steps=23, lr=0.03, seed=5)
+    torch.testing.assert_close(
+        history, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0
+    )
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-10, atol=0)
+    assert not history.requires_grad
+
+
+def test_the_same_seed_gives_the_same_run_dropout_included():
+    def dropped(model, generator):  # nothing random but dropout
+        return model(torch.ones(7, 3, dtype=torch.float64)).square().mean()
+
+    def run(seed):
+        model = nn.Sequential(linear(), nn.Dropout(0.5))
+        return train(model, dropped, steps=11, lr=0.01, seed=seed)
+
+    torch.manual_seed(1)
+    first = run(3)
+    torch.manual_seed(2)
+    assert torch.equal(first, run(3))
+    assert not torch.equal(first, run(4))
+
+
+def test_the_global_random_state_is_left_alone():
+    model = nn.Sequential(linear(), nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    train(model, squares, steps=3, lr=0.01)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_every_part_gets_back_its_mode(outer):
+    model = nn.Sequential(linear(), nn.Dropout(0.5)).train(outer)
+    model[1].train(not outer)  # frozen by hand
+    seen = []
+
+    def loss(model, generator):
+        seen.append([module.training for module in model.modules()])
+        return squares(model, generator)
+
+    train(model, loss, steps=1, lr=0.01)
+    assert seen == [[True, True, True]]
+    assert [module.training for module in model.modules()] == [outer, outer, not outer]
+
+
+def test_the_mode_comes_back_after_an_error_too():
+    model = linear().eval()
+    with pytest.raises(ValueError, match=r"the loss is nan at step 0"):
+        train(model, lambda m, g: m.weight.sum() * torch.nan, steps=2, lr=0.01)
+    assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("options", "loss", "message"),
+    [
+        ({"steps": 0, "lr": 0.1}, squares, "steps must be at least 1, got 0"),
+        ({"steps": 1, "lr": 0.0}, squares, r"lr must be positive, got 0\.0"),
+        ({"steps": 1, "lr": float("nan")}, squares, "lr must be positive, got nan"),
+        ({"steps": 1, "lr": 0.1}, lambda m, g: m.weight, r"no axes, got shape \(1, 3\)"),
+        ({"steps": 1, "lr": 0.1}, lambda m, g: 1.0, "no axes, got float"),
+        ({"steps": 1, "lr": 0.1}, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_named(options, loss, message):
+    with pytest.raises(ValueError, match=message):
+        train(linear(), loss, **options)
+
+
+class Notebook:
+    """Stands in for IPython: what a cell shows, where cleared text is gone."""
+
+    def __init__(self, monkeypatch, capsys):
+        self.capsys, self.clears = capsys, []
+        display = SimpleNamespace(clear_output=lambda wait=False: self.clears.append(wait))
+        shell = SimpleNamespace(get_ipython=lambda: self, display=display)
+        monkeypatch.setitem(sys.modules, "IPython", shell)
+        monkeypatch.setitem(sys.modules, "IPython.display", display)
+
+    def lines(self):
+        return self.capsys.readouterr().out.splitlines()
+
+
+def test_progress_is_shown_in_a_notebook_and_cleared_at_the_end(monkeypatch, capsys):
+    monkeypatch.delenv("ATTN_LIB_PROGRESS", raising=False)
+    notebook = Notebook(monkeypatch, capsys)
+    train(linear(), squares, steps=100, lr=0.01, label="a head")
+    lines = notebook.lines()
+    assert len(lines) == 20
+    assert lines[1].startswith("a head: step 5 of 100, loss ")
+    assert notebook.clears == [True] * 20 + [False]
+
+
+def test_progress_can_be_switched_off_and_is_off_outside_notebooks(monkeypatch, capsys):
+    monkeypatch.setenv("ATTN_LIB_PROGRESS", "0")
+    notebook = Notebook(monkeypatch, capsys)
+    train(linear(), squares, steps=3, lr=0.01)
+    assert notebook.lines() == notebook.clears == []
+    monkeypatch.delenv("ATTN_LIB_PROGRESS")
+    monkeypatch.delitem(sys.modules, "IPython")
+    train(linear(), squares, steps=3, lr=0.01)
+    assert notebook.lines() == []
