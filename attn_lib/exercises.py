@@ -409,13 +409,13 @@ def _scale_for_entropy(answer) -> str | None:
     if abs(scale - spread / 64) < 0.0003:
         return "products of width d_k spread by its root, not by d_k"
     if abs(scale - math.sqrt(math.log(64)) / 8) < 0.002:
-        return "(4.7) has a factor of one half before the squared spread"
+        return "(4.8) has a factor of one half before the squared spread"
     if abs(scale + spread / 8) < 0.002:
         return "a negative scale looks for the key that fits worst"
     if not math.isfinite(scale):
         return "a finite number is wanted"
     heard = math.exp(min(math.log(4096) - (8 * scale) ** 2 / 2, 99))
-    return f"with this scale, (4.7) predicts that {heard:.3g} keys are heard"
+    return f"with this scale, (4.8) predicts that {heard:.3g} keys are heard"
 
 
 def _count_weights(answer) -> str | None:
@@ -511,6 +511,276 @@ def _silence(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     return None
 
 
+def _layer_norm(answer) -> str | None:
+    """6.1: the token (2, 4, 4, 6)."""
+    given = _numbers(answer)
+    if len(given) != 4:
+        return f"the token has four numbers, so four are wanted, not {len(given)}"
+
+    def near(row):
+        return all(abs(a - b) < 0.006 for a, b in zip(given, row, strict=True))
+
+    centred = [-2.0, 0.0, 0.0, 2.0]
+    if near([c / math.sqrt(2) for c in centred]):
+        return None
+    if near([c / math.sqrt(8 / 3) for c in centred]):
+        return "this variance divides by three: LayerNorm divides the sum of squares by all four"
+    if near([c / 2 for c in centred]):
+        return "you divided by the variance: take its root first"
+    if near(centred):
+        return "the mean is off, as it should be: now divide by the standard deviation"
+    if near([n / math.sqrt(2) for n in (2, 4, 4, 6)]):
+        return "take the mean off before you divide"
+    return "at least one number is off: mean 4, then the mean of the four squared deviations"
+
+
+def _block_size(answer: Callable[[int, int], int]) -> str | None:
+    """6.2: parameters of a block, counted in PyTorch's layer."""
+    for d_model, d_ff in ((6, 10), (8, 32), (5, 3)):
+        layer = torch.nn.TransformerEncoderLayer(d_model, 1, d_ff, device="meta")
+        parameters = dict(layer.named_parameters())
+        size, given = sum(p.numel() for p in parameters.values()), answer(d_model, d_ff)
+        if given == size:
+            continue
+        biases = sum(p.numel() for n, p in parameters.items() if n.endswith("bias"))
+        forgotten = {
+            biases: "all the constants, those of the norms included",
+            biases - 2 * d_model: "the constants of the Linear layers",
+            4 * d_model: "the gains and shifts of the norms, or the constants of attention",
+            2 * d_model: "one of the norms, or all the shifts",
+            d_model * (d_model + 1): "the matrix that joins the heads",
+            d_model**2: "the matrix that joins the heads",
+            d_ff + d_model: "the constants of the network",
+        }
+        case = f"for d_model={d_model}, d_ff={d_ff} it is {size}, and you say {given}"
+        missing = forgotten.get(size - given)
+        return f"{case}: you forgot {missing}" if missing else case
+    return None
+
+
+def _pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
+    """6.3: x + part(norm(x)), twice."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x, A, W, gains = draw(2, 5, 7), draw(5, 5).softmax(-1), draw(7, 7), (draw(7), draw(7))
+
+    def attend(y):
+        return A @ y
+
+    def think(y):
+        return (y @ W).relu()
+
+    def first(y):
+        return F.layer_norm(y, (7,), gains[0])
+
+    def second(y):
+        return F.layer_norm(y, (7,), gains[1])
+
+    given = x.clone()
+    out = answer(given, attend, think, first, second)
+    if not torch.equal(given, x):
+        return "it changed its argument: write x = x + ..., not x += ..."
+    middle = x + attend(first(x))
+    fault = _differs(out, middle + think(second(middle)))
+    if not fault:
+        return None
+    post = first(x + attend(x))
+    mistakes = {
+        "this is post-norm: normalise what a part reads, not what it leaves": second(
+            post + think(post)
+        ),
+        "the network must read the stream after attention has written to it": middle
+        + think(second(x)),
+        "the second sum must start from the stream, not from the first x": x
+        + think(second(middle)),
+        "you added to the normalised token: add to x itself": _on_the_norm(
+            x, attend, think, first, second
+        ),
+        "each part has a norm of its own; you used the first twice": middle + think(first(middle)),
+        "each part has a norm of its own; you swapped them": _pre_norm(
+            x, attend, think, second, first
+        ),
+        "nothing normalises the result of a pre-norm block": second(middle + think(second(middle))),
+        "there is an addition for attention, and another for the network": think(second(middle)),
+    }
+    for said, wrong in mistakes.items():
+        if not _differs(out, wrong):
+            return said
+    return fault
+
+
+def _pre_norm(x, attend, think, first, second):
+    x = x + attend(first(x))
+    return x + think(second(x))
+
+
+def _on_the_norm(x, attend, think, first, second):
+    x = first(x)
+    x = second(x + attend(x))
+    return x + think(x)
+
+
+def _mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
+    """6.4: mean over the real tokens, whatever filler holds."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 2, 3])
+    for T, d in ((5, 7), (6, 4)):
+        out = torch.randn(3, T, d, generator=generator)
+        expected = torch.stack([rows[:n].mean(0) for rows, n in zip(out, lengths, strict=True)])
+        given = answer(out.clone(), lengths.clone())
+        if not _differs(given, out.mean(dim=1)):
+            return "this is the mean over all rows, filler included"
+        fault = _differs(given, expected)
+        if fault and not _differs(given, expected * lengths[:, None] / T):
+            return f"the sum is right, but you divided by T={T} instead of each sentence's length"
+        if fault:
+            return fault
+        for filler in (math.nan, math.inf):
+            spoiled = out.clone()
+            for row, n in zip(spoiled, lengths, strict=True):
+                row[n:] = filler
+            before = spoiled.clone()
+            if _differs(answer(spoiled, lengths), expected):
+                return f"filler that holds {filler:g} comes through: multiplying by 0 is not enough"
+            if not torch.equal(spoiled.nan_to_num(), before.nan_to_num()):
+                return "it changed its argument; work on a new tensor"
+    return None
+
+
+def _fourth_place(answer) -> str | None:
+    """5.1: sines and cosines of place 3, d = 4, base 100."""
+    given = _numbers(answer)
+    if len(given) != 4:
+        return f"a place has d = 4 numbers here, not {len(given)}"
+    if not all(map(math.isfinite, given)):
+        return "sines and cosines are finite numbers"
+
+    def row(p, slow=0.1, unit=1.0):
+        angles = p * unit, p * slow * unit
+        return [f(angle) for angle in angles for f in (math.sin, math.cos)]
+
+    def near(numbers):
+        return all(abs(a - b) < 0.006 for a, b in zip(given, numbers, strict=True))
+
+    right = row(3)
+    if near(right):
+        return None
+    for numbers, fault in (
+        (row(4), "this is place 4: places are counted from zero, so the fourth token stands at 3"),
+        (row(3, unit=math.pi / 180), "the angles are radians, not degrees"),
+        (row(3, slow=0.01), "the second speed is 100 to the power of -2/4, and that is 1/10"),
+        (row(3, slow=1.0), "the second pair has a speed of its own, 1/10"),
+        ([right[i] for i in (0, 2, 1, 3)], "sine and cosine of one angle stand side by side"),
+        ([right[i] for i in (1, 0, 3, 2)], "in each pair the sine comes first"),
+    ):
+        if near(numbers):
+            return fault
+    return "at least one is off: the angles are 3 and 0.3, each gives its sine, then its cosine"
+
+
+def _to_half_split(answer: Callable[[Tensor, int], Tensor]) -> str | None:
+    """5.2: reorder a matrix of neighbour-paired RoPE; judged by scores, in complex numbers."""
+    generator = torch.Generator().manual_seed(0)
+    for H, d_k, d_model in ((1, 6, 5), (3, 4, 7), (2, 8, 16)):
+        W_q, W_k = torch.randn(2, H * d_k, d_model, generator=generator, dtype=torch.float64)
+        x = torch.randn(9, d_model, generator=generator, dtype=torch.float64)
+        speeds = 100.0 ** (-torch.arange(0, d_k, 2, dtype=torch.float64) / d_k)
+        angles = torch.arange(9.0, dtype=torch.float64)[:, None] * speeds
+        turns = torch.polar(torch.ones_like(angles), angles)
+
+        def scores(W_q, W_k, halves):
+            q, k = ((x @ W.T).unflatten(1, (H, d_k)).transpose(0, 1) for W in (W_q, W_k))  # noqa: B023
+            pairs = [
+                t.unflatten(-1, (2, -1)).mT if halves else t.unflatten(-1, (-1, 2)) for t in (q, k)
+            ]
+            q, k = (torch.view_as_complex(t.contiguous()) * turns for t in pairs)  # noqa: B023
+            return (q @ k.mH).real
+
+        given = W_q.clone()
+        got = answer(given, H), answer(W_k.clone(), H)
+        if not torch.equal(given, W_q):
+            return "it changed its argument; work on a new tensor"
+        wanted = scores(W_q, W_k, halves=False)
+        for out in got:
+            if not isinstance(out, Tensor) or out.shape != W_q.shape:
+                return _differs(out, W_q)
+        if not _differs(scores(*got, halves=True), wanted):
+            continue
+        if torch.equal(got[0], W_q):
+            return "the matrix came back as it was"
+        if H == 1:
+            back = torch.arange(d_k).view(2, -1).T.flatten()
+            if torch.equal(got[0], W_q[back]):
+                return "this is the way back, from halves to neighbours"
+            return "one head goes wrong: the even rows come first, then the odd ones"
+        return f"with one head it is right, with {H} it is not: reorder within each head"
+    return None
+
+
+def _places_of(answer: Callable[[Tensor], Tensor]) -> str | None:
+    """5.3: places that count real tokens only."""
+    for rows in (
+        [[1, 1, 1, 1], [1, 1, 0, 0]],
+        [[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]],
+        [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]],
+    ):
+        real = torch.tensor(rows, dtype=torch.bool)
+        out = answer(real.clone())
+        if not isinstance(out, Tensor) or out.shape != real.shape:
+            return _differs(out, real.double())
+        if out.is_floating_point() or out.is_complex() or out.dtype == torch.bool:
+            return f"places are looked up in a table: integers are wanted, not {out.dtype}"
+        for row, places in zip(rows, out.tolist(), strict=True):
+            wanted = 0
+            for is_real, place in zip(row, places, strict=True):
+                if is_real and place != wanted:
+                    return f"for {row} the real tokens stand at 0, 1, …, but you say {places}"
+                if not 0 <= place < len(row):
+                    return f"for {row} some filler stands at {place}, which no table has"
+                wanted += is_real
+    return None
+
+
+def _is_relative(answer: Callable[[Callable[[int, int], float]], bool]) -> str | None:
+    """5.4: a detective of relative scores, tried on tables whose nature is known."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, learned = torch.randn(3, 100, 8, generator=generator, dtype=torch.float64)
+    p = torch.arange(100, dtype=torch.float64)
+    apart = p[:, None] - p
+    angles = p[:, None] * 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
+    sines = torch.cat([angles.sin(), angles.cos()], dim=1)
+    turns = torch.polar(torch.ones_like(angles), angles)
+
+    def rotary(row):
+        return torch.complex(row[:4], row[4:]) * turns
+
+    late = (p.clamp(min=90)[:, None] - p.clamp(min=90)) / 10
+    suspects = {
+        "RoPE": ((rotary(q[0]) @ rotary(k[0]).mH).real, True),
+        "ALiBi": (-0.5 * apart.abs(), True),
+        "a score with one number for each distance up to 8": (
+            learned[0][(apart.clamp(-7, 0).abs()).long()],
+            True,
+        ),
+        "a product of two rows of sines": (sines @ sines.T, True),
+        "a learned table": (learned @ learned.T, False),
+        "sines added to a word": ((q[0] + sines) @ (k[0] + sines).T, False),
+        "a penalty for late keys": (-0.01 * p.expand(100, 100), False),
+        "a score that tells places apart only near the end": (late.clamp(min=0), False),
+        "a score that repeats after five places": ((p[:, None] % 5) * (p % 5), False),
+        "a distance with a faint bend": (-apart.abs() + 1e-4 * p[:, None], False),
+    }
+    for name, (table, relative) in suspects.items():
+        rows = table.tolist()
+        if bool(answer(lambda i, j: rows[i][j])) != relative:  # noqa: B023
+            depends = "depends" if relative else "does not depend"
+            return f"{name} {depends} on i - j alone, and you say otherwise"
+    return None
+
+
 def _differs_mask(out, expected: Tensor, case: str) -> str | None:
     if not isinstance(out, Tensor) or out.dtype != torch.bool:
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
@@ -556,4 +826,12 @@ _CHECKS: dict[str, Callable[[Any], str | None]] = {
     "4.2": _softmax_jacobian,
     "4.3": _find_scale,
     "4.4": _scale_for_entropy,
+    "5.1": _fourth_place,
+    "5.2": _to_half_split,
+    "5.3": _places_of,
+    "5.4": _is_relative,
+    "6.1": _layer_norm,
+    "6.2": _block_size,
+    "6.3": _pre_norm_block,
+    "6.4": _mean_of_real,
 }

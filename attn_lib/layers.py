@@ -183,11 +183,8 @@ class MultiHeadAttention(nn.Module):
         k, v = self._keys_values(q, x, context, mask, cache)
         if bias is not None and torch.is_autocast_enabled(x.device.type):
             bias = bias.to(q.dtype)
-        T, S = q.shape[-2], k.shape[-2]
         if self.rotary is not None:
-            positions = torch.arange(max(S, T), device=x.device)
-            q = apply_rope(q, positions[positions.numel() - T :], base=self.rotary)
-            k = apply_rope(k, positions[positions.numel() - S :], base=self.rotary)
+            q, k = _turned(q, k, self.rotary)
         group = self.num_heads // self.num_kv_heads
         if group > 1:
             k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -408,6 +405,14 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         yield recorder[1]
     finally:
         _recorders[:] = [other for other in _recorders if other is not recorder]
+
+
+def _turned(q: Tensor, k: Tensor, base: float) -> tuple[Tensor, Tensor]:
+    """Rotary positions: the queries are the last T of the S positions."""
+    T, S = q.shape[-2], k.shape[-2]
+    places = torch.arange(max(S, T), device=q.device)
+    turned_q = apply_rope(q, places[places.numel() - T :], base=base)
+    return turned_q, apply_rope(k, places[places.numel() - S :], base=base)
 
 
 def _fast_attention(q, k, v, *, mask, bias, scale, causal, dropout_p) -> Tensor:

@@ -22,7 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from attn_lib.masks import padding_mask
+from attn_lib.transformer import TransformerEncoder
 
 
 class _Source(NamedTuple):
@@ -121,6 +124,87 @@ def minilm_inputs(ids: Tensor) -> Tensor:
     x = x + tensors["embeddings.token_type_embeddings.weight"][0]
     gain, shift = (tensors[f"embeddings.LayerNorm.{name}"] for name in ("weight", "bias"))
     return torch.nn.functional.layer_norm(x, gain.shape, gain, shift, eps=1e-12)
+
+
+class MiniLM(nn.Module):
+    """all-MiniLM-L6-v2, a sentence encoder of six layers, in this book's own classes.
+
+    Example:
+        >>> model = MiniLM()
+        >>> vectors = model.encode(["a cat", "a kitten", "a train"])
+        >>> bool(vectors[0] @ vectors[1] > vectors[0] @ vectors[2])
+        True
+
+    Source: Wang et al. (2020), "MiniLM"; Reimers and Gurevych (2019), "Sentence-BERT"; built
+    in chapter 6.
+    """
+
+    def __init__(self):
+        super().__init__()
+        tensors = minilm_tensors()
+        self.tokenizer = minilm_tokenizer()
+        self.encoder = TransformerEncoder(384, 12, 1536, 6, norm_first=False, eps=1e-12)
+        state = {}
+        for i in range(6):
+            for ours, theirs in _MINILM_NAMES.items():
+                for kind in ("weight", "bias"):
+                    published = tensors[f"encoder.layer.{i}.{theirs}.{kind}"]
+                    state[f"blocks.{i}.{ours}.{kind}"] = published
+        self.encoder.float().load_state_dict(state)  # float32 whatever the default dtype is
+        self.eval()
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """Vectors of tokens, each aware of its sentence.
+
+        Args:
+            ids: (B, T) integers from the tokenizer, T at most 512; filler may be any token.
+            lengths: (B,) integers, how many of each row's tokens are real.
+
+        Returns:
+            (B, T, 384) float32; rows of filler mean nothing.
+
+        Raises:
+            ValueError: more than 512 tokens; lengths beyond T.
+        """
+        return self.encoder(minilm_inputs(ids), mask=padding_mask(lengths, ids.shape[1]))
+
+    @torch.no_grad()
+    def encode(self, texts: list[str]) -> Tensor:
+        """One vector a text: the mean over its tokens, [CLS] and [SEP] included, of length 1.
+
+        Args:
+            texts: at least one text, each of at most 512 tokens; none is cut off.
+
+        Returns:
+            (len(texts), 384) float32; the product of two rows is their cosine similarity.
+
+        Raises:
+            ValueError: no text, or one of more than 512 tokens.
+            TypeError: a single string in place of a list.
+        """
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of strings, got one string")
+        if not texts:
+            raise ValueError("texts must hold at least one text, got none")
+        rows = [torch.tensor(self.tokenizer.encode(text).ids) for text in texts]
+        lengths = torch.tensor([len(row) for row in rows])
+        out = self(nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
+        real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]
+        mean = out.masked_fill(~real, 0.0).sum(dim=1) / lengths[:, None]
+        return nn.functional.normalize(mean, dim=-1)
+
+
+# our name of a part of a block: its name in the published file
+_MINILM_NAMES = {
+    "attention.q_proj": "attention.self.query",
+    "attention.k_proj": "attention.self.key",
+    "attention.v_proj": "attention.self.value",
+    "attention.out_proj": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "feed_forward.up": "intermediate.dense",
+    "feed_forward.down": "output.dense",
+    "feed_forward_norm": "output.LayerNorm",
+}
 
 
 def minilm_tokenizer():

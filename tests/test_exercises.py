@@ -51,6 +51,24 @@ def _zeroed(W, *where):
     return W
 
 
+def _all_steps(tolerance):
+    def is_relative(score):
+        steps = (score(i + 1, j + 1) - score(i, j) for i in range(99) for j in range(99))
+        return all(abs(step) < tolerance for step in steps)
+
+    return is_relative
+
+
+def _block_numbers(d, f, *, join=True, constants=True, norms=2):
+    matrices = (3 + join) * d * d + 2 * d * f
+    return matrices + ((3 + join) * d + f + d if constants else 0) + norms * 2 * d
+
+
+def _masked_mean(out, lengths, keep):
+    real = (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
+    return keep(out, real).sum(1) / lengths[:, None]
+
+
 # exercise -> {a mistake somebody makes: the words that must come back}
 WRONG = {
     "1.1": [
@@ -162,6 +180,55 @@ WRONG = {
         (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
         (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another has gone silent"),
     ],
+    "6.1": [
+        ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),
+        ([-1.0, 0.0, 0.0, 1.0], "take its root first"),
+        ([-2, 0, 0, 2], "now divide by"),
+        ([1.41, 2.83, 2.83, 4.24], "take the mean off"),
+        ([-1.5, 0, 0, 1.5], "at least one"),
+        ([math.nan] * 4, "at least one"),
+        ([1.0, 2.0], "not 2"),
+    ],
+    "6.2": [
+        (lambda d, f: _block_numbers(d, f, constants=False, norms=0), "it is .* you say"),
+        (lambda d, f: _block_numbers(d, f, constants=False), "constants of the Linear layers"),
+        (lambda d, f: _block_numbers(d, f, norms=0), "gains and shifts of the norms"),
+        (lambda d, f: _block_numbers(d, f, norms=1), "one of the norms"),
+        (lambda d, f: _block_numbers(d, f, join=False), "joins the heads"),
+        (lambda d, f: _block_numbers(d, f) - f - d, "constants of the network"),
+        (lambda d, f: _block_numbers(d, 4 * d), "for d_model=6, d_ff=10"),
+    ],
+    "6.3": [
+        (lambda x, a, t, n, m: m(n(x + a(x)) + t(n(x + a(x)))), "this is post-norm"),
+        (lambda x, a, t, n, m: x + a(n(x)) + t(m(x)), "after attention has written"),
+        (lambda x, a, t, n, m: x + t(m(x + a(n(x)))), "start from the stream"),
+        (lambda x, a, t, n, m: exercises._on_the_norm(x, a, t, n, m), "add to x itself"),
+        (lambda x, a, t, n, m: (y := x + a(n(x))) + t(n(y)), "used the first twice"),
+        (lambda x, a, t, n, m: (y := x + a(m(x))) + t(n(y)), "swapped"),
+        (lambda x, a, t, n, m: m((y := x + a(n(x))) + t(m(y))), "nothing normalises the result"),
+        (lambda x, a, t, n, m: t(m(x + a(n(x)))), "another for the network"),
+        (lambda x, a, t, n, m: x.add_(a(n(x))) + t(m(x)), "changed its argument"),
+        (lambda x, a, t, n, m: x + a(x) + t(x), "largest difference"),
+    ],
+    "6.4": [
+        (lambda out, n: out.mean(1), "filler included"),
+        (lambda out, n: _masked_mean(out, n, torch.mul), "filler that holds nan"),
+        (
+            lambda out, n: _masked_mean(out.nan_to_num(0.0, math.inf), n, torch.mul),
+            "filler that holds inf",
+        ),
+        (lambda out, n: _masked_mean(out, n, lambda o, r: o * r).mul(n[:, None]), "difference"),
+        (
+            lambda out, n: _masked_mean(out, n, torch.mul) * n[:, None] / out.shape[1],
+            "divided by T",
+        ),
+        (lambda out, n: out[:, 0], "largest difference"),
+        (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
+        (
+            lambda out, n: _masked_mean(out, n, lambda o, r: o.masked_fill_(~r, 0.0)),
+            "changed its argument",
+        ),
+    ],
     "1.5": [
         (lambda out, order: out[order], "shuffles a second time"),
         (lambda out, order: out, r"row order\[i\]"),
@@ -214,6 +281,44 @@ WRONG = {
         (math.inf, "finite"),
         (math.nan, "finite"),
         ([1.0], "one number"),
+    ],
+    "5.1": [
+        ([math.sin(4), math.cos(4), math.sin(0.4), math.cos(0.4)], "this is place 4"),
+        ([0.052, 0.999, 0.005, 1.0], "radians"),
+        ([0.141, -0.990, 0.030, 1.0], "1/10"),
+        ([0.141, -0.990, 0.141, -0.990], "a speed of its own"),
+        ([0.141, 0.296, -0.990, 0.955], "side by side"),
+        ([-0.990, 0.141, 0.955, 0.296], "the sine comes first"),
+        ([0.141, 0.990, 0.296, 0.955], "at least one is off"),
+        ([0.141, -0.990], "not 2"),
+        ([math.nan] * 4, "finite"),
+    ],
+    "5.2": [
+        (lambda W, H: W, "as it was"),
+        (lambda W, H: torch.cat([W[0::2], W[1::2]]), "within each head"),
+        (lambda W, H: W.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1), "way back"),
+        (lambda W, H: W.flip(0), "the even rows come first"),
+        (lambda W, H: W[0::2], "shape is"),
+        (lambda W, H: W.tolist(), "not list"),
+        (lambda W, H: W.copy_(torch.cat([W[0::2], W[1::2]])), "changed its argument"),
+    ],
+    "5.3": [
+        (lambda real: torch.arange(real.shape[1]).expand_as(real), "you say"),
+        (lambda real: real.cumsum(-1), r"for \[1, 1, 1, 1\] the real tokens stand at 0"),
+        (lambda real: real.cumsum(-1) - 1, "stands at -1"),
+        (lambda real: (real.cumsum(-1) - 1).masked_fill(~real, 99), "stands at 99"),
+        (lambda real: (real.cumsum(-1) - 1.0).clamp(min=0), "not torch.float"),
+        (lambda real: (real.cumsum(-1) - 1)[0], "shape is"),
+        (lambda real: (real.cumsum(0) - 1).clamp(min=0), "you say"),
+    ],
+    "5.4": [
+        (lambda score: True, "a learned table does not depend"),
+        (lambda score: False, "RoPE depends"),
+        (lambda score: score(1, 0) == score(50, 49), "RoPE depends|sines depends"),
+        (lambda score: abs(score(3, 1) - score(4, 2)) < 1e-9, "near the end"),
+        (lambda score: abs(score(2, 1) - score(1, 2)) < 1e-9, "RoPE depends"),
+        (lambda score: abs(score(95, 91) - score(90, 86)) < 1e-9, "does not depend|repeats"),
+        (_all_steps(1e-3), "faint bend"),
     ],
 }
 

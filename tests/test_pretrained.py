@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertModel
 
 from attn_lib import pretrained
 
@@ -189,3 +190,106 @@ def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="known: minilm"):
         pretrained.fetch("../secrets")
+
+
+# ---------------------------------------------------------------- MiniLM in our own classes
+
+HAPPY = [
+    "That is a happy person",
+    "That is a happy dog",
+    "That is a very happy person",
+    "Today is a sunny day",
+]
+WEATHER = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
+
+
+@pytest.fixture(scope="module")
+def minilm():
+    return pretrained.MiniLM()
+
+
+@pytest.fixture(scope="module")
+def witness():
+    """The transformers package's BERT, built from its sizes alone, with the published weights."""
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12}
+    config = BertConfig(**sizes, intermediate_size=1536)
+    model = BertModel(config, add_pooling_layer=False).eval()
+    published = pretrained.minilm_tensors()
+    own = {name: published[name] for name in model.state_dict() if name in published}
+    missing, _ = model.load_state_dict(own, strict=False)
+    assert not {name for name in missing if not name.endswith("_ids")}
+    return model
+
+
+def batch(minilm, texts):
+    rows = [torch.tensor(minilm.tokenizer.encode(text).ids) for text in texts]
+    lengths = torch.tensor([len(row) for row in rows])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
+
+
+def test_minilm_equals_an_independent_bert(minilm, witness):
+    ids, lengths = batch(minilm, [*WEATHER, "word " * 510])
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    with torch.no_grad():
+        out = minilm(ids, lengths)[mask]
+        expected = witness(ids, attention_mask=mask.long()).last_hidden_state[mask]
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
+
+
+def test_minilm_reproduces_the_published_similarities(minilm):
+    """Partee (2022), eight digits; the usage page of sentence-transformers, four."""
+    vectors = minilm.encode(HAPPY)
+    published = torch.tensor([0.69457746, 0.94291496, 0.25687605])
+    torch.testing.assert_close(vectors[0] @ vectors[1:].T, published, atol=2e-6, rtol=0)
+    vectors = minilm.encode(WEATHER)
+    published = torch.tensor([[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1411, 1.0]])
+    torch.testing.assert_close(vectors @ vectors.T, published, atol=5.1e-5, rtol=0)
+
+
+def test_a_padded_batch_equals_single_sentences(minilm):
+    texts = [*HAPPY, "", "A much longer sentence, so that all the others need a lot of filler."]
+    singles = torch.cat([minilm.encode([text]) for text in texts])
+    torch.testing.assert_close(minilm.encode(texts), singles, atol=1e-6, rtol=0)
+
+
+def test_minilm_is_float32_whatever_the_default_is(minilm):
+    torch.set_default_dtype(torch.float64)
+    try:
+        again = pretrained.MiniLM().encode(["a cat"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(again, minilm.encode(["a cat"]))
+
+
+def test_filler_may_be_any_token(minilm):
+    ids, lengths = batch(minilm, HAPPY[2:3] + HAPPY[:1])
+    assert lengths[1] < lengths[0]
+    other = ids.clone()
+    other[1, lengths[1] :] = 4937
+    with torch.no_grad():
+        out, changed = (minilm(tokens, lengths)[1, : lengths[1]] for tokens in (ids, other))
+    torch.testing.assert_close(out, changed, atol=1e-6, rtol=0)
+
+
+def test_minilm_starts_in_evaluation_with_every_encoder_weight(minilm):
+    assert not any(module.training for module in minilm.modules())
+    used = sum(p.numel() for p in minilm.encoder.parameters())
+    assert used == sum(t.numel() for t in pretrained.minilm_tensors("encoder.").values())
+
+
+@pytest.mark.parametrize(
+    ("texts", "error", "message"),
+    [
+        ([], ValueError, "at least one text, got none"),
+        ("a cat", TypeError, "a list of strings, got one string"),
+        (["a cat", "word " * 511], ValueError, "at most 512 tokens, got 513"),
+    ],
+)
+def test_texts_that_minilm_cannot_take_are_named(minilm, texts, error, message):
+    with pytest.raises(error, match=message):
+        minilm.encode(texts)
+
+
+def test_lengths_that_do_not_fit_are_named(minilm):
+    with pytest.raises(ValueError, match="4"):
+        minilm(torch.zeros(1, 3).long(), torch.tensor([4]))

@@ -1,0 +1,226 @@
+import itertools
+
+import pytest
+import torch
+from test_layers import draw
+from torch import nn
+
+from attn_lib import causal_mask, padding_mask
+from attn_lib.masks import to_blocked
+from attn_lib.transformer import TransformerBlock, TransformerEncoder
+
+ORDERS = {"post-norm": False, "pre-norm": True}
+
+
+def torch_layer(norm_first, seed=0, **options):
+    torch.manual_seed(seed)
+    layer = nn.TransformerEncoderLayer(6, 3, 11, batch_first=True, norm_first=norm_first, **options)
+    with torch.no_grad():  # freshly made norms would not show a norm left out or swapped
+        for p in layer.parameters():
+            p.copy_(torch.randn(p.shape) * 0.5)
+    return layer.double()
+
+
+# ---------------------------------------------------------------- against PyTorch's layer
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("masked", ["nothing", "padding", "causal", "both"])
+def test_equals_torch_with_the_same_weights(order, activation, masked):
+    theirs = torch_layer(ORDERS[order], activation=activation, dropout=0.0, layer_norm_eps=1e-3)
+    ours = TransformerBlock.from_torch(theirs)
+    x = draw(2, 5, 6).requires_grad_()
+    padding, options, their_options = padding_mask(torch.tensor([5, 3]), 5), {}, {}
+    if masked in ("padding", "both"):
+        options["mask"] = padding
+        their_options["src_key_padding_mask"] = to_blocked(padding)[:, 0, 0]
+    if masked in ("causal", "both"):
+        options["causal"] = True
+        their_options["src_mask"] = to_blocked(causal_mask(5))
+    out, expected = ours(x, **options), theirs(x, **their_options)
+    torch.testing.assert_close(out, expected)
+    weight = draw(2, 5, 6, seed=3)
+    parameters = dict(theirs.named_parameters())
+    grads = torch.autograd.grad((out * weight).sum(), [x, *ours.parameters()])
+    expected_grads = torch.autograd.grad((expected * weight).sum(), [x, *parameters.values()])
+    torch.testing.assert_close(grads[0], expected_grads[0])
+    by_name = dict(zip(parameters, expected_grads[1:], strict=True))
+    up = dict(zip(ours.state_dict(), grads[1:], strict=True))["feed_forward.up.weight"]
+    torch.testing.assert_close(up, by_name["linear1.weight"])
+    back = ours.to_torch()
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+    torch.testing.assert_close(back(x, **their_options), expected)
+
+
+def test_copies_keep_dropout_mode_order_and_eps():
+    theirs = torch_layer(True, dropout=0.25, layer_norm_eps=1e-3).eval()
+    ours = TransformerBlock.from_torch(theirs)
+    back = ours.to_torch()
+    for layer in (ours, back):
+        assert not layer.training
+        assert layer.norm_first
+        assert layer.dropout.p == 0.25
+    assert ours.attention.dropout == ours.feed_forward.dropout.p == 0.25
+    assert back.self_attn.dropout == back.dropout1.p == back.dropout2.p == 0.25
+    assert ours.attention_norm.eps == ours.feed_forward_norm.eps == back.norm2.eps == 1e-3
+    ours.feed_forward.up.weight.data.zero_()
+    assert bool((theirs.linear1.weight != 0).any())  # a copy, not a view
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_stack_equals_torchs_stack(order):
+    norm = nn.LayerNorm(6).double() if ORDERS[order] else None
+    layers = [torch_layer(ORDERS[order], seed=s, activation="gelu").eval() for s in range(3)]
+    theirs = nn.TransformerEncoder(layers[0], 3, norm=norm, enable_nested_tensor=False).eval()
+    theirs.layers = nn.ModuleList(layers)
+    ours = TransformerEncoder(6, 3, 11, num_layers=3, norm_first=ORDERS[order]).double().eval()
+    ours.blocks = nn.ModuleList(TransformerBlock.from_torch(layer) for layer in layers)
+    if norm is not None:
+        torch.nn.init.normal_(norm.weight)
+        ours.norm.load_state_dict(norm.state_dict())
+    x, mask = draw(2, 5, 6), padding_mask(torch.tensor([5, 3]), 5)
+    expected = theirs(x, src_key_padding_mask=to_blocked(mask)[:, 0, 0])
+    torch.testing.assert_close(ours(x, mask=mask)[1, :3], expected[1, :3])
+    torch.testing.assert_close(ours(x, mask=mask)[0], expected[0])
+
+
+# ---------------------------------------------------------------- the order of the parts
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_cross_attention_stands_between_and_sees_the_context(order):
+    torch.manual_seed(0)
+    block = TransformerBlock(6, 3, 11, norm_first=ORDERS[order], cross_attention=True).double()
+    x, context = draw(2, 4, 6), draw(2, 7, 6, seed=1)
+    mask = padding_mask(torch.tensor([7, 4]), 7)
+    y = x
+    for part, norm in (
+        (lambda z: block.attention(z, causal=True), block.attention_norm),
+        (lambda z: block.cross(z, context, mask=mask), block.cross_norm),
+        (block.feed_forward, block.feed_forward_norm),
+    ):
+        y = y + part(norm(y)) if ORDERS[order] else norm(y + part(y))
+    got = block(x, context, causal=True, context_mask=mask)
+    torch.testing.assert_close(got, y)
+    assert not torch.allclose(got, block(x, context, causal=True), atol=1e-3)
+
+
+def test_dropout_is_on_the_sublayers_output_not_on_the_stream():
+    """Dropping everything leaves the residual stream alone; eval drops nothing."""
+    block, x = TransformerBlock(6, 3, 11, dropout=1.0).double(), draw(2, 4, 6)
+    assert torch.equal(block(x), x)
+    post = TransformerBlock(6, 3, 11, dropout=1.0, norm_first=False).double()
+    norm = nn.functional.layer_norm
+    torch.testing.assert_close(post(x), norm(norm(x, (6,)), (6,)))
+    assert not torch.equal(block.eval()(x), x)
+
+
+def test_every_part_gets_its_options():
+    block = TransformerBlock(6, 3, 11, dropout=0.25, eps=1e-3, cross_attention=True, scale=2.0)
+    assert block.attention.dropout == block.cross.dropout == block.feed_forward.dropout.p == 0.25
+    norms = (block.attention_norm, block.cross_norm, block.feed_forward_norm)
+    assert [norm.eps for norm in norms] == [1e-3] * 3
+    assert block.attention.scale == 2.0
+    assert TransformerEncoder(6, 3, 11, num_layers=1, eps=1e-3).norm.eps == 1e-3
+
+
+def test_a_bias_reaches_every_block():
+    torch.manual_seed(0)
+    stack, x, bias = TransformerEncoder(6, 3, 11, num_layers=2).double(), draw(2, 4, 6), draw(4, 4)
+    y = x
+    for block in stack.blocks:
+        y = y + block.attention(block.attention_norm(y), bias=bias)
+        y = y + block.feed_forward(block.feed_forward_norm(y))
+    torch.testing.assert_close(stack(x, bias=bias), stack.norm(y))
+    assert not torch.allclose(stack(x), stack.norm(y), atol=1e-3)
+
+
+def test_the_input_is_not_changed():
+    block, x = TransformerBlock(6, 3, 11, cross_attention=True).double(), draw(2, 4, 6)
+    before = x.clone()
+    block(x, x)
+    assert torch.equal(x, before)
+
+
+def test_a_last_norm_only_where_the_blocks_normalise_first():
+    x = 100 * draw(2, 4, 6)
+    for first in (True, False):
+        out = TransformerEncoder(6, 3, 11, num_layers=2, norm_first=first).double()(x)
+        torch.testing.assert_close(out.mean(-1), torch.zeros(2, 4).double(), atol=1e-9, rtol=0)
+        torch.testing.assert_close(
+            out.std(-1, correction=0), torch.ones(2, 4).double(), atol=1e-3, rtol=0
+        )
+
+
+def test_blocks_start_different():
+    stack = TransformerEncoder(6, 3, 11, num_layers=3)
+    weights = [block.feed_forward.up.weight for block in stack.blocks]
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(weights, 2))
+
+
+@pytest.mark.parametrize("pieces", [[5], [1, 4], [2, 2, 1], [1] * 5])
+def test_a_cache_in_any_split_equals_the_full_pass(pieces):
+    torch.manual_seed(0)
+    stack = TransformerEncoder(
+        6, 3, 11, num_layers=2, cross_attention=True, num_kv_heads=1, d_k=4, rotary=1e4
+    ).double()
+    x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
+    options = {"causal": True, "context_mask": padding_mask(torch.tensor([7, 4]), 7)}
+    cache = {}
+    outs = [stack(part, context, cache=cache, **options) for part in x.split(pieces, dim=1)]
+    torch.testing.assert_close(torch.cat(outs, dim=1), stack(x, context, **options))
+    assert len(cache) == 4
+
+
+# ---------------------------------------------------------------- refused
+
+
+def test_what_torch_has_and_we_have_not_is_refused():
+    plain = nn.TransformerEncoderLayer(6, 3, 11, bias=False)
+    with pytest.raises(ValueError, match=r"^a layer without biases has no counterpart here$"):
+        TransformerBlock.from_torch(plain)
+    for used in (torch.tanh, nn.SiLU(), nn.GELU(approximate="tanh")):
+        with pytest.raises(ValueError, match="activation must be relu or gelu, got"):
+            TransformerBlock.from_torch(nn.TransformerEncoderLayer(6, 3, 11, activation=used))
+    for used in (nn.GELU(), nn.ReLU()):
+        theirs = nn.TransformerEncoderLayer(6, 3, 11, activation=used, batch_first=True).eval()
+        x = torch.ones(1, 2, 6)
+        torch.testing.assert_close(TransformerBlock.from_torch(theirs)(x), theirs(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cross_attention": True}, "^nn.TransformerEncoderLayer has no cross-attention$"),
+        ({"num_kv_heads": 1}, "as many key heads"),
+    ],
+)
+def test_what_we_have_and_torch_has_not_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerBlock(6, 3, 11, **options).to_torch()
+
+
+def test_a_context_needs_cross_attention_and_the_reverse():
+    x = torch.zeros(2, 4, 6)
+    with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
+        TransformerBlock(6, 3, 11)(x, x)
+    with pytest.raises(ValueError, match=r"has a cross-attention: context must be \(B, S, d_m"):
+        TransformerBlock(6, 3, 11, cross_attention=True)(x)
+    with pytest.raises(ValueError, match=r"^context_mask needs a context$"):
+        TransformerBlock(6, 3, 11)(x, context_mask=padding_mask(torch.tensor([4, 4]), 4))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
+        ({"num_layers": 1.0}, TypeError, "num_layers must be an integer, got 1.0"),
+        ({"activation": "tanh"}, ValueError, "gelu, relu, got 'tanh'"),
+        ({"dropout": 2.0}, ValueError, "dropout must be in"),
+    ],
+)
+def test_bad_stacks_are_named(options, error, message):
+    with pytest.raises(error, match=message):
+        TransformerEncoder(6, 3, 11, **{"num_layers": 2, **options})
