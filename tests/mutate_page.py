@@ -13,6 +13,7 @@ and for nothing else: helpers that do part of its computation are named too. Two
 mutants are set aside, and counted, because a page teaches what is computed, not how the library
 refuses: those in the body of an ``if`` that ends in ``raise``, which is a message and its
 parts, and those in a call of a ``_check_…`` helper. The conditions before a ``raise`` count.
+Mutants that ``equivalent_mutants.csv`` declares are passed over: nothing can see them.
 Cells tagged ``training`` are skipped, and so must be those that need their results.
 
 Exit status: 0 if at least 80 % are killed; 1 if not, or if any run ended in another way than
@@ -20,7 +21,9 @@ green or red; 2 if the page is not green without a mutant, or a name does not ex
 """
 
 import argparse
+import csv
 import difflib
+import itertools
 import os
 import re
 import shutil
@@ -125,6 +128,13 @@ def mutated(tree, mutation) -> str:
     return deep_replace(tree, mutation.original_node, mutation.mutated_node).code
 
 
+def changed(tree, mutation) -> tuple[str, str]:
+    """The lines taken out and the lines put in, as ``equivalent_mutants.csv`` has them."""
+    lines = difflib.ndiff(tree.code.splitlines(), mutated(tree, mutation).splitlines())
+    parts = [line for line in lines if line[0] in "-+"]
+    return tuple(" ".join(x[2:].strip() for x in parts if x[0] == sign) for sign in "-+")
+
+
 def verdict(root: Path, page: str, timeout: float | None = None) -> str:
     """'survived', 'killed by Cell N', 'timeout', or what pytest said when it said neither."""
     # a changed file of the same size and second would be read from its old bytecode
@@ -176,7 +186,11 @@ def main() -> int:
 
 def sample(root: Path, page: str, names: list[str], chosen, timeout: float) -> int:
     everything, aside = mutants(root, names)
-    drawn = np.random.default_rng(chosen.seed).permutation(len(everything))[: chosen.mutants]
+    order = np.random.default_rng(chosen.seed).permutation(len(everything))
+    with (pages.ROOT / "tests" / "equivalent_mutants.csv").open() as file:
+        declared = {(row["before"], row["after"]) for row in csv.DictReader(file)}
+    seen = (n for n in order if changed(*everything[n][1:]) not in declared)
+    drawn = list(itertools.islice(seen, chosen.mutants))
     print(f"{page}: {len(drawn)} of {len(everything)} mutants; {aside} of refusals set aside")
     found = []
     for number in sorted(drawn):
