@@ -135,7 +135,7 @@ BROKEN_LIBRARY = {
         "return torch.softmax(scores, dim=-1), None",
         "return torch.softmax(scores, dim=-2), None",
     ),
-    "dropped scale": (PAGE, FORMULA, "q @ k.mT * scale", "q @ k.mT"),
+    "dropped scale": (PAGE, FORMULA, "q @ k.mT * _scale(scale, q)", "q @ k.mT"),
     "inverted polarity": (MASK_PAGE, FORMULA, "parts.append(~mask)", "parts.append(mask)"),
     "causal off by one": (MASK_PAGE, MASKS, "return distance <= 0", "return distance <= 1"),
     "aligned to the start": (MASK_PAGE, MASKS, "offset = S - T", "offset = 0"),
