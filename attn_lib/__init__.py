@@ -17,24 +17,30 @@ Letters, the same in every signature, comment and notebook:
 Where to start: :mod:`attn_lib.functional` is the formula and :mod:`attn_lib.masks` says who may
 attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
 :mod:`attn_lib.positions` tells it where a token stands; :mod:`attn_lib.transformer` stacks such
-layers. Beside them, :mod:`attn_lib.training` and :mod:`attn_lib.datasets` train it on small data,
-:mod:`attn_lib.plotting` draws, :mod:`attn_lib.pretrained` brings real trained weights,
+layers, and :mod:`attn_lib.models` makes whole models of them, which :func:`attn_lib.generate`
+lets write. Beside them, :mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small
+data, :mod:`attn_lib.plotting` draws, :mod:`attn_lib.pretrained` brings real trained weights,
 :mod:`attn_lib.exercises` checks answers.
 """
 
 from attn_lib.functional import attention, attention_weights
 from attn_lib.layers import FeedForward, MultiHeadAttention, record_attention
 from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
-from attn_lib.transformer import TransformerBlock, TransformerEncoder
+from attn_lib.models import DecoderLM, Transformer, generate
+from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 
 __all__ = [
+    "DecoderLM",
     "FeedForward",
     "MultiHeadAttention",
+    "Transformer",
     "TransformerBlock",
+    "TransformerDecoder",
     "TransformerEncoder",
     "attention",
     "attention_weights",
     "causal_mask",
+    "generate",
     "padding_mask",
     "record_attention",
     "segment_mask",

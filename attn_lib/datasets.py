@@ -1,11 +1,14 @@
 """The book's small data sets and their splits, and the recorded runs that its pages compare with.
 
-Everything is read from ``attn_lib/data``, which is packaged: nothing is downloaded.
+Files are read from ``attn_lib/data``, which is packaged, and dates are written by the package
+babel: nothing is downloaded.
 """
 
 import csv
+import datetime
 import hashlib
 import json
+import re
 from importlib import resources
 from typing import NamedTuple
 
@@ -13,8 +16,20 @@ import torch
 from torch import Tensor
 
 _DATA = resources.files("attn_lib") / "data"
-_SHA256 = {"weather.csv": "f1a66c28a45c5ca61e5cad105e04d3281f9f217e390739d7ed47e1d22fa62bca"}
 _WEATHER_YEARS = {"train": ("2012", "2013"), "validation": ("2014",), "test": ("2015",)}
+
+DATE_LOCALES = ("en_US", "en_GB", "de", "fr", "es", "pl", "tr", "ru", "zh", "ja")
+"""The locales of :func:`dates`: languages, and two countries that order a date differently."""
+
+DATE_LETTERS = (
+    " ,./0123456789ACDEFHJKMNOPSTWabcdefghijklmnoprstuvwyzÇáäéûüąğıłńśŞşź"
+    "абвгдеийклмнопрстуфцчьюя\u202f一三二五六四土年日星曜月期木水火金"
+)
+"""The characters that occur in :func:`dates`: a vocabulary that no draw changes."""
+
+_DATE_FORMATS = ("short", "medium", "long", "full", "yMMMM")
+_DATE_YEARS = range(1950, 2050)
+_TEST_MONTH = 11  # every eleventh month is for the test; 11 and 12 share no divisor
 
 
 class Weather(NamedTuple):
@@ -58,8 +73,83 @@ def weather() -> Weather:
     return Weather(values, dates, header[1:], split)
 
 
+class Dates(NamedTuple):
+    """Dates as people write them, what they mean, and whose way of writing it is."""
+
+    texts: list[str]
+    iso: list[str]
+    locales: list[str]
+
+
+def dates(
+    n: int, *, split: str = "train", seed: int = 0, locales: tuple[str, ...] = DATE_LOCALES
+) -> Dates:
+    """Random dates of the years 1950 to 2049 in the formats of many locales, and in ISO 8601.
+
+    A month of a year is either for training or for the test, so that no test date was ever seen
+    in training, in whatever format. Some texts have two readings: 4/3/21 is April in the United
+    States and March in Spain.
+
+    Args:
+        n: how many, at least 0.
+        split: ``"train"`` or ``"test"``, every eleventh month.
+        seed: of the draws.
+        locales: names that babel knows.
+
+    Returns:
+        ``texts``; ``iso``, such as ``"2021-04-03"``, or ``"2021-04"`` for a text that names only
+        a month; and ``locales``, each drawn with equal probability, as is one of four full
+        formats or the month alone.
+
+    Raises:
+        ValueError: a negative ``n``; an unknown split or locale; no locale.
+
+    Example:
+        >>> dates(2, split="test")
+        Dates(texts=[...], iso=[...], locales=[...])
+
+    Source: Unicode's Common Locale Data Repository, by way of babel. Used in chapter 7.
+    """
+    from babel import Locale, UnknownLocaleError
+    from babel.dates import format_date, format_skeleton
+
+    if n < 0:
+        raise ValueError(f"n must be at least 0, got {n}")
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
+    try:
+        parsed = [Locale.parse(name) for name in locales]
+    except (UnknownLocaleError, ValueError) as error:  # the other: no name at all
+        raise ValueError(f"babel does not know every locale of {locales}: {error}") from error
+    if not parsed:
+        raise ValueError("locales must name at least one locale, got none")
+    first, last = (datetime.date(year, 1, 1) for year in (_DATE_YEARS[0], _DATE_YEARS[-1] + 1))
+    days = [datetime.date.fromordinal(d) for d in range(first.toordinal(), last.toordinal())]
+    days = [d for d in days if ((12 * d.year + d.month) % _TEST_MONTH == 0) == (split == "test")]
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(size: int) -> list[int]:
+        return torch.randint(size, (n,), generator=generator).tolist()
+
+    found = Dates([], [], [])
+    for d, place, form in zip(
+        draw(len(days)), draw(len(parsed)), draw(len(_DATE_FORMATS)), strict=True
+    ):
+        day, locale, kind = days[d], parsed[place], _DATE_FORMATS[form]
+        only_month = kind == "yMMMM"
+        text = (
+            format_skeleton(kind, day, locale=locale)
+            if only_month
+            else format_date(day, kind, locale=locale)
+        )
+        found.texts.append(text)
+        found.iso.append(day.isoformat()[: 7 if only_month else None])
+        found.locales.append(locales[place])
+    return found
+
+
 def record(name: str) -> dict:
-    """The results of a page's training for several seeds, with which the page compares its own.
+    """The results of a page's training for its seeds, with which the page compares its own.
 
     Args:
         name: of the page, such as ``"03_many_heads"``.
@@ -69,8 +159,8 @@ def record(name: str) -> dict:
         a seed.
 
     Raises:
-        FileNotFoundError: there is no such record; the message has the command that makes it.
-        ValueError: the file is damaged; the message has the command that makes it anew.
+        FileNotFoundError: there is no such record; the message says what to do.
+        ValueError: the file is damaged or altered; the message says what to do.
 
     Example:
         >>> record("03_many_heads")["seeds"]
@@ -78,30 +168,37 @@ def record(name: str) -> dict:
 
     Source: ``book/_ext/record.py``, which runs the page's own cells.
     """
-    path, remedy = _DATA / f"{name}.json", f"python book/_ext/record.py book/{name}.ipynb"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; this makes it: {remedy}")
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        sizes = {len(found[key]) for key in found.keys() - {"torch"}}
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); this makes it anew: {remedy}") from error
-    if not {"torch", "seeds"} <= found.keys() or len(sizes) != 1:
-        raise ValueError(f"{path} is damaged (seeds do not fit); this makes it anew: {remedy}")
-    return found
+    return json.loads(_checked(f"{name}.json"))
 
 
 def _checked(name: str) -> bytes:
-    """A data file whose hash has just been checked; line ends of any system are accepted."""
+    """A data file whose hash has just been checked; text may have line ends of any system."""
     path = _DATA / name
     remedy = "install attn_lib anew, or restore the file from the repository"
+    if name[:2].isdigit():  # of a page, which can make it
+        page = name.partition(".")[0]
+        remedy += f", or make it anew: python book/_ext/record.py book/{page}.ipynb"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {remedy}")
-    content = path.read_bytes().replace(b"\r\n", b"\n")
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != _SHA256[name]:
+    content = path.read_bytes()
+    if not name.endswith(".safetensors"):
+        content = content.replace(b"\r\n", b"\n")
+    digest, expected = hashlib.sha256(content).hexdigest(), _sums().get(name)
+    if expected is None:
+        raise ValueError(f"{path} is not listed in SHA256SUMS beside it: {remedy}")
+    if digest != expected:
         raise ValueError(
-            f"{path} is damaged or altered: its sha256 is {digest}, expected {_SHA256[name]}: "
-            f"{remedy}"
+            f"{path} is damaged or altered: its sha256 is {digest}, expected {expected}: {remedy}"
         )
     return content
+
+
+def _sums() -> dict[str, str]:
+    """Name to sha256, from the file that ``sha256sum --check`` reads."""
+    path = _DATA / "SHA256SUMS"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: install attn_lib anew, or restore the file from the repository"
+        )
+    text = path.read_text(encoding="utf-8", errors="replace")  # a damaged line lists nothing
+    return {name: digest for digest, name in re.findall(r"(?m)^([0-9a-f]{64})  (\S+)$", text)}

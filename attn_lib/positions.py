@@ -63,18 +63,38 @@ class LearnedPositions(nn.Module):
         self.table = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.table, std=0.02)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Add to x, (..., T, d_model), the vectors of the first T positions.
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Add to each row of x the vector of its position.
+
+        Args:
+            x: (..., T, d_model).
+            positions: (T,) or (..., T) integers from 0 to ``max_len`` − 1; default 0 to T − 1.
+
+        Returns:
+            (..., T, d_model).
 
         Raises:
-            ValueError: T above ``max_len``, or another width.
+            ValueError: a position that has no vector; positions that do not end in T; another
+                width.
+            TypeError: positions that are not integers.
         """
         T, (max_len, d_model) = x.shape[-2], self.table.shape
-        if T > max_len or x.shape[-1] != d_model:
+        if x.shape[-1] != d_model or (positions is None and T > max_len):
             raise ValueError(
                 f"x must be (..., T, {d_model}) with T at most {max_len}, got {tuple(x.shape)}"
             )
-        return x + self.table[:T]
+        if positions is None:
+            return x + self.table[:T]
+        if positions.dtype not in (torch.int64, torch.int32):  # a bool would choose rows
+            raise TypeError(f"positions must be integers, int64 or int32, got {positions.dtype}")
+        if positions.shape[-1:] != (T,):
+            raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
+        # a compiled graph cannot look at values
+        if not torch.compiler.is_compiling() and positions.numel():
+            low, high = positions.min().item(), positions.max().item()
+            if low < 0 or high >= max_len:
+                raise ValueError(f"positions must be 0 to {max_len - 1}, got {low} to {high}")
+        return x + self.table[positions]
 
 
 def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:

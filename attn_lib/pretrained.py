@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from attn_lib import datasets
 from attn_lib.masks import padding_mask
 from attn_lib.transformer import TransformerEncoder
 
@@ -229,6 +230,30 @@ def minilm_tokenizer():
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def shipped_tensors(name: str) -> dict[str, Tensor]:
+    """Weights that the book trained itself and that come with the library.
+
+    Args:
+        name: of the page that trains them, such as ``"07_encoder_decoder"``.
+
+    Returns:
+        Name to tensor, to be given to ``load_state_dict``.
+
+    Raises:
+        FileNotFoundError: there are none; the message says what to do.
+        ValueError: the file is damaged or altered; the message says what to do.
+
+    Example:
+        >>> shipped_tensors("07_encoder_decoder")["output.weight"].dtype
+        torch.float32
+
+    Source: ``book/_ext/record.py``, which runs the page's own cells.
+    """
+    from safetensors.torch import load
+
+    return load(datasets._checked(f"{name}.safetensors"))
 
 
 def fetch(name: str) -> Path:

@@ -1,5 +1,6 @@
 """One training loop for every page: Adam, a seed, and the loss of each step."""
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ def train(
     loss: Callable[[nn.Module, torch.Generator], Tensor],
     *,
     steps: int,
-    lr: float,
+    lr: float | Callable[[int], float],
     seed: int = 0,
     label: str = "training",
 ) -> Tensor:
@@ -29,7 +30,7 @@ def train(
         loss: a function of the model and of a seeded generator, from which it draws its batch;
             returns a tensor with one number.
         steps: number of Adam steps.
-        lr: learning rate.
+        lr: learning rate; or a schedule, a function of the step, counted from 0.
         seed: of the batches and of dropout.
         label: what the progress line says. The line appears in notebooks only, disappears at
             the end, and is switched off by ``ATTN_LIB_PROGRESS=0``.
@@ -38,8 +39,9 @@ def train(
         (steps,) the loss before each step, detached.
 
     Raises:
-        ValueError: ``steps`` or ``lr`` that is not positive; a loss that is not one finite
-            number, with the step at which it came.
+        ValueError: ``steps`` that is not positive; a learning rate that is negative or not
+            finite, or 0 in every step; a loss that is not one finite number, with the step at
+            which it came.
 
     Example:
         >>> model = nn.Linear(1, 1)
@@ -51,9 +53,14 @@ def train(
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    if not lr > 0:
-        raise ValueError(f"lr must be positive, got {lr}")
-    optimizer = torch.optim.Adam(model.parameters(), lr=lr, fused=True)  # one call a step
+    schedule = lr if callable(lr) else lambda step: lr
+    rates = [float(schedule(step)) for step in range(steps)]
+    for step, rate in enumerate(rates):
+        if not 0.0 <= rate < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {rate} at step {step}")
+    if not any(rates):
+        raise ValueError(f"lr must be positive, got 0.0 in each of {steps} steps")
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)  # one call a step
     generator = torch.Generator().manual_seed(seed)
     history, mode = [], {module: module.training for module in model.modules()}
     report = _reporter(label, steps)
@@ -64,6 +71,8 @@ def train(
             for step in range(steps):
                 value = loss(model, generator)
                 _check(value, step)
+                for group in optimizer.param_groups:
+                    group["lr"] = rates[step]
                 optimizer.zero_grad()
                 value.backward()
                 optimizer.step()

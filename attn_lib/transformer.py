@@ -1,7 +1,7 @@
 """Transformer layers and stacks: attention and a feed-forward network around a residual stream.
 
 Source: Vaswani et al. (2017), "Attention Is All You Need", section 3; the order with the norm
-first: Xiong et al. (2020). Built by hand in chapter 6 of the book.
+first: Xiong et al. (2020). Built by hand in chapters 6 and 7 of the book.
 """
 
 import torch
@@ -120,11 +120,14 @@ class TransformerBlock(nn.Module):
         return norm(x + self.dropout(part(x)))
 
     @classmethod
-    def from_torch(cls, layer: nn.TransformerEncoderLayer) -> "TransformerBlock":
-        """A block with the weights of a ``torch.nn.TransformerEncoderLayer``.
+    def from_torch(
+        cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+    ) -> "TransformerBlock":
+        """A block with the weights of a ``torch.nn.TransformerEncoderLayer`` or ``…DecoderLayer``.
 
         Args:
-            layer: the layer to copy; its order, dropout and mode come along.
+            layer: the layer to copy; its order, dropout and mode come along. A decoder layer
+                becomes a block with cross-attention; to hide the future is the caller's part.
 
         Returns:
             A block of its own, batch first whatever ``layer`` is.
@@ -138,33 +141,38 @@ class TransformerBlock(nn.Module):
             >>> torch.allclose(TransformerBlock.from_torch(theirs)(x), theirs(x), atol=1e-5)
             True
 
-        Source: ``linear1`` and ``linear2`` are the feed-forward network, ``norm1`` and
-        ``norm2`` belong to attention and feed-forward.
+        Source: ``linear1`` and ``linear2`` are the feed-forward network; ``norm1``, ``norm2`` and,
+        in a decoder layer, ``norm3`` belong to the parts in their order.
         """
         if layer.linear1.bias is None:
             raise ValueError("a layer without biases has no counterpart here")
+        decodes = isinstance(layer, nn.TransformerDecoderLayer)
         ours = cls(
             layer.linear1.in_features,
             layer.self_attn.num_heads,
             layer.linear1.out_features,
             norm_first=layer.norm_first,
             dropout=layer.dropout.p,
+            cross_attention=decodes,
             activation=_activation_name(layer),
             eps=layer.norm1.eps,
         ).to(layer.linear1.weight)
         ours.attention = MultiHeadAttention.from_torch(layer.self_attn)
+        if decodes:
+            ours.cross = MultiHeadAttention.from_torch(layer.multihead_attn)
         for mine, theirs in zip(ours._plain_parts(), _torch_parts(layer), strict=True):
             mine.load_state_dict(theirs.state_dict())
         return ours.train(layer.training)
 
-    def to_torch(self) -> nn.TransformerEncoderLayer:
-        """The same weights as a ``torch.nn.TransformerEncoderLayer`` with ``batch_first=True``.
+    def to_torch(self) -> nn.TransformerEncoderLayer | nn.TransformerDecoderLayer:
+        """The same weights as a layer of PyTorch with ``batch_first=True``.
 
         Returns:
-            A layer of its own, in the same mode.
+            A layer of its own, in the same mode: a ``torch.nn.TransformerDecoderLayer`` where the
+            block has cross-attention, else a ``torch.nn.TransformerEncoderLayer``.
 
         Raises:
-            ValueError: cross-attention, or what ``nn.MultiheadAttention`` cannot express.
+            ValueError: what ``nn.MultiheadAttention`` cannot express.
 
         Example:
             >>> TransformerBlock(6, 3, 24, activation="relu").to_torch().linear1.out_features
@@ -172,10 +180,9 @@ class TransformerBlock(nn.Module):
 
         Source: as :meth:`from_torch`.
         """
-        if self.cross is not None:
-            raise ValueError("nn.TransformerEncoderLayer has no cross-attention")
         up = self.feed_forward.up
-        theirs = nn.TransformerEncoderLayer(
+        kind = nn.TransformerEncoderLayer if self.cross is None else nn.TransformerDecoderLayer
+        theirs = kind(
             up.in_features,
             self.attention.num_heads,
             up.out_features,
@@ -184,14 +191,17 @@ class TransformerBlock(nn.Module):
             layer_norm_eps=self.attention_norm.eps,
             norm_first=self.norm_first,
         ).to(up.weight)
-        theirs.self_attn = self.attention.to_torch()  # it alone knows that the batch is first
+        theirs.self_attn = self.attention.to_torch()  # attention alone knows the batch is first
+        if self.cross is not None:
+            theirs.multihead_attn = self.cross.to_torch()
         for mine, other in zip(self._plain_parts(), _torch_parts(theirs), strict=True):
             other.load_state_dict(mine.state_dict())
         return theirs.train(self.training)
 
     def _plain_parts(self) -> list[nn.Module]:
-        forward = self.feed_forward
-        return [forward.up, forward.down, self.attention_norm, self.feed_forward_norm]
+        norms = [self.attention_norm, self.cross_norm, self.feed_forward_norm]
+        network = [self.feed_forward.up, self.feed_forward.down]
+        return network + [norm for norm in norms if norm is not None]
 
 
 class TransformerEncoder(nn.Module):
@@ -250,7 +260,58 @@ class TransformerEncoder(nn.Module):
         return self.norm(x)
 
 
-def _activation_name(layer: nn.TransformerEncoderLayer) -> str:
+class TransformerDecoder(TransformerEncoder):
+    """A stack of blocks that hides the future, each looking at a context as well.
+
+    Args:
+        d_model: width of the residual stream.
+        num_heads: H.
+        d_ff: width inside the feed-forward networks.
+        num_layers: number of blocks, at least 1.
+        cross_attention: False for a decoder that stands alone, as in a language model.
+        block: passed on to every :class:`TransformerBlock`.
+
+    Raises:
+        ValueError: as :class:`TransformerBlock`.
+        TypeError: as :class:`TransformerBlock`.
+
+    Example:
+        >>> decoder = TransformerDecoder(6, 3, 24, num_layers=2)
+        >>> decoder(torch.zeros(2, 5, 6), torch.zeros(2, 7, 6)).shape
+        torch.Size([2, 5, 6])
+
+    Source: Vaswani et al. (2017), section 3.1; chapter 7.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
+        *,
+        cross_attention: bool = True,
+        **block,
+    ):
+        super().__init__(
+            d_model, num_heads, d_ff, num_layers, cross_attention=cross_attention, **block
+        )
+
+    def forward(self, x: Tensor, context: Tensor | None = None, **options) -> Tensor:
+        """As :meth:`TransformerEncoder.forward`, always with ``causal=True``.
+
+        Args:
+            x: (B, T, d_model), after what ``cache`` holds.
+            context: (B, S, d_model), unless the decoder stands alone.
+            options: ``mask``, ``bias``, ``context_mask``, ``cache``.
+
+        Returns:
+            (B, T, d_model); row t depends on the rows up to t, and on all of ``context``.
+        """
+        return super().forward(x, context, causal=True, **options)
+
+
+def _activation_name(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> str:
     for name, function, module in (
         ("relu", nn.functional.relu, nn.ReLU),
         ("gelu", nn.functional.gelu, nn.GELU),
@@ -264,5 +325,6 @@ def _activation_name(layer: nn.TransformerEncoderLayer) -> str:
     raise ValueError(f"activation must be relu or gelu, got {layer.activation}")
 
 
-def _torch_parts(layer: nn.TransformerEncoderLayer) -> list[nn.Module]:
-    return [layer.linear1, layer.linear2, layer.norm1, layer.norm2]
+def _torch_parts(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> list[nn.Module]:
+    norms = [layer.norm1, layer.norm2, getattr(layer, "norm3", None)]
+    return [layer.linear1, layer.linear2] + [norm for norm in norms if norm is not None]

@@ -1,4 +1,7 @@
-"""The README's first command, run on copies with a planted mistake: it must turn red."""
+"""The README's first command, run on copies with a planted mistake: it must turn red.
+
+And what ``book/_ext/record.py`` records is what the library reads back.
+"""
 
 import base64
 import io
@@ -13,9 +16,11 @@ import nbformat
 import numpy as np
 import pages
 import pytest
+import record
+import torch
 from matplotlib.image import imread, imsave
 
-from attn_lib import pretrained
+from attn_lib import datasets, pretrained
 
 PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
 
@@ -240,3 +245,78 @@ def test_unchecked_numbers_are_not_published(checkout):
     run = run_build(checkout)
     assert run.returncode != 0
     assert "were not checked" in run.stdout + run.stderr
+
+
+# ---------------------------------------------------------------- recorded runs
+
+EXPERIMENT = """
+import torch
+
+def run(seed):
+    found = {"error": seed / 3, "curve": torch.tensor([seed, 0.5]), "parts": {"a": (1, seed)}}
+    return {**found, "weights": {"w": torch.arange(6.0).view(2, 3).T + seed}}
+"""
+
+
+@pytest.fixture
+def recorded_page(tmp_path, monkeypatch):
+    """A page with an experiment, and an own data folder for what it records."""
+    monkeypatch.setattr(record, "DATA", tmp_path / "data")
+    monkeypatch.setattr(datasets, "_DATA", tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "other.csv").write_bytes(b"a,b\n")
+    record.checksums(tmp_path / "data")  # an older list, which does not list itself
+    page = nbformat.v4.new_notebook(metadata={"record": {"seeds": [5, 2]}})
+    page.metadata.kernelspec = {"name": "python3", "display_name": "python3"}
+    page.cells = [
+        nbformat.v4.new_code_cell("raise SystemExit('no part of the experiment')"),
+        nbformat.v4.new_code_cell(EXPERIMENT, metadata={"tags": ["experiment"]}),
+    ]
+    nbformat.write(page, tmp_path / "99_test.ipynb")
+    return tmp_path / "99_test.ipynb"
+
+
+def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
+    """Numbers of every seed, the first seed's weights, and hashes as sha256sum checks them."""
+    data = record.DATA
+    assert record.write(recorded_page) == [data / "99_test.json", data / "99_test.safetensors"]
+    found = datasets.record("99_test")
+    assert found.pop("torch") == torch.__version__.split("+")[0]
+    assert found == {
+        "seeds": [5, 2],
+        "error": [1.66667, 0.666667],
+        "curve": [[5.0, 0.5], [2.0, 0.5]],
+        "parts": [{"a": [1, 5]}, {"a": [1, 2]}],
+    }
+    weights = pretrained.shipped_tensors("99_test")
+    assert weights.keys() == {"w"}
+    assert torch.equal(weights["w"], torch.arange(6.0).view(2, 3).T + 5)
+    listed = (data / "SHA256SUMS").read_text()
+    assert [line[66:] for line in listed.splitlines()] == [
+        "99_test.json",
+        "99_test.safetensors",
+        "other.csv",
+    ]
+    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    subprocess.run(check, cwd=data, check=True, capture_output=True)
+
+
+def test_a_page_without_weights_records_numbers_alone(recorded_page, monkeypatch):
+    monkeypatch.setattr(record, "record", lambda path: ({"torch": "2.13.0", "seeds": [0]}, b""))
+    assert record.write(recorded_page) == [record.DATA / "99_test.json"]
+    assert datasets.record("99_test") == {"torch": "2.13.0", "seeds": [0]}
+    with pytest.raises(FileNotFoundError, match=r"99_test\.safetensors is missing"):
+        pretrained.shipped_tensors("99_test")
+
+
+@pytest.mark.parametrize("missing", ["seeds", "cells"])
+def test_a_page_that_cannot_be_recorded_is_named(recorded_page, missing):
+    page = nbformat.read(recorded_page, as_version=4)
+    if missing == "seeds":
+        page.metadata.pop("record")
+    else:
+        page.cells.pop()
+    nbformat.write(page, recorded_page)
+    with pytest.raises(ValueError, match=r"99_test\.ipynb needs cells tagged `experiment`"):
+        record.write(recorded_page)
+    assert not (record.DATA / "99_test.json").exists()

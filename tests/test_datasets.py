@@ -1,15 +1,20 @@
 """The data are what their source says, splits do not touch, and damage is named."""
 
 import datetime
+import hashlib
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from babel.dates import format_date, format_skeleton
+from record import checksums
+from safetensors.torch import save_file
 
-from attn_lib import datasets
+from attn_lib import datasets, pretrained
 
 
 @pytest.fixture
@@ -43,21 +48,106 @@ def test_the_years_are_split_in_order_and_without_overlap():
     assert indices == list(range(1461))
 
 
-@pytest.mark.parametrize("damage", ["altered", "cut", "empty"])
-def test_a_damaged_file_is_named_with_the_remedy(data, damage):
-    path = data / "weather.csv"
-    content = path.read_bytes()
-    altered = content.replace(b"12.8", b"12.9", 1)
-    path.write_bytes({"altered": altered, "cut": content[:-1], "empty": b""}[damage])
-    with pytest.raises(ValueError, match=r"weather\.csv is damaged.*restore the file") as caught:
-        datasets.weather()
-    assert str(path) in str(caught.value)
+READERS = {
+    "weather.csv": datasets.weather,
+    "03_many_heads.json": lambda: datasets.record("03_many_heads"),
+    "99_test.safetensors": lambda: pretrained.shipped_tensors("99_test"),
+}
+REMEDIES = {
+    "weather.csv": "install attn_lib anew, or restore the file from the repository",
+    "03_many_heads.json": "python book/_ext/record.py book/03_many_heads.ipynb",
+    "99_test.safetensors": "python book/_ext/record.py book/99_test.ipynb",
+}
+DAMAGES = {
+    "one byte flipped": lambda content: content[:40] + bytes([content[40] ^ 1]) + content[41:],
+    "cut": lambda content: content[:-1],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b" ",
+}
 
 
-def test_a_missing_file_is_named_with_the_remedy(data):
-    (data / "weather.csv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"weather\.csv is missing: install attn_lib anew"):
-        datasets.weather()
+@pytest.fixture
+def shipped(data):
+    """The same, with weights among them."""
+    tensors = {"a": torch.arange(7.0), "b.weight": torch.tensor([13, 10, 13, 10]).byte()}
+    save_file(tensors, data / "99_test.safetensors")
+    checksums(data)
+    return data
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whole_files_are_read(shipped, name):
+    assert READERS[name]()
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_with_the_remedy(shipped, name, damage):
+    path = shipped / name
+    listed = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with pytest.raises(ValueError, match=r"is damaged or altered") as caught:
+        READERS[name]()
+    for part in (path, listed, hashlib.sha256(path.read_bytes()).hexdigest()):
+        assert str(part) in str(caught.value)
+    assert str(caught.value).endswith(REMEDIES[name])
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_missing_file_is_named_with_the_remedy(shipped, name):
+    (shipped / name).unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        READERS[name]()
+    assert str(caught.value).startswith(f"{shipped / name} is missing: install attn_lib anew")
+    assert REMEDIES[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_missing_list_of_hashes_is_named_with_the_remedy(shipped, name):
+    path = shipped / "SHA256SUMS"
+    path.unlink()
+    with pytest.raises(FileNotFoundError) as caught:
+        READERS[name]()
+    assert str(caught.value) == f"{path} is missing: {REMEDIES['weather.csv']}"
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "damage", [lambda text: b"", lambda text: text[:50], lambda text: b"\xff" + text[1:]]
+)
+def test_a_file_that_the_list_no_longer_names_is_refused(shipped, name, damage):
+    path = shipped / "SHA256SUMS"
+    (line,) = [row for row in path.read_bytes().splitlines() if name.encode() in row]
+    path.write_bytes(damage(line))
+    with pytest.raises(ValueError, match=r"is not listed in SHA256SUMS beside it: inst") as caught:
+        READERS[name]()
+    assert str(shipped / name) in str(caught.value)
+    assert REMEDIES[name] in str(caught.value)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_flipped_hash_is_refused(shipped, name):
+    path = shipped / "SHA256SUMS"
+    lines = path.read_text().splitlines()
+    wrong = [("1" if row[0] != "1" else "2") + row[1:] if name in row else row for row in lines]
+    path.write_text("\n".join(wrong))
+    with pytest.raises(ValueError, match=f"{name} is damaged or altered"):
+        READERS[name]()
+
+
+def test_every_data_file_is_listed_with_its_hash_and_nothing_else():
+    """Read by another parser than the library's, as sha256sum writes it: hash, two spaces, name."""
+    folder = Path(str(datasets._DATA))
+    rows = [line.split("  ") for line in (folder / "SHA256SUMS").read_text().splitlines()]
+    files = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
+    assert len(files) >= 6
+    assert rows == [[hashlib.sha256(p.read_bytes()).hexdigest(), p.name] for p in files]
+
+
+def test_a_file_that_nobody_listed_is_refused(data):
+    (data / "99_test.json").write_text('{"torch": "2.13.0", "seeds": [0]}')
+    with pytest.raises(ValueError, match=r"99_test\.json is not listed in SHA256SUMS"):
+        datasets.record("99_test")
 
 
 def test_line_ends_of_another_system_are_no_damage(data):
@@ -69,29 +159,159 @@ def test_line_ends_of_another_system_are_no_damage(data):
     assert before[1:] == after[1:]
 
 
+def test_line_ends_in_weights_are_no_line_ends(shipped):
+    path = shipped / "99_test.safetensors"
+    content = path.read_bytes()
+    assert content.count(b"\r\n") == 2
+    assert pretrained.shipped_tensors("99_test")["b.weight"].tolist() == [13, 10, 13, 10]
+    path.write_bytes(content.replace(b"\r\n", b"\n"))
+    with pytest.raises(ValueError, match=r"99_test\.safetensors is damaged"):
+        pretrained.shipped_tensors("99_test")
+
+
 def test_a_record_comes_back_as_written(data):
     written = {"torch": "2.13.0", "seeds": [0, 1, 2], "error": [0.5, 0.25, 0.125]}
     (data / "99_test.json").write_text(json.dumps(written))
+    checksums(data)
     assert datasets.record("99_test") == written
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"torch": "2.13.0", "seeds": [0, 1], "error": [0.5',
-        "",
-        "[1, 2]",
-        '{"seeds": [0, 1], "error": [0.5, 0.5]}',
-        '{"torch": "2.13.0", "seeds": [0, 1], "error": [0.5]}',
-        '{"torch": "2.13.0", "seeds": [0, 1], "error": 0.5}',
-    ],
-)
-def test_a_damaged_record_is_named_with_the_command_that_makes_it(data, text):
-    (data / "99_test.json").write_text(text)
-    with pytest.raises(ValueError, match=r"99_test\.json is damaged .*book/99_test\.ipynb"):
-        datasets.record("99_test")
 
 
 def test_a_missing_record_is_named_with_the_command_that_makes_it():
     with pytest.raises(FileNotFoundError, match=r"record\.py book/99_test\.ipynb"):
         datasets.record("99_test")
+
+
+@pytest.mark.parametrize("path", sorted(Path(str(datasets._DATA)).glob("*.json")), ids=str)
+def test_every_record_has_as_many_results_as_seeds(path):
+    found = datasets.record(path.stem)
+    assert found["seeds"]
+    assert {len(found[name]) for name in found if name != "torch"} == {len(found["seeds"])}
+
+
+# ---------------------------------------------------------------- dates
+
+MONTHS = {  # how the months begin, in dates and alone; read without babel
+    "en": "jan feb mar apr may jun jul aug sep oct nov dec",
+    "de": "jan feb mär apr mai jun jul aug sep okt nov dez",
+    "fr": "janv févr mars avr mai juin juil août sept oct nov déc",
+    "es": "ene feb mar(?!t) abr may jun jul ago sep oct nov dic",
+    "pl": "sty lut mar kwi maj cze lip sie wrz paź lis gru",
+    "tr": "oca şub mar nis may haz tem ağu eyl eki kas ara",
+    "ru": "янв фев мар апр ма[яй] июн июл авг сен окт ноя дек",
+}
+
+
+def read(text, locale):
+    """ISO 8601 of a date as people of that locale would read it; None for no date."""
+    numbers = [int(number) for number in re.findall(r"\d+", text)]
+    if locale in ("zh", "ja"):
+        order = "ymd"[: len(numbers)]
+    elif re.fullmatch(r"\d+([./])\d+\1\d+", text):
+        order = "mdy" if locale == "en_US" else "dmy"
+    else:
+        words = MONTHS[locale[:2]].split()
+        names = [i for i, word in enumerate(words) if re.search(rf"\b{word}", text.lower())]
+        if len(names) != 1:
+            return None
+        numbers, order = [names[0] + 1, *numbers], "mdy" if len(numbers) == 2 else "my"
+    if len(numbers) != len(order) or len(order) < 2:
+        return None
+    found = dict(zip(order, numbers, strict=True))
+    if found["y"] < 100:
+        found["y"] += 1900 if found["y"] >= 50 else 2000
+    try:
+        day = datetime.date(found["y"], found["m"], found.get("d", 1))
+    except ValueError:
+        return None
+    return day.isoformat() if "d" in found else day.isoformat()[:7]
+
+
+@pytest.fixture(scope="module")
+def train_dates():
+    return datasets.dates(20_000)
+
+
+@pytest.fixture(scope="module")
+def held_out():
+    return datasets.dates(10_000, split="test")
+
+
+def test_every_date_means_what_its_iso_says(train_dates, held_out):
+    for found in (train_dates, held_out):
+        assert [read(*row) for row in zip(found.texts, found.locales, strict=True)] == found.iso
+
+
+def test_the_letters_of_dates_are_those_that_occur(train_dates, held_out):
+    letters = datasets.DATE_LETTERS
+    assert len(set(letters)) == len(letters)
+    assert set("".join(train_dates.texts)) == set(letters)
+    assert set("".join(held_out.texts)) <= set(letters)
+
+
+def test_locales_and_formats_are_equally_likely(train_dates):
+    """Each count within four standard errors: a tenth a locale, a fifth a format."""
+    for name in datasets.DATE_LOCALES:
+        assert abs(train_dates.locales.count(name) - 2000) < 4 * (20_000 * 0.1 * 0.9) ** 0.5
+    pairs = zip(train_dates.texts, train_dates.locales, strict=True)
+    german = [text for text, locale in pairs if locale == "de"]
+    shapes = (r"(\d\d\.){2}\d\d", r"(\d\d\.){2}\d{4}", r"\d+\. .*", r"\w+, .*", r"\w+ \d{4}")
+    for shape in shapes:
+        count = sum(bool(re.fullmatch(shape, text)) for text in german)
+        assert abs(count - len(german) / 5) < 4 * (len(german) * 0.2 * 0.8) ** 0.5
+
+
+def test_no_month_of_a_year_is_in_both_splits(train_dates, held_out):
+    """All 1200 months are in one of them, and each month of the year is in both."""
+    train, test = ({iso[:7] for iso in found.iso} for found in (train_dates, held_out))
+    assert not train & test
+    assert train | test == {f"{y}-{m:02}" for y in range(1950, 2050) for m in range(1, 13)}
+    assert len(test) == 109
+    for months in (train, test):
+        assert {month[5:] for month in months} == {f"{m:02}" for m in range(1, 13)}
+
+
+def test_the_same_seed_gives_the_same_dates():
+    first = datasets.dates(31, seed=5)
+    state = torch.get_rng_state()
+    assert datasets.dates(31, seed=5) == first
+    assert datasets.dates(31, seed=6) != first
+    assert datasets.dates(31, seed=5, split="test") != first
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [len(part) for part in first] == [31] * 3
+    assert datasets.dates(0) == ([], [], [])
+    assert set(datasets.dates(31, locales=("tr",)).locales) == {"tr"}
+
+
+def test_about_one_text_in_seventy_has_two_readings(train_dates):
+    """Another locale would write the very same text for another day."""
+
+    def written(iso, locale):
+        day = datetime.date.fromisoformat(iso if len(iso) == 10 else f"{iso}-01")
+        if len(iso) == 7:
+            return {format_skeleton("yMMMM", day, locale=locale)}
+        formats = ("short", "medium", "long", "full")
+        return {format_date(day, form, locale=locale) for form in formats}
+
+    twice = 0
+    for text, iso in zip(train_dates.texts, train_dates.iso, strict=True):
+        readings = {(read(text, locale), locale) for locale in datasets.DATE_LOCALES}
+        twice += any(
+            text in written(other, locale) for other, locale in readings if other not in (None, iso)
+        )
+    assert 0.01 < twice / 20_000 < 0.02, twice
+    assert read("4/3/21", "en_US") == "2021-04-03" != read("4/3/21", "es") == "2021-03-04"
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "message"),
+    [
+        (-1, {}, "^n must be at least 0, got -1$"),
+        (1, {"split": "validation"}, "^split must be 'train' or 'test', got 'validation'$"),
+        (1, {"locales": ()}, "^locales must name at least one locale, got none$"),
+        (1, {"locales": ("de", "xx")}, r"every locale of \('de', 'xx'\): unknown locale 'xx'$"),
+        (1, {"locales": ("not a locale",)}, r"every locale of \('not a locale',\): expected only"),
+    ],
+)
+def test_dates_that_cannot_be_drawn_are_named(n, options, message):
+    with pytest.raises(ValueError, match=message):
+        datasets.dates(n, **options)

@@ -69,6 +69,25 @@ def _masked_mean(out, lengths, keep):
     return keep(out, real).sum(1) / lengths[:, None]
 
 
+def _writer(*, start=False, end=False, forget=False, over=0):
+    """A greedy writer with a mistake."""
+
+    def write(scores, START, END, longest):
+        tokens = [START]
+        while len(tokens) <= longest + over:
+            row = scores(tokens[-1:] if forget else tokens)
+            tokens.append(row.index(max(row)))
+            if tokens[-1] == END:
+                break
+        return [t for t in tokens if (start or t != START) and (end or t != END)]
+
+    return write
+
+
+def _nll(logits, wanted):
+    return -logits.log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
+
+
 # exercise -> {a mistake somebody makes: the words that must come back}
 WRONG = {
     "1.1": [
@@ -179,6 +198,42 @@ WRONG = {
         (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 can still"),
         (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
         (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another has gone silent"),
+    ],
+    "7.1": [
+        ([0.8, 0.05], "the right one included"),
+        ([0.8, 0.2], "yours to 1.60"),
+        ([0.9, 0.025], "a fifth of the smoothing"),
+        ([0.84], "not 1"),
+        ([math.nan, 0.04], "must sum to 1"),
+    ],
+    "7.2": [
+        (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "exchanged"),
+        (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
+        (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
+        (lambda P, n: (n * P + n * (n + 1) // 2, P + n - 1), "only the prompt's 2 rows"),
+        (lambda P, n: (n * P, P + n - 1), "computed again, too"),
+        (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
+        (lambda P, n: (66,), "not 1"),
+    ],
+    "7.3": [
+        (lambda z, w, f: _nll(z, w).mean(), "filler is counted"),
+        (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
+        (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
+        (
+            lambda z, w, f: ((_nll(z, w) * (w != f)).sum(1) / (w != f).sum(1)).mean(),
+            "each example is averaged first",
+        ),
+        (lambda z, w, f: -_nll(z, w)[w != f].mean(), "largest difference"),
+        (lambda z, w, f: _nll(z, w)[w != f], "the shape is"),
+        (lambda z, w, f: 0.5, "not float"),
+    ],
+    "7.4": [
+        (_writer(start=True), "START and END do not belong"),
+        (_writer(end=True), "START and END do not belong"),
+        (_writer(forget=True), "all that is written so far"),
+        (_writer(over=1), "for a model that"),
+        (lambda scores, START, END, longest: [3, 1, 4][:longest], "never ends"),
+        (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
     ],
     "6.1": [
         ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),

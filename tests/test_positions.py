@@ -1,4 +1,5 @@
 import cmath
+import itertools
 import math
 
 import pytest
@@ -70,6 +71,47 @@ def test_learned_positions_are_added_and_trained():
         layer(torch.zeros(1, 6, 4))
     with pytest.raises(ValueError, match=r"got \(1, 2, 3\)"):
         layer(torch.zeros(1, 2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_learned_positions_may_be_given(dtype):
+    torch.manual_seed(0)
+    layer, x = positions.LearnedPositions(7, 4), torch.randn(2, 3, 4)
+    own = torch.tensor([[6, 0, 0], [2, 3, 4]], dtype=dtype)
+    for places in (own, own[0]):
+        got = layer(x, places)
+        for b, t in itertools.product(range(2), range(3)):
+            place = int(places.expand(2, 3)[b, t])
+            assert torch.equal(got[b, t], x[b, t] + layer.table[place])
+    assert torch.equal(layer(x, torch.arange(3)), layer(x))
+    layer(x, own).sum().backward()
+    counts = torch.tensor([2.0, 0, 1, 1, 1, 0, 1])
+    assert torch.equal(layer.table.grad, counts[:, None].expand(7, 4))
+    assert layer(x[:, :0], own[:, :0]).shape == (2, 0, 4)
+
+
+def test_fewer_vectors_than_rows_suffice_where_positions_are_given():
+    layer, x = positions.LearnedPositions(2, 4), torch.zeros(1, 5, 4)
+    assert layer(x, torch.tensor([0, 0, 0, 0, 1])).shape == (1, 5, 4)
+
+
+@pytest.mark.parametrize(
+    ("places", "error", "message"),
+    [
+        (torch.tensor([0, 1, 7]), ValueError, r"^positions must be 0 to 6, got 0 to 7$"),
+        (torch.tensor([3, -1, 6]), ValueError, r"^positions must be 0 to 6, got -1 to 6$"),
+        (torch.tensor([0]), ValueError, r"^positions must end in T=3, got shape \(1,\)$"),
+        (torch.tensor([[0, 1]]), ValueError, r"^positions must end in T=3, got shape \(1, 2\)$"),
+        (torch.zeros(3), TypeError, r"int64 or int32, got torch\.float32$"),
+        (torch.ones(3).bool(), TypeError, r"int64 or int32, got torch\.bool$"),
+    ],
+)
+def test_positions_without_a_vector_are_named(places, error, message):
+    layer = positions.LearnedPositions(7, 4)
+    with pytest.raises(error, match=message):
+        layer(torch.zeros(2, 3, 4), places)
+    with pytest.raises(ValueError, match=r"got \(2, 3, 5\)$"):
+        layer(torch.zeros(2, 3, 5), torch.arange(3))
 
 
 def test_learned_positions_start_small_and_reach_the_end():

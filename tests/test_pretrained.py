@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from record import checksums
+from safetensors.torch import save_file
 from transformers import BertConfig, BertModel
 
-from attn_lib import pretrained
+from attn_lib import DecoderLM, datasets, pretrained
 
 TOKENIZER = "minilm/tokenizer.json"
 
@@ -185,6 +187,22 @@ def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
     good.__name__ = "_from_upstream"
     monkeypatch.setattr(pretrained, "_from_upstream", good)
     assert pretrained.fetch(TOKENIZER).is_file()
+
+
+def test_shipped_weights_come_back_as_written(tmp_path, monkeypatch):
+    """Into a model, bit by bit; damage and what to do about it: ``test_datasets.py``."""
+    monkeypatch.setattr(datasets, "_DATA", tmp_path)
+    torch.manual_seed(0)
+    models = [DecoderLM(13, 5, 6, 3, 11, num_layers=2) for _ in range(2)]
+    save_file(models[0].state_dict(), tmp_path / "99_test.safetensors")
+    checksums(tmp_path)
+    models[1].load_state_dict(pretrained.shipped_tensors("99_test"))
+    for name, value in models[0].state_dict().items():
+        assert torch.equal(models[1].state_dict()[name], value), name
+    with pytest.raises(
+        FileNotFoundError, match=r"98_test\.safetensors is missing: .*98_test\.ipynb"
+    ):
+        pretrained.shipped_tensors("98_test")
 
 
 def test_unknown_names_are_refused():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 from test_functional import FLOATS, cases, draw
 from test_layers import layer_of
+from test_transformer import FILLER, TARGET, language_model
 
 from attn_lib import attention, attention_weights, padding_mask, record_attention
 
@@ -291,6 +292,20 @@ def test_compiled_is_the_same(kind, mode):
         out = run(x, causal=True, **MODES[mode])
         out.square().sum().backward()
         results.append((out, x.grad))
+    for plain, fast in zip(*results, strict=True):
+        close(fast, plain)
+
+
+def test_a_compiled_language_model_is_the_same():
+    """One graph, forward and backward; it cannot look at the tokens, and does not."""
+    torch._dynamo.reset()
+    model, mask = language_model(), FILLER["left"][1]
+    compiled, results = torch.compile(model, fullgraph=True, backend="aot_eager"), []
+    for run in (model, compiled):
+        model.zero_grad()
+        out = run(TARGET, mask=mask)
+        out.square().sum().backward()
+        results.append([out.detach(), *(p.grad for p in model.parameters())])
     for plain, fast in zip(*results, strict=True):
         close(fast, plain)
 

@@ -87,6 +87,7 @@ def opened(browser, address, own, **options):
 
     page.route("**/*", route)
     page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.set_default_timeout(120_000)  # a busy machine is slow, not wrong
     page.goto(address)
     page.wait_for_load_state("networkidle")
     page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)")

@@ -21,7 +21,7 @@ def linear(seed=0):
 
 
 def adam_by_hand(model, *, steps, lr, seed):
-    """Kingma and Ba (2015), algorithm 1, in plain tensors."""
+    """Kingma and Ba (2015), algorithm 1, in plain tensors; ``lr`` has a rate for each step."""
     generator = torch.Generator().manual_seed(seed)
     history, moments = [], [(torch.zeros_like(p), torch.zeros_like(p)) for p in model.parameters()]
     for step in range(1, steps + 1):
@@ -32,19 +32,71 @@ def adam_by_hand(model, *, steps, lr, seed):
             for p, g, (m, v) in zip(model.parameters(), gradients, moments, strict=True):
                 m.mul_(0.9).add_(0.1 * g)
                 v.mul_(0.999).add_(0.001 * g * g)
-                p -= lr * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+                p -= lr[step - 1] * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
     return history
 
 
 def test_it_is_adam_as_published():
     ours, theirs = linear(), linear()
     history = train(ours, squares, steps=23, lr=0.03, seed=5)
-    expected = adam_by_hand(theirs, steps=23, lr=0.03, seed=5)
+    expected = adam_by_hand(theirs, steps=23, lr=[0.03] * 23, seed=5)
     torch.testing.assert_close(
         history, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0
     )
     torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-10, atol=0)
     assert not history.requires_grad
+
+
+def test_a_schedule_is_adam_with_a_rate_for_each_step():
+    """Up, then down, as in the paper, and not in use at first."""
+
+    def schedule(step):
+        return 0.05 * min(step / 7, (step + 1) ** -0.5)
+
+    ours, theirs, rates = linear(), linear(), [schedule(step) for step in range(23)]
+    assert rates[0] == 0.0 < rates[1] < rates[2] > rates[22]
+    history = train(ours, squares, steps=23, lr=schedule, seed=5)
+    expected = adam_by_hand(theirs, steps=23, lr=rates, seed=5)
+    torch.testing.assert_close(
+        history, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0
+    )
+    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-10, atol=0)
+    start = linear().weight
+    train(once := linear(), squares, steps=1, lr=lambda step: step + 0.5)
+    assert not torch.equal(once.weight, start)  # the first step is step 0
+
+
+def test_a_constant_schedule_equals_the_number():
+    models = linear(), linear()
+    numbers = [
+        train(model, squares, steps=11, lr=lr, seed=5)
+        for model, lr in zip(models, (0.03, lambda step: 0.03), strict=True)
+    ]
+    assert torch.equal(*numbers)
+    assert torch.equal(models[0].weight, models[1].weight)
+
+
+@pytest.mark.parametrize(
+    ("rates", "message"),
+    [
+        ([0.1, 0.1, -0.5], r"^lr must be positive and finite, got -0\.5 at step 2$"),
+        ([0.1, float("nan"), 0.1], r"^lr must be positive and finite, got nan at step 1$"),
+        ([float("inf"), 0.1, 0.1], r"^lr must be positive and finite, got inf at step 0$"),
+        ([0.0, 0.0, 0.0], r"^lr must be positive, got 0\.0 in each of 3 steps$"),
+    ],
+)
+def test_a_bad_schedule_is_named_before_any_step(rates, message):
+    model, asked = linear(), []
+    before = model.weight.clone()
+
+    def loss(model, generator):
+        asked.append(1)
+        return squares(model, generator)
+
+    with pytest.raises(ValueError, match=message):
+        train(model, loss, steps=3, lr=rates.__getitem__)
+    assert asked == []
+    assert torch.equal(model.weight, before)
 
 
 def test_the_same_seed_gives_the_same_run_dropout_included():
@@ -95,8 +147,12 @@ def test_the_mode_comes_back_after_an_error_too():
     ("options", "loss", "message"),
     [
         ({"steps": 0, "lr": 0.1}, squares, "steps must be at least 1, got 0"),
-        ({"steps": 1, "lr": 0.0}, squares, r"lr must be positive, got 0\.0"),
-        ({"steps": 1, "lr": float("nan")}, squares, "lr must be positive, got nan"),
+        ({"steps": 1, "lr": 0.0}, squares, r"lr must be positive, got 0\.0 in each of 1 steps"),
+        (
+            {"steps": 1, "lr": float("nan")},
+            squares,
+            "lr must be positive and finite, got nan at step 0",
+        ),
         ({"steps": 1, "lr": 0.1}, lambda m, g: m.weight, r"no axes, got shape \(1, 3\)"),
         ({"steps": 1, "lr": 0.1}, lambda m, g: 1.0, "no axes, got float"),
         ({"steps": 1, "lr": 0.1}, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0"),

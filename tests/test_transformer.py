@@ -1,3 +1,4 @@
+import copy
 import itertools
 
 import pytest
@@ -7,18 +8,22 @@ from torch import nn
 
 from attn_lib import causal_mask, padding_mask
 from attn_lib.masks import to_blocked
-from attn_lib.transformer import TransformerBlock, TransformerEncoder
+from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 
 ORDERS = {"post-norm": False, "pre-norm": True}
 
 
-def torch_layer(norm_first, seed=0, **options):
-    torch.manual_seed(seed)
-    layer = nn.TransformerEncoderLayer(6, 3, 11, batch_first=True, norm_first=norm_first, **options)
-    with torch.no_grad():  # freshly made norms would not show a norm left out or swapped
-        for p in layer.parameters():
-            p.copy_(torch.randn(p.shape) * 0.5)
-    return layer.double()
+def shaken(module, seed=0):
+    """Random weights throughout: freshly made norms would not show a norm left out or swapped."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
+    return module.double()
+
+
+def torch_layer(norm_first, seed=0, kind=nn.TransformerEncoderLayer, **options):
+    return shaken(kind(6, 3, 11, batch_first=True, norm_first=norm_first, **options), seed)
 
 
 # ---------------------------------------------------------------- against PyTorch's layer
@@ -52,6 +57,89 @@ def test_equals_torch_with_the_same_weights(order, activation, masked):
     for name, value in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
     torch.testing.assert_close(back(x, **their_options), expected)
+
+
+def in_torchs_layout(block, numbers):
+    """A number for each of our weights, under PyTorch's names: by way of ``to_torch``."""
+    block = copy.deepcopy(block)
+    for p, values in zip(block.parameters(), numbers, strict=True):
+        p.data = values
+    return dict(block.to_torch().named_parameters())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("padded", ["nothing", "context", "both"])
+def test_a_decoder_layer_equals_torchs(order, activation, padded):
+    """Outputs and every gradient, under the causal mask; weights there and back."""
+    options = {"activation": activation, "dropout": 0.0, "layer_norm_eps": 1e-3}
+    theirs = torch_layer(ORDERS[order], kind=nn.TransformerDecoderLayer, **options)
+    ours = TransformerBlock.from_torch(theirs)
+    x, context = draw(2, 5, 6).requires_grad_(), draw(2, 7, 6, seed=1).requires_grad_()
+    given, their_options = {"causal": True}, {"tgt_mask": to_blocked(causal_mask(5))}
+    if padded in ("context", "both"):
+        given["context_mask"] = padding_mask(torch.tensor([4, 7]), 7)
+        their_options["memory_key_padding_mask"] = to_blocked(given["context_mask"])[:, 0, 0]
+    if padded == "both":
+        given["mask"] = padding_mask(torch.tensor([5, 3]), 5)
+        their_options["tgt_key_padding_mask"] = to_blocked(given["mask"])[:, 0, 0]
+    out, expected = ours(x, context, **given), theirs(x, context, **their_options)
+    torch.testing.assert_close(out, expected)
+
+    weight = draw(2, 5, 6, seed=3)
+    grads = torch.autograd.grad((out * weight).sum(), [x, context, *ours.parameters()])
+    parameters = dict(theirs.named_parameters())
+    sources = [x, context, *parameters.values()]
+    expected_grads = torch.autograd.grad((expected * weight).sum(), sources)
+    torch.testing.assert_close(grads[:2], expected_grads[:2])
+    named = in_torchs_layout(ours, grads[2:])
+    assert named.keys() == parameters.keys()
+    for name, value in zip(parameters, expected_grads[2:], strict=True):
+        torch.testing.assert_close(named[name].detach(), value, msg=lambda m, n=name: f"{n}: {m}")
+
+    back = ours.to_torch()
+    assert isinstance(back, nn.TransformerDecoderLayer)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+    torch.testing.assert_close(back(x, context, **their_options), expected)
+
+
+def test_copies_of_a_decoder_layer_keep_dropout_mode_order_and_eps():
+    kind = nn.TransformerDecoderLayer
+    theirs = torch_layer(True, kind=kind, dropout=0.25, layer_norm_eps=1e-3).eval()
+    ours = TransformerBlock.from_torch(theirs)
+    back = ours.to_torch()
+    assert ours.norm_first
+    assert back.norm_first
+    assert not any(m.training for layer in (ours, back) for m in layer.modules())
+    assert ours.cross.dropout == ours.dropout.p == back.multihead_attn.dropout == 0.25
+    assert back.dropout1.p == back.dropout2.p == back.dropout3.p == 0.25
+    assert ours.cross_norm.eps == back.norm1.eps == back.norm2.eps == back.norm3.eps == 1e-3
+    ours.cross.q_proj.weight.data.zero_()
+    assert bool((theirs.multihead_attn.in_proj_weight != 0).all())  # a copy, not a view
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_stack_equals_torchs_decoder(order):
+    norm = shaken(nn.LayerNorm(6), seed=9) if ORDERS[order] else None
+    kind, options = nn.TransformerDecoderLayer, {"activation": "gelu", "dropout": 0.0}
+    layers = [torch_layer(ORDERS[order], seed=s, kind=kind, **options) for s in range(3)]
+    theirs = nn.TransformerDecoder(layers[0], 3, norm=norm)
+    theirs.layers = nn.ModuleList(layers)
+    ours = TransformerDecoder(6, 3, 11, num_layers=3, norm_first=ORDERS[order]).double()
+    ours.blocks = nn.ModuleList(TransformerBlock.from_torch(layer) for layer in layers)
+    if norm is not None:
+        ours.norm.load_state_dict(norm.state_dict())
+    x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
+    mask, context_mask = (padding_mask(torch.tensor(n), m) for n, m in (([5, 3], 5), ([4, 7], 7)))
+    expected = theirs(
+        x,
+        context,
+        tgt_mask=to_blocked(causal_mask(5)),
+        tgt_key_padding_mask=to_blocked(mask)[:, 0, 0],
+        memory_key_padding_mask=to_blocked(context_mask)[:, 0, 0],
+    )
+    torch.testing.assert_close(ours(x, context, mask=mask, context_mask=context_mask), expected)
 
 
 def test_copies_keep_dropout_mode_order_and_eps():
@@ -181,6 +269,8 @@ def test_what_torch_has_and_we_have_not_is_refused():
     plain = nn.TransformerEncoderLayer(6, 3, 11, bias=False)
     with pytest.raises(ValueError, match=r"^a layer without biases has no counterpart here$"):
         TransformerBlock.from_torch(plain)
+    with pytest.raises(ValueError, match=r"^a layer without biases has no counterpart here$"):
+        TransformerBlock.from_torch(nn.TransformerDecoderLayer(6, 3, 11, bias=False))
     for used in (torch.tanh, nn.SiLU(), nn.GELU(approximate="tanh")):
         with pytest.raises(ValueError, match="activation must be relu or gelu, got"):
             TransformerBlock.from_torch(nn.TransformerEncoderLayer(6, 3, 11, activation=used))
@@ -193,8 +283,8 @@ def test_what_torch_has_and_we_have_not_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cross_attention": True}, "^nn.TransformerEncoderLayer has no cross-attention$"),
         ({"num_kv_heads": 1}, "as many key heads"),
+        ({"cross_attention": True, "rotary": 1e4}, "neither softcap nor rotary positions"),
     ],
 )
 def test_what_we_have_and_torch_has_not_is_refused(options, message):
@@ -224,3 +314,13 @@ def test_a_context_needs_cross_attention_and_the_reverse():
 def test_bad_stacks_are_named(options, error, message):
     with pytest.raises(error, match=message):
         TransformerEncoder(6, 3, 11, **{"num_layers": 2, **options})
+
+
+def test_a_decoder_always_hides_the_future():
+    decoder, x = TransformerDecoder(6, 3, 11, num_layers=1, cross_attention=False), draw(2, 5, 6)
+    with pytest.raises(TypeError, match="causal"):
+        decoder.double()(x, causal=False)
+    with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
+        decoder(x, x)
+    with pytest.raises(ValueError, match="has a cross-attention: context must be"):
+        TransformerDecoder(6, 3, 11, num_layers=1).double()(x)

@@ -4,11 +4,15 @@ The cells tagged `experiment` are run in order and define ``run(seed)``, which r
 numbers; the seeds stand in the notebook's metadata, ``{"record": {"seeds": [0, 1, 2]}}``. The page
 runs the very same cells, so the recorded runs and the live one are one program. Each number goes
 to ``attn_lib/data/NN_name.json`` with six significant digits, as a list with one entry a seed.
+Where the dict has ``"weights"``, name to tensor, those of the first seed go to
+``attn_lib/data/NN_name.safetensors``. ``SHA256SUMS`` beside them follows.
 """
 
+import hashlib
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -25,39 +29,69 @@ def _plain(value):
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     return float(f"{value:.6g}") if isinstance(value, float) else value
-print(_json.dumps([_torch.__version__.split("+")[0], _plain(run(SEED))]))
+_found = run(SEED)
+_weights = _found.pop("weights", None)
+if _weights is not None and FILE:
+    from safetensors.torch import save_file as _save
+    _save({name: value.contiguous() for name, value in _weights.items()}, FILE)
+print(_json.dumps([_torch.__version__.split("+")[0], _plain(_found)]))
 """
 
 
-def record(path: Path) -> dict:
-    """Run ``run(seed)`` of a page for each of its seeds; lists by seed, and the torch version."""
+def record(path: Path) -> tuple[dict, bytes]:
+    """Run ``run(seed)`` of a page for each of its seeds.
+
+    Returns:
+        Lists by seed, with the torch version; and the file of the first seed's weights, empty
+        where the page ships none.
+    """
     page = nbformat.read(path, as_version=4)
     seeds = page.metadata.get("record", {}).get("seeds")
     sources = [c.source for c in page.cells if "experiment" in c.metadata.get("tags", [])]
     if not seeds or not sources:
         raise ValueError(f'{path} needs cells tagged `experiment` and metadata "record" with seeds')
-    sources += [CALL.replace("SEED", str(seed)) for seed in seeds]
-    cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    notebook = nbformat.v4.new_notebook(
-        cells=cells, metadata={"kernelspec": page.metadata.kernelspec}
-    )
-    folder = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=None, resources=folder).execute()
+    with tempfile.TemporaryDirectory() as scratch:
+        weights = Path(scratch) / "weights"
+        files = [str(weights), *[""] * (len(seeds) - 1)]
+        sources += [
+            CALL.replace("SEED", str(seed)).replace("FILE", repr(file))
+            for seed, file in zip(seeds, files, strict=True)
+        ]
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        notebook = nbformat.v4.new_notebook(
+            cells=cells, metadata={"kernelspec": page.metadata.kernelspec}
+        )
+        folder = {"metadata": {"path": str(path.parent)}}
+        NotebookClient(notebook, timeout=None, resources=folder).execute()
+        found = weights.read_bytes() if weights.is_file() else b""
     printed = ["".join(o.get("text", "") for o in c.outputs) for c in cells[-len(seeds) :]]
     runs = [json.loads(text) for text in printed]
     results = {name: [run[name] for _, run in runs] for name in runs[0][1]}
-    return {"torch": runs[0][0], "seeds": seeds, **results}
+    return {"torch": runs[0][0], "seeds": seeds, **results}, found
 
 
-def write(path: Path) -> Path:
+def write(path: Path) -> list[Path]:
     """Store what :func:`record` returns beside the library's other data, one name a line."""
-    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in record(path).items())
-    target = DATA / f"{path.stem}.json"
-    target.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    return target
+    results, weights = record(path)
+    lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in results.items())
+    content = {".json": ("{\n" + ",\n".join(lines) + "\n}\n").encode()}
+    if weights:
+        content[".safetensors"] = weights
+    targets = [DATA / f"{path.stem}{ending}" for ending in content]
+    for target, value in zip(targets, content.values(), strict=True):
+        target.write_bytes(value)
+    checksums(DATA)
+    return targets
+
+
+def checksums(data: Path) -> None:
+    """Write down the sha256 of every data file, as ``sha256sum *`` would."""
+    files = sorted(p for p in data.iterdir() if p.name != "SHA256SUMS")
+    lines = (f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in files)
+    (data / "SHA256SUMS").write_text("".join(lines))
 
 
 if __name__ == "__main__":
     os.environ["ATTN_LIB_PROGRESS"] = "0"
     for name in sys.argv[1:]:
-        print(write(Path(name)))
+        print(*write(Path(name)), sep="\n")

@@ -1,0 +1,555 @@
+"""Whole models against PyTorch's parts; caches, generation, and a part taken out."""
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+from test_layers import draw
+from test_transformer import ORDERS, shaken
+from torch import nn
+
+from attn_lib import causal_mask, padding_mask
+from attn_lib.masks import to_blocked
+from attn_lib.models import DecoderLM, Transformer, generate
+from attn_lib.positions import LearnedPositions
+from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
+
+SOURCE = torch.tensor([[18, 3, 4, 1, 7, 2, 9], [5, 5, 11, 8, 0, 0, 0]])
+TARGET = torch.tensor([[10, 3, 4, 1, 6], [0, 7, 7, 12, 12]])
+FILLER = {  # side: which of the source's and of the target's tokens are real
+    "none": (None, None),
+    "right": (padding_mask(torch.tensor([7, 4]), 7), padding_mask(torch.tensor([5, 3]), 5)),
+    "left": (
+        padding_mask(torch.tensor([4, 7]), 7).flip(-1),
+        padding_mask(torch.tensor([3, 5]), 5).flip(-1),
+    ),
+}
+SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 2}
+
+
+# with these seeds what is written on is more than one token over and over
+def language_model(seed=5, max_len=17, **options):
+    return shaken(DecoderLM(13, max_len, **SIZES, **options), seed).eval()
+
+
+def translator(seed=8, max_len=17, **options):
+    return shaken(Transformer(19, 13, max_len, **SIZES, **options), seed).eval()
+
+
+def writer(kind, side="none"):
+    """A model that continues TARGET, called as ``generate`` calls it, and its embedding."""
+    if kind == "language model":
+        model = language_model()
+        return model, model.embedding
+    model, mask = translator(), FILLER[side][0]
+    context = model.encode(SOURCE, mask=mask)
+    return partial(model.decode, context=context, context_mask=mask), model.target
+
+
+KINDS = ["language model", "translator"]
+
+
+def embedded_by_hand(embedding, tokens, mask):
+    """Token by token: its vector, and that of its place among the real ones."""
+    vectors, table, rows = embedding.vectors.weight, embedding.places.table, []
+    for b, row in enumerate(tokens.tolist()):
+        place = 0
+        for t, token in enumerate(row):
+            rows.append(vectors[token] + table[place])
+            # the place of filler is of no interest, that of the next real token is
+            place += 1 if mask is None else int(mask[b, 0, 0, t])
+    return torch.stack(rows).view(*tokens.shape, -1)
+
+
+def torch_stack(stack):
+    """PyTorch's own stack of PyTorch's own layers, with our weights; unchanged without dropout."""
+    layers = [block.to_torch() for block in stack.blocks]
+    norm = None if isinstance(stack.norm, nn.Identity) else stack.norm
+    if isinstance(layers[0], nn.TransformerDecoderLayer):
+        theirs = nn.TransformerDecoder(layers[0], len(layers), norm=norm)
+    else:
+        theirs = nn.TransformerEncoder(layers[0], len(layers), norm, enable_nested_tensor=False)
+    theirs.layers = nn.ModuleList(layers)
+    return theirs.train()  # in evaluation PyTorch may take another way
+
+
+def blocked(mask):
+    return None if mask is None else to_blocked(mask)[:, 0, 0]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("side", ["none", "right"])  # a row of PyTorch's may not be empty
+def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
+    model, mask = language_model(norm_first=ORDERS[order]), FILLER[side][1]
+    x = embedded_by_hand(model.embedding, TARGET, mask)
+    x = torch_stack(model.decoder)(
+        x, mask=to_blocked(causal_mask(5)), src_key_padding_mask=blocked(mask)
+    )
+    expected = x @ model.output.weight.T + model.output.bias
+    got = model(TARGET, mask=mask)
+    real = torch.ones(2, 5).bool() if mask is None else mask[:, 0, 0]
+    torch.testing.assert_close(got[real], expected[real])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("source_side", FILLER)
+@pytest.mark.parametrize("target_side", ["none", "right"])
+def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, target_side):
+    model = translator(norm_first=ORDERS[order], activation="relu")
+    source_mask, target_mask = FILLER[source_side][0], FILLER[target_side][1]
+    context = torch_stack(model.encoder)(
+        embedded_by_hand(model.source, SOURCE, source_mask),
+        src_key_padding_mask=blocked(source_mask),
+    )
+    x = torch_stack(model.decoder)(
+        embedded_by_hand(model.target, TARGET, target_mask),
+        context,
+        tgt_mask=to_blocked(causal_mask(5)),
+        tgt_key_padding_mask=blocked(target_mask),
+        memory_key_padding_mask=blocked(source_mask),
+    )
+    expected = x @ model.output.weight.T + model.output.bias
+    got = model(SOURCE, TARGET, source_mask=source_mask, target_mask=target_mask)
+    real = torch.ones(2, 5).bool() if target_mask is None else target_mask[:, 0, 0]
+    torch.testing.assert_close(got[real], expected[real])
+
+
+def test_models_pass_their_options_on():
+    options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "scale": 2.0}
+    models = DecoderLM(13, 5, **SIZES, **options), Transformer(19, 13, 5, **SIZES, **options)
+    blocks = [m for model in models for m in model.modules() if isinstance(m, TransformerBlock)]
+    assert len(blocks) == 2 + 4
+    for block in blocks:
+        assert block.dropout.p == block.attention.dropout == 0.25
+        assert not block.norm_first
+        assert block.feed_forward_norm.eps == 1e-3
+        assert block.attention.scale == 2.0
+    assert [block.cross is not None for block in blocks] == [False] * 4 + [True] * 2
+    embeddings = (models[0].embedding, models[1].source, models[1].target)
+    assert [e.dropout.p for e in embeddings] == [0.25] * 3
+    assert [e.vectors.num_embeddings for e in embeddings] == [13, 19, 13]
+    assert [e.places.table.shape[0] for e in embeddings] == [5] * 3
+
+
+def test_what_enters_is_dropped_in_training_only():
+    model = language_model(dropout=1.0)
+    assert torch.equal(model.train().embedding(TARGET, None), torch.zeros(2, 5, 6).double())
+    torch.testing.assert_close(
+        model.eval().embedding(TARGET, None), embedded_by_hand(model.embedding, TARGET, None)
+    )
+
+
+def test_vectors_and_places_start_at_one_size():
+    torch.manual_seed(0)
+    embedding = DecoderLM(101, 103, 50, 5, 11, 1).embedding
+    for weight in (embedding.vectors.weight, embedding.places.table):
+        assert 0.019 < float(weight.detach().std()) < 0.021
+
+
+# ---------------------------------------------------------------- caches and generation
+
+SPLITS = [
+    pieces
+    for n in range(1, 6)
+    for pieces in itertools.product(range(1, 6), repeat=n)
+    if sum(pieces) == 5
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", FILLER)
+def test_models_with_a_cache_in_any_split_equal_the_full_pass(kind, side):
+    (call, _), mask = writer(kind, side), FILLER[side][1]
+    full = call(TARGET, mask=mask)
+    assert len(SPLITS) == 2**4
+    for pieces in SPLITS:
+        cache, outs, end = {}, [], 0
+        for tokens in TARGET.split(pieces, dim=1):
+            end += tokens.shape[1]
+            so_far = None if mask is None else mask[..., :end]
+            outs.append(call(tokens, mask=so_far, cache=cache))
+        torch.testing.assert_close(torch.cat(outs, 1), full, msg=lambda m, p=pieces: f"{p}: {m}")
+        assert len(cache) == (2 if kind == "language model" else 4)
+
+
+def written_by_full_passes(call, tokens, n, *, temperature=0.0, mask=None, generator=None):
+    """What ``generate`` promises, without a cache."""
+    for _ in range(n):
+        logits = call(tokens, mask=mask)[:, -1]
+        if temperature == 0.0:
+            new = torch.tensor([row.index(max(row)) for row in logits.tolist()])[:, None]
+        else:
+            powers = (logits / temperature).exp()
+            weights = powers / powers.sum(dim=1, keepdim=True)
+            new = torch.multinomial(weights, 1, generator=generator)
+        tokens = torch.cat([tokens, new], dim=1)
+        if mask is not None:
+            mask = torch.cat([mask, torch.ones(len(tokens), 1, 1, 1).bool()], dim=-1)
+    return tokens
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("side", ["none", "left"])
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+def test_generate_equals_full_passes(kind, side, temperature):
+    (call, _), mask = writer(kind, side), FILLER[side][1]
+    seeds = [torch.Generator().manual_seed(5) for _ in range(2)]
+    options = {"temperature": temperature, "mask": mask}
+    got = generate(call, TARGET, max_new_tokens=11, generator=seeds[0], **options)
+    expected = written_by_full_passes(call, TARGET, 11, generator=seeds[1], **options)
+    assert torch.equal(got, expected)
+    assert torch.equal(got[:, :5], TARGET)
+    assert torch.equal(seeds[0].get_state(), seeds[1].get_state())
+    assert len(set(got[0, 5:].tolist())) > 1  # not one token over and over
+
+
+def test_draws_have_the_probabilities_of_the_temperature():
+    """Fixed logits, 20,000 rows: each share within four standard errors."""
+    logits = torch.tensor([0.0, 1.0, 2.0]).double()
+
+    def call(tokens, mask=None, cache=None):
+        return logits.expand(*tokens.shape, 3)
+
+    for temperature in (0.5, 1.0, 3.0):
+        generator = torch.Generator().manual_seed(0)
+        options = {"max_new_tokens": 1, "temperature": temperature, "generator": generator}
+        drawn = generate(call, torch.zeros(20_000, 1).long(), **options)[:, 1]
+        powers = [2.718281828459045 ** (x / temperature) for x in (0, 1, 2)]
+        for token, power in enumerate(powers):
+            p = power / sum(powers)
+            error = (p * (1 - p) / 20_000) ** 0.5
+            assert abs(float((drawn == token).double().mean()) - p) < 4 * error
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_low_temperature_does_not_overflow(dtype):
+    def call(tokens, mask=None, cache=None):
+        return torch.tensor([-30.0, 40.0, 39.0]).to(dtype).expand(*tokens.shape, 3)
+
+    start = torch.zeros(2, 1).long()
+    lowest = 1e-4 if dtype == torch.float16 else 1e-37
+    assert generate(call, start, max_new_tokens=2, temperature=lowest).tolist() == [[0, 1, 1]] * 2
+
+
+def test_the_global_generator_is_the_default():
+    call, drawn = writer("language model")[0], []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        drawn.append(generate(call, TARGET, max_new_tokens=7, temperature=2.0))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_filled_up_on_the_left_continue_as_each_alone(kind):
+    lengths = torch.tensor([3, 5])
+    mask = padding_mask(lengths, 5).flip(-1)
+    assert torch.equal(mask, FILLER["left"][1])
+    together = generate(writer(kind)[0], TARGET, max_new_tokens=7, mask=mask)
+    model = language_model() if kind == "language model" else translator()
+    for b, length in enumerate(lengths.tolist()):
+        call = model
+        if kind == "translator":
+            call = partial(model.decode, context=model.encode(SOURCE[b : b + 1]))
+        alone = generate(call, TARGET[b : b + 1, 5 - length :], max_new_tokens=7)
+        assert torch.equal(alone[0, length:], together[b, 5:])
+    unmasked = generate(writer(kind)[0], TARGET, max_new_tokens=7)
+    assert not torch.equal(unmasked, together)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_a_row_ends_with_its_end_and_no_other_does(temperature):
+    call = writer("language model")[0]
+
+    def write(end):
+        options = {"temperature": temperature, "generator": torch.Generator().manual_seed(0)}
+        return generate(call, TARGET, max_new_tokens=11, end=end, **options).tolist()
+
+    free, seen = write(None), set()
+    for end in range(13):
+        for row, without in zip(write(end), free, strict=True):
+            written = without[5:]
+            stop = written.index(end) + 1 if end in written else 11
+            if temperature == 0.0:  # draws after an end differ: the context does
+                assert row == without[: 5 + stop] + [end] * (11 - stop)
+            assert row[: 5 + stop] == without[: 5 + stop]
+            assert set(row[5 + stop :]) <= {end}
+            seen.add(stop == 11)
+    assert seen == {True, False}
+    assert 3 in TARGET[0]
+    assert write(3)[0][5:] != [3] * 11  # an end in the prompt ends nothing
+
+
+def test_generate_leaves_everything_as_it_was():
+    model, tokens, modes = language_model(), TARGET.clone(), []
+
+    def call(tokens, **options):
+        modes.append((torch.is_grad_enabled(), model.training))
+        return model(tokens, **options)
+
+    assert torch.equal(generate(call, tokens, max_new_tokens=0), TARGET)
+    assert modes == []
+    mask = FILLER["left"][1].clone()
+    for training in (True, False):
+        model.train(training)
+        out = generate(call, tokens, max_new_tokens=2, mask=mask)
+        assert out.dtype == torch.int64
+        assert out.shape == (2, 7)
+        assert model.training == training
+    assert modes == [(False, True)] * 2 + [(False, False)] * 2
+    assert torch.is_grad_enabled()
+    assert torch.equal(tokens, TARGET)
+    assert torch.equal(mask, FILLER["left"][1])
+
+
+def test_each_step_computes_the_newest_token_alone():
+    model, lengths = language_model(), []
+
+    def call(tokens, **options):
+        lengths.append(tokens.shape[1])
+        return model(tokens, **options)
+
+    generate(call, TARGET, max_new_tokens=4)
+    assert lengths == [5, 1, 1, 1]
+
+
+def test_filler_takes_no_place():
+    """A text of ``max_len`` tokens fits with filler on either side, and not with one more token."""
+    model = language_model(max_len=3)
+    plain = model(TARGET[:, 1:4])
+    right = model(TARGET[:, 1:], mask=padding_mask(torch.tensor([3, 3]), 4))
+    left = model(TARGET[:, :4], mask=padding_mask(torch.tensor([3, 3]), 4).flip(-1))
+    torch.testing.assert_close(right[:, :3], plain)
+    torch.testing.assert_close(left[:, 1:], plain)
+    with pytest.raises(ValueError, match=r"^positions must be 0 to 2, got 0 to 3$"):
+        model(TARGET[:, :4])
+    assert generate(model, TARGET[:, :2], max_new_tokens=2).shape == (2, 4)  # the last is not read
+    with pytest.raises(ValueError, match=r"^positions must be 0 to 2, got 3 to 3$"):
+        generate(model, TARGET[:, :2], max_new_tokens=3)
+
+
+def test_empty_batches_and_one_token():
+    model, nobody = language_model(), torch.zeros(0, 5).long()
+    assert model(nobody).shape == (0, 5, 13)
+    assert generate(model, nobody, max_new_tokens=2, temperature=1.0).shape == (0, 7)
+    assert translator()(SOURCE[:, :1], TARGET[:, :1]).shape == (2, 1, 13)
+    torch.testing.assert_close(model(TARGET.int()), model(TARGET))
+
+
+# ---------------------------------------------------------------- a part taken out turns a test red
+
+
+def influence(embedding, logits_of):
+    """(T, B, B', S): whether row t of example b depends on embedded token s of example b'."""
+    kept = []
+    handle = embedding.register_forward_hook(lambda module, args, out: kept.append(out))
+    logits = logits_of()
+    handle.remove()
+    weight = draw(logits.shape[-1], seed=3)
+    (rows,) = torch.autograd.grad(
+        logits @ weight,
+        kept,
+        torch.eye(logits[..., 0].numel()).double().view(-1, *logits.shape[:2]),
+        is_grads_batched=True,
+    )
+    return (rows != 0).any(-1).unflatten(0, logits.shape[:2]).transpose(0, 1)
+
+
+def test_nothing_comes_from_the_future():
+    """Exactly no gradient from a later token or another example, and some from all others."""
+    model, pair = language_model(), translator()
+    expected = torch.eye(2).bool()[:, :, None] & torch.ones(5, 5).tril().bool()[:, None, None]
+    assert torch.equal(influence(model.embedding, lambda: model(TARGET)), expected)
+    assert torch.equal(influence(pair.target, lambda: pair(SOURCE, TARGET)), expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_filler_has_no_influence(side):
+    """Filler that holds NaN changes not one bit; its gradient is exactly 0, no other is."""
+    source_mask, mask = FILLER[side]
+    real_source, real = source_mask[:, 0, 0], mask[:, 0, 0]
+    model, pair = language_model(), translator()
+    masks = {"source_mask": source_mask, "target_mask": mask}
+    alone, translated = model(TARGET, mask=mask), pair(SOURCE, TARGET, **masks)
+
+    same = torch.eye(2).bool()[:, :, None]
+    before = torch.ones(5, 5).tril().bool()[:, None, None]
+    found = influence(pair.source, lambda: pair(SOURCE, TARGET, **masks))
+    assert torch.equal(found, (same & real_source).expand(5, 2, 2, 7))
+    for embedding, logits_of in (
+        (model.embedding, lambda: model(TARGET, mask=mask)),
+        (pair.target, lambda: pair(SOURCE, TARGET, **masks)),
+    ):
+        found = influence(embedding, logits_of)
+        assert torch.equal(found[real.T], (same & real & before)[real.T])
+
+    for embedding, token in ((model.embedding, 11), (pair.target, 11), (pair.source, 17)):
+        embedding.vectors.weight.data[token] = torch.nan
+    source, target = SOURCE.where(real_source, 17), TARGET.where(real, 11)
+    assert torch.equal(model(target, mask=mask)[real], alone[real])
+    assert torch.equal(pair(source, target, **masks)[real], translated[real])
+
+
+def test_the_source_is_read():
+    """Each token of the source changes every row of its own example."""
+    pair = translator()
+    before = pair(SOURCE, TARGET)
+    for b, s in itertools.product(range(2), range(7)):
+        source = SOURCE.clone()
+        source[b, s] = 13
+        changed = (pair(source, TARGET) - before).abs().amax(-1) > 1e-6
+        assert changed[b].all(), (b, s)
+        assert not changed[1 - b].any(), (b, s)
+
+
+def test_places_matter():
+    """Equal tokens differ by their place; a source in another order says something else."""
+    same, model, pair = torch.full((2, 5), 4), language_model(), translator()
+    for logits in (model(same), pair(SOURCE, same)):
+        for t, u in itertools.combinations(range(5), 2):
+            assert not torch.allclose(logits[:, t], logits[:, u], atol=1e-3), (t, u)
+    assert not torch.allclose(pair(SOURCE, TARGET), pair(SOURCE.flip(1), TARGET), atol=1e-3)
+
+
+def without_causal_mask(patch):
+    patch.setattr(TransformerDecoder, "forward", TransformerEncoder.forward)
+
+
+def without(name):
+    def plant(patch):
+        forward = TransformerBlock.forward
+        patch.setattr(
+            TransformerBlock,
+            "forward",
+            lambda self, *args, **options: forward(self, *args, **{**options, name: None}),
+        )
+
+    return plant
+
+
+def without_cross_attention(patch):
+    add = TransformerBlock._add
+    patch.setattr(
+        TransformerBlock,
+        "_add",
+        lambda self, x, part, norm: x if norm is self.cross_norm else add(self, x, part, norm),
+    )
+
+
+def without_places(patch):
+    patch.setattr(LearnedPositions, "forward", lambda self, x, positions=None: x)
+
+
+@pytest.mark.parametrize(
+    ("plant", "check"),
+    [
+        pytest.param(without_causal_mask, test_nothing_comes_from_the_future, id="causal mask"),
+        *[
+            pytest.param(
+                without(name), partial(test_filler_has_no_influence, side), id=f"{name}, {side}"
+            )
+            for name, side in itertools.product(("mask", "context_mask"), ("left", "right"))
+        ],
+        pytest.param(without_cross_attention, test_the_source_is_read, id="cross-attention"),
+        pytest.param(without_places, test_places_matter, id="positions"),
+    ],
+)
+def test_a_part_taken_out_turns_its_test_red(plant, check, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
+
+
+# ---------------------------------------------------------------- what models refuse
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda m: m(TARGET.float()), TypeError, "int64 or int32, got torch.float32$"),
+        (lambda m: m(TARGET[0]), ValueError, r"^tokens must be \(B, T\), got \(5,\)$"),
+        (lambda m: m(TARGET + 1), ValueError, "^tokens must be 0 to 12, got 1 to 13$"),
+        (lambda m: m(TARGET - 1), ValueError, "^tokens must be 0 to 12, got -1 to 11$"),
+        (
+            lambda m: m(TARGET, mask=torch.ones(2, 1, 1, 5)),
+            TypeError,
+            "^mask must be bool, True = no filler, got torch.float32$",
+        ),
+        (
+            lambda m: m(TARGET, mask=torch.ones(2, 5).bool()),
+            ValueError,
+            r"^mask must be \(B, 1, 1, 5\) with B=2, got \(2, 5\)$",
+        ),
+        (
+            lambda m: m(TARGET, mask=causal_mask(5)[None, None].expand(2, 1, 5, 5)),
+            ValueError,
+            r"got \(2, 1, 5, 5\)$",
+        ),
+    ],
+)
+def test_bad_tokens_and_masks_are_named(call, error, message):
+    pair = translator()
+    for model in (
+        language_model(),
+        lambda tokens, mask=None: pair(SOURCE, tokens, target_mask=mask),
+        partial(pair.decode, context=pair.encode(SOURCE)),
+    ):
+        with pytest.raises(error, match=message):
+            call(model)
+
+
+def test_bad_sources_are_named():
+    pair = translator()
+    with pytest.raises(ValueError, match=r"^tokens must be 0 to 18, got 1 to 19$"):
+        pair(SOURCE + 1, TARGET)
+    with pytest.raises(ValueError, match=r"with B=2, got \(2, 1, 1, 5\)$"):
+        pair(SOURCE, TARGET, source_mask=FILLER["left"][1])
+    with pytest.raises(ValueError, match=r"^positions must be 0 to 4, got 0 to 6$"):
+        translator(max_len=5)(SOURCE, TARGET)
+    with pytest.raises(ValueError, match="one batch size, got 2 and 1"):
+        pair(SOURCE[:1], TARGET)
+
+
+def test_a_mask_counts_what_the_cache_holds():
+    for kind in KINDS:
+        call, cache = writer(kind)[0], {}
+        call(TARGET[:, :3], cache=cache)
+        with pytest.raises(ValueError, match=r"\(B, 1, 1, 5\) with B=2, got \(2, 1, 1, 2\)$"):
+            call(TARGET[:, 3:], mask=torch.ones(2, 1, 1, 2).bool(), cache=cache)
+        with pytest.raises(ValueError, match=r"one batch size, got 1 and 2$"):
+            call(TARGET[:1, 3:], cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_new_tokens": -1}, ValueError, "at least 0, got max_new_tokens=-1$"),
+        ({"max_new_tokens": 1.5}, TypeError, "^max_new_tokens must be an integer, got 1.5$"),
+        ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
+        ({"temperature": float("inf")}, ValueError, "at least 0 and finite, got inf$"),
+        ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
+        ({"mask": FILLER["right"][1]}, ValueError, "^the last token of every row must be real: "),
+        ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
+        ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
+    ],
+)
+def test_what_cannot_be_written_on_is_named(options, error, message):
+    options = {"tokens": TARGET, "max_new_tokens": 2, **options}
+    with pytest.raises(error, match=message):
+        generate(language_model(), options.pop("tokens"), **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ((0, 5), ValueError, "vocab_size must be at least 1, got 0"),
+        ((13, 0), ValueError, "max_len must be at least 1, got 0"),
+        ((13.0, 5), TypeError, "vocab_size must be an integer, got 13.0"),
+    ],
+)
+def test_bad_sizes_of_models_are_named(sizes, error, message):
+    with pytest.raises(error, match=message):
+        DecoderLM(*sizes, **SIZES)
+    with pytest.raises(error, match=message):
+        Transformer(13, *sizes, **SIZES)
