@@ -31,12 +31,12 @@ class Transformer(nn.Module):
         num_heads: H.
         d_ff: width inside the feed-forward networks.
         num_layers: number of blocks in the encoder, and again in the decoder.
-        dropout: as in :class:`TransformerBlock`, and on what enters the first block.
-        block: passed on to every :class:`TransformerBlock`.
+        dropout: as in :class:`attn_lib.transformer.TransformerBlock`, and on what enters the first block.
+        block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
-        ValueError: as :class:`TransformerBlock`.
-        TypeError: as :class:`TransformerBlock`.
+        ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
+        TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
 
     Example:
         >>> model = Transformer(11, 7, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)
@@ -131,12 +131,12 @@ class DecoderLM(nn.Module):
         num_heads: H.
         d_ff: width inside the feed-forward networks.
         num_layers: number of blocks.
-        dropout: as in :class:`TransformerBlock`, and on what enters the first block.
-        block: passed on to every :class:`TransformerBlock`.
+        dropout: as in :class:`attn_lib.transformer.TransformerBlock`, and on what enters the first block.
+        block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
-        ValueError: as :class:`TransformerBlock`.
-        TypeError: as :class:`TransformerBlock`.
+        ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
+        TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
 
     Example:
         >>> model = DecoderLM(11, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)

@@ -89,7 +89,7 @@ def opened(browser, address, own, **options):
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.set_default_timeout(120_000)  # a busy machine is slow, not wrong
     page.goto(address)
-    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(500)  # for late requests; to wait for "networkidle" may hang for ever
     page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)")
     yield page
     context.close()
