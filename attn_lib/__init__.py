@@ -17,9 +17,9 @@ Letters, the same in every signature, comment and notebook:
 Where to start: :mod:`attn_lib.functional` is the formula and :mod:`attn_lib.masks` says who may
 attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
 :mod:`attn_lib.positions` tells it where a token stands; :mod:`attn_lib.transformer` stacks such
-layers, and :mod:`attn_lib.models` makes whole models of them, which :func:`attn_lib.models.generate`
-lets write. Beside them, :mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small
-data, :mod:`attn_lib.plotting` draws, :mod:`attn_lib.pretrained` brings real trained weights,
+layers, and :mod:`attn_lib.models` makes whole models of them that write. Beside them,
+:mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data,
+:mod:`attn_lib.plotting` draws, :mod:`attn_lib.pretrained` brings real trained weights,
 :mod:`attn_lib.exercises` checks answers.
 """
 

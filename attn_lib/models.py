@@ -31,7 +31,7 @@ class Transformer(nn.Module):
         num_heads: H.
         d_ff: width inside the feed-forward networks.
         num_layers: number of blocks in the encoder, and again in the decoder.
-        dropout: as in :class:`attn_lib.transformer.TransformerBlock`, and on what enters the first block.
+        dropout: as in a block, and on what enters the first one.
         block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
@@ -131,7 +131,7 @@ class DecoderLM(nn.Module):
         num_heads: H.
         d_ff: width inside the feed-forward networks.
         num_layers: number of blocks.
-        dropout: as in :class:`attn_lib.transformer.TransformerBlock`, and on what enters the first block.
+        dropout: as in a block, and on what enters the first one.
         block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
