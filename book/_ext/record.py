@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -39,7 +40,7 @@ print(_json.dumps([_torch.__version__.split("+")[0], _plain(_found)]))
 
 
 def record(path: Path) -> tuple[dict, bytes]:
-    """Run ``run(seed)`` of a page for each of its seeds.
+    """Run ``run(seed)`` of a page for each of its seeds, as many at once as there are processors.
 
     Returns:
         Lists by seed, with the torch version; and the file of the first seed's weights, empty
@@ -50,24 +51,25 @@ def record(path: Path) -> tuple[dict, bytes]:
     sources = [c.source for c in page.cells if "experiment" in c.metadata.get("tags", [])]
     if not seeds or not sources:
         raise ValueError(f'{path} needs cells tagged `experiment` and metadata "record" with seeds')
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
         weights = Path(scratch) / "weights"
         files = [str(weights), *[""] * (len(seeds) - 1)]
-        sources += [
-            CALL.replace("SEED", str(seed)).replace("FILE", repr(file))
-            for seed, file in zip(seeds, files, strict=True)
-        ]
-        cells = [nbformat.v4.new_code_cell(source) for source in sources]
-        notebook = nbformat.v4.new_notebook(
-            cells=cells, metadata={"kernelspec": page.metadata.kernelspec}
-        )
-        folder = {"metadata": {"path": str(path.parent)}}
-        NotebookClient(notebook, timeout=None, resources=folder).execute()
+        runs = list(pool.map(lambda *call: _run(path, page, sources, *call), seeds, files))
         found = weights.read_bytes() if weights.is_file() else b""
-    printed = ["".join(o.get("text", "") for o in c.outputs) for c in cells[-len(seeds) :]]
-    runs = [json.loads(text) for text in printed]
     results = {name: [run[name] for _, run in runs] for name in runs[0][1]}
     return {"torch": runs[0][0], "seeds": seeds, **results}, found
+
+
+def _run(path: Path, page, sources: list[str], seed: int, file: str) -> list:
+    """The torch version, and what ``run(seed)`` found, from a kernel of its own."""
+    call = CALL.replace("SEED", str(seed)).replace("FILE", repr(file))
+    cells = [nbformat.v4.new_code_cell(source) for source in [*sources, call]]
+    notebook = nbformat.v4.new_notebook(
+        cells=cells, metadata={"kernelspec": page.metadata.kernelspec}
+    )
+    folder = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=None, resources=folder).execute()
+    return json.loads("".join(output.get("text", "") for output in cells[-1].outputs))
 
 
 def write(path: Path) -> list[Path]:
