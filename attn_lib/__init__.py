@@ -17,10 +17,10 @@ Letters, the same in every signature, comment and notebook:
 Where to start: :mod:`attn_lib.functional` is the formula and :mod:`attn_lib.masks` says who may
 attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
 :mod:`attn_lib.positions` tells it where a token stands; :mod:`attn_lib.transformer` stacks such
-layers, and :mod:`attn_lib.models` makes whole models of them that write. Beside them,
-:mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data,
-:mod:`attn_lib.plotting` draws, :mod:`attn_lib.pretrained` brings real trained weights,
-:mod:`attn_lib.exercises` checks answers.
+layers, :mod:`attn_lib.models` makes whole models of them that write, and
+:mod:`attn_lib.vision` one that sees. Beside them, :mod:`attn_lib.training` and
+:mod:`attn_lib.datasets` train on small data, :mod:`attn_lib.plotting` draws,
+:mod:`attn_lib.pretrained` brings real trained weights, :mod:`attn_lib.exercises` checks answers.
 """
 
 from attn_lib.functional import attention, attention_weights
@@ -28,16 +28,20 @@ from attn_lib.layers import FeedForward, MultiHeadAttention, record_attention
 from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
 from attn_lib.models import DecoderLM, Transformer, generate
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
+from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
 
 __all__ = [
     "DecoderLM",
     "FeedForward",
     "MultiHeadAttention",
+    "PatchEmbedding",
     "Transformer",
     "TransformerBlock",
     "TransformerDecoder",
     "TransformerEncoder",
+    "VisionTransformer",
     "attention",
+    "attention_rollout",
     "attention_weights",
     "causal_mask",
     "generate",

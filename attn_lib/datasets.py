@@ -6,12 +6,17 @@ babel: nothing is downloaded.
 
 import csv
 import datetime
+import gzip
 import hashlib
+import io
 import json
 import re
+import zlib
 from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +35,30 @@ DATE_LETTERS = (
 _DATE_FORMATS = ("short", "medium", "long", "full", "yMMMM")
 _DATE_YEARS = range(1950, 2050)
 _TEST_MONTH = 11  # every eleventh month is for the test; 11 and 12 share no divisor
+
+
+FASHION_NAMES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+"""What the labels 0 to 9 of :func:`fashion` mean."""
+
+# sha256 of what the four original files hold, however they are packed
+_FASHION_SUMS = {
+    "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+}
+_PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 
 
 class Weather(NamedTuple):
@@ -148,6 +177,100 @@ def dates(
     return found
 
 
+class Images(NamedTuple):
+    """Images, and which class each belongs to."""
+
+    images: Tensor
+    labels: Tensor
+
+
+def fashion(split: str = "train", *, folder: str | Path | None = None) -> Images:
+    """Fashion-MNIST: small grey pictures of clothes, of ten classes named by ``FASHION_NAMES``.
+
+    The library brings all 10,000 test images and the first 10,000 of 60,000 for training. For
+    all 60,000, name the folder of the four original files.
+
+    Args:
+        split: ``"train"`` or ``"test"``.
+        folder: where ``train-images-idx3-ubyte.gz`` and the other three files are, for example
+            ``/usr/share/datasets/fashion-mnist``, where Debian's package dataset-fashion-mnist
+            puts them; default: what the library brings.
+
+    Returns:
+        ``images`` (n, 28, 28) uint8, 0 is the background; ``labels`` (n,) int64, 0 to 9.
+
+    Raises:
+        ValueError: an unknown split; a file is damaged or altered; the message says what to do.
+        FileNotFoundError: a file is missing; the message says what to do.
+
+    Example:
+        >>> images, labels = fashion("test")
+        >>> images.shape, FASHION_NAMES[labels[0]]
+        (torch.Size([10000, 28, 28]), 'Ankle boot')
+
+    Source: Xiao, Rasul and Vollgraf (2017), MIT licence, in ``data/fashion.txt``. Used in
+    chapter 8.
+    """
+    if split not in ("train", "test"):
+        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
+    if folder is None:
+        with np.load(io.BytesIO(_checked("fashion.npz"))) as stored:
+            images, labels = stored[f"{split}_images"], stored[f"{split}_labels"]
+    else:
+        start = "train" if split == "train" else "t10k"
+        images = _original(Path(folder), f"{start}-images-idx3-ubyte")[16:].reshape(-1, 28, 28)
+        labels = _original(Path(folder), f"{start}-labels-idx1-ubyte")[8:]
+    return Images(torch.tensor(images), torch.tensor(labels).long())
+
+
+def _original(folder: Path, name: str) -> np.ndarray:
+    """The bytes of one of Fashion-MNIST's own files, unpacked, whose hash has just been checked."""
+    path, expected = folder.expanduser() / f"{name}.gz", _FASHION_SUMS[name]
+    remedy = (
+        "install Debian's package dataset-fashion-mnist and name /usr/share/datasets/"
+        "fashion-mnist, or take the file from github.com/zalandoresearch/fashion-mnist"
+    )
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing: {remedy}")
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != expected:
+        raise ValueError(
+            f"{path} is damaged or altered: what it holds has the sha256 {digest}, expected "
+            f"{expected}: {remedy}"
+        )
+    return np.frombuffer(content, np.uint8)
+
+
+def photographs() -> dict[str, Tensor]:
+    """Four photographs: an astronaut, the cat Chelsea, a cup of coffee, a rocket.
+
+    Returns:
+        Name to (3, 448, 448) uint8, red, green and blue.
+
+    Raises:
+        FileNotFoundError: a file is missing; the message says what to do.
+        ValueError: a file is damaged or altered; the message says what to do.
+
+    Example:
+        >>> list(photographs())
+        ['astronaut', 'chelsea', 'coffee', 'rocket']
+
+    Source: CC0 or public domain, as ``data/photographs.txt`` says one by one; by way of
+    scikit-image. Used in chapter 8.
+    """
+    from PIL import Image
+
+    found = {}
+    for name in _PHOTOGRAPHS:
+        with Image.open(io.BytesIO(_checked(f"{name}.jpg"))) as image:
+            found[name] = torch.tensor(np.asarray(image)).permute(2, 0, 1).contiguous()
+    return found
+
+
 def record(name: str) -> dict:
     """The results of a page's training for its seeds, with which the page compares its own.
 
@@ -181,7 +304,7 @@ def _checked(name: str) -> bytes:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {remedy}")
     content = path.read_bytes()
-    if not name.endswith(".safetensors"):
+    if name.endswith((".csv", ".json")):
         content = content.replace(b"\r\n", b"\n")
     digest, expected = hashlib.sha256(content).hexdigest(), _sums().get(name)
     if expected is None:

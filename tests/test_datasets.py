@@ -1,6 +1,7 @@
 """The data are what their source says, splits do not touch, and damage is named."""
 
 import datetime
+import gzip
 import hashlib
 import itertools
 import json
@@ -8,6 +9,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from babel.dates import format_date, format_skeleton
@@ -315,3 +317,147 @@ def test_about_one_text_in_seventy_has_two_readings(train_dates):
 def test_dates_that_cannot_be_drawn_are_named(n, options, message):
     with pytest.raises(ValueError, match=message):
         datasets.dates(n, **options)
+
+
+# ---------------------------------------------------------------- clothes
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_clothes_are_whole(split):
+    images, labels = datasets.fashion(split)
+    assert (tuple(images.shape), images.dtype) == ((10_000, 28, 28), torch.uint8)
+    assert (tuple(labels.shape), labels.dtype) == ((10_000,), torch.int64)
+    assert labels.unique().tolist() == list(range(len(datasets.FASHION_NAMES)))
+    per_class = {
+        "train": [942, 1027, 1016, 1019, 974, 989, 1021, 1022, 990, 1000],
+        "test": [1000] * 10,
+    }
+    assert labels.bincount().tolist() == per_class[split]
+
+
+def test_names_and_classes_belong_together():
+    """Trousers have a gap between their legs; a boot reaches higher than a sandal."""
+    images, labels = datasets.fashion("test")
+    mean = torch.stack([images[labels == c].float().mean(0) for c in range(10)])
+    number = {name: i for i, name in enumerate(datasets.FASHION_NAMES)}
+    trouser = mean[number["Trouser"]]
+    assert trouser[24, 14] < trouser[24, 10] / 2
+    assert trouser[24, 14] < trouser[24, 17] / 2
+    assert mean[number["Ankle boot"]][:8].sum() > 3 * mean[number["Sandal"]][:8].sum()
+
+
+def write_original(folder, name, values, *, sizes=()):
+    """One of Fashion-MNIST's own files: a header of counts, then the numbers."""
+    kind = 8 * 256 + 1 + len(sizes)
+    header = np.array([kind, len(values), *sizes], ">u4").tobytes()
+    content = header + values.to(torch.uint8).numpy().tobytes()
+    (folder / f"{name}.gz").write_bytes(gzip.compress(content, 1))
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def originals(tmp_path):
+    """The two original files of the test images, put together from what the library brings."""
+    images, labels = datasets.fashion("test")
+    write_original(tmp_path, "t10k-images-idx3-ubyte", images, sizes=(28, 28))
+    write_original(tmp_path, "t10k-labels-idx1-ubyte", labels)
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_the_test_images_are_those_of_the_original_files(originals, kind):
+    """The hash of the originals is known, so this tells that no committed number differs."""
+    stored, read = datasets.fashion("test"), datasets.fashion("test", folder=kind(originals))
+    assert torch.equal(stored.images, read.images)
+    assert torch.equal(stored.labels, read.labels)
+    assert (read.images.dtype, read.labels.dtype) == (torch.uint8, torch.int64)
+
+
+def test_all_images_for_training_come_from_a_folder(tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (13, 28, 28), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(13) % 10
+    for name, values, sizes in (
+        ("train-images-idx3-ubyte", images, (28, 28)),
+        ("train-labels-idx1-ubyte", labels, ()),
+    ):
+        digest = write_original(tmp_path, name, values, sizes=sizes)
+        monkeypatch.setitem(datasets._FASHION_SUMS, name, digest)
+    read = datasets.fashion(folder=tmp_path)
+    assert torch.equal(read.images, images)
+    assert torch.equal(read.labels, labels)
+
+
+@pytest.mark.parametrize("damage", ["altered", "cut", "empty", "no gzip"])
+@pytest.mark.parametrize("name", ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+def test_a_damaged_original_is_named_with_the_remedy(originals, name, damage):
+    path = originals / f"{name}.gz"
+    content = gzip.decompress(path.read_bytes())
+    packed = gzip.compress(content[:-1] + bytes([content[-1] ^ 1]), 1)
+    path.write_bytes(
+        {"altered": packed, "cut": packed[:-9], "empty": b"", "no gzip": content}[damage]
+    )
+    with pytest.raises(
+        ValueError, match=rf"{name}\.gz is damaged.*dataset-fashion-mnist"
+    ) as caught:
+        datasets.fashion("test", folder=originals)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_original_is_named_with_the_remedy(originals):
+    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte\.gz is missing: install"):
+        datasets.fashion("train", folder=originals)
+
+
+def test_an_unknown_split_is_named():
+    with pytest.raises(ValueError, match="'train' or 'test', got 'validation'"):
+        datasets.fashion("validation")
+
+
+# ---------------------------------------------------------------- photographs
+
+
+def test_the_photographs_show_what_their_names_say():
+    found = datasets.photographs()
+    assert all(p.shape == (3, 448, 448) and p.dtype == torch.uint8 for p in found.values())
+    assert all(p.is_contiguous() for p in found.values())
+    suit = found["astronaut"][:, 250:290, 60:100].float().mean((1, 2))
+    fur = found["chelsea"][:, 60:100, 60:100].float().mean((1, 2))
+    saucer = found["coffee"][:, 330:360, 30:60].float().mean((1, 2))
+    sky = found["rocket"][:, :60].float().mean((1, 2))
+    for name, (red, green, blue) in {"suit": suit, "fur": fur, "saucer": saucer}.items():
+        assert red > green > blue, name
+    assert suit[0] > 2 * suit[1]
+    assert sky[2] > 1.5 * sky[0]
+
+
+@pytest.mark.parametrize("damage", ["altered", "cut", "empty", "line ends"])
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("fashion.npz", datasets.fashion),
+        ("astronaut.jpg", datasets.photographs),
+        ("rocket.jpg", datasets.photographs),
+    ],
+)
+def test_a_damaged_image_file_is_named_with_the_remedy(data, name, read, damage):
+    path = data / name
+    content = path.read_bytes()
+    altered = content[:-1] + bytes([content[-1] ^ 1])
+    ends = content.replace(b"\n", b"\r\n")  # what reading as text would do
+    assert ends != content
+    path.write_bytes({"altered": altered, "cut": content[:-1], "line ends": ends}.get(damage, b""))
+    with pytest.raises(ValueError, match=rf"{name} is damaged or altered.*restore the file"):
+        read()
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=rf"{name} is missing: install attn_lib anew"):
+        read()
+
+
+def test_data_of_others_come_with_their_licence():
+    notes = {name: datasets._checked(name).decode() for name in ("fashion.txt", "photographs.txt")}
+    assert "Copyright © 2017 Zalando SE" in notes["fashion.txt"]
+    assert "MIT License" in notes["fashion.txt"]
+    assert {f"{name}.jpg" for name in datasets.photographs()} <= set(
+        notes["photographs.txt"].split()
+    )

@@ -433,7 +433,9 @@ def without_cross_attention(patch):
     patch.setattr(
         TransformerBlock,
         "_add",
-        lambda self, x, part, norm: x if norm is self.cross_norm else add(self, x, part, norm),
+        lambda self, x, part, norm, gain: (
+            x if norm is self.cross_norm else add(self, x, part, norm, gain)
+        ),
     )
 
 

