@@ -84,6 +84,22 @@ def _writer(*, start=False, end=False, forget=False, over=0):
     return write
 
 
+def _rolled(maps, step, layers=slice(None)):
+    total = torch.eye(maps[0].shape[-1]).to(maps[0])
+    for A in maps[layers]:
+        total = step(A, torch.eye(A.shape[-1]).to(A)) @ total
+    return total
+
+
+def _joined(patches, p, channels):
+    side = round(patches.shape[1] ** 0.5) * p
+    return torch.nn.functional.fold(patches.mT, side, p, stride=p)
+
+
+def _turned_about(model, patches):
+    return torch.allclose(model(patches.flip(1)), model(patches))
+
+
 def _nll(logits, wanted):
     return -logits.log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
 
@@ -234,6 +250,42 @@ WRONG = {
         (_writer(over=1), "for a model that"),
         (lambda scores, START, END, longest: [3, 1, 4][:longest], "never ends"),
         (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
+    ],
+    "8.1": [
+        ([196, 590_592], "the class token is a token too"),
+        ([225, 590_592], "stand in a row"),
+        ([197, 589_824], "constants are missing"),
+        ([197, 197_376], "three colours"),
+        ([197, 150_528], "has a weight for each"),
+        ([197], "not 1"),
+    ],
+    "8.2": [
+        (
+            lambda x, p, c: x.reshape(len(x), c, -1, round((x.numel() / len(x) / c) ** 0.5)),
+            "strips",
+        ),
+        (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
+        (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
+        (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
+        (lambda x, p, c: x.tolist(), "not list"),
+    ],
+    "8.3": [
+        (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "turned round"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halved"),
+        (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
+        (lambda m: _rolled(m, lambda A, eye: (A.mean(1) + eye) / 2, slice(-1, None)), "last layer"),
+        (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
+    ],
+    "8.4": [
+        (lambda model, x: True, "attention with positions: it uses"),
+        (lambda model, x: False, "attention, then the mean: it ignores"),
+        (lambda model, x: _turned_about(model, x), "neighbours multiplied: it uses"),
+        (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
+        (
+            lambda model, x: torch.allclose(model(x[:, [1, 0, *range(2, 9)]]), model(x)),
+            "the last patch alone: it uses",
+        ),
     ],
     "6.1": [
         ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),

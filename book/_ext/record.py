@@ -8,6 +8,7 @@ Where the dict has ``"weights"``, name to tensor, those of the first seed go to
 ``attn_lib/data/NN_name.safetensors``. ``SHA256SUMS`` beside them follows.
 """
 
+import asyncio
 import hashlib
 import json
 import os
@@ -68,7 +69,8 @@ def _run(path: Path, page, sources: list[str], seed: int, file: str) -> list:
         cells=cells, metadata={"kernelspec": page.metadata.kernelspec}
     )
     folder = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=None, resources=folder).execute()
+    # its own event loop, closed at the end: `execute` would leave one behind in each thread
+    asyncio.run(NotebookClient(notebook, timeout=None, resources=folder).async_execute())
     return json.loads("".join(output.get("text", "") for output in cells[-1].outputs))
 
 
