@@ -1,4 +1,4 @@
-"""The book's small data sets and their splits, and the recorded runs that its pages compare with.
+"""The book's small data sets and their splits.
 
 Files are read from ``attn_lib/data``, which is packaged, and dates are written by the package
 babel: nothing is downloaded.
@@ -7,12 +7,8 @@ babel: nothing is downloaded.
 import csv
 import datetime
 import gzip
-import hashlib
 import io
-import json
-import re
 import zlib
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_DATA = resources.files("attn_lib") / "data"
+from attn_lib.files import packaged, verify
+
 _WEATHER_YEARS = {"train": ("2012", "2013"), "validation": ("2014",), "test": ("2015",)}
 
 DATE_LOCALES = ("en_US", "en_GB", "de", "fr", "es", "pl", "tr", "ru", "zh", "ja")
@@ -91,7 +88,7 @@ def weather() -> Weather:
 
     Source: NOAA, public domain, by way of vega_datasets. Used in chapter 3.
     """
-    lines = _checked("weather.csv").decode().splitlines()
+    lines = packaged("weather.csv").decode().splitlines()
     header, *rows = csv.reader(line for line in lines if not line.startswith("#"))
     dates = [row[0] for row in rows]
     values = torch.tensor([[float(n) for n in row[1:]] for row in rows], dtype=torch.float64)
@@ -214,7 +211,7 @@ def fashion(split: str = "train", *, folder: str | Path | None = None) -> Images
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     if folder is None:
-        with np.load(io.BytesIO(_checked("fashion.npz"))) as stored:
+        with np.load(io.BytesIO(packaged("fashion.npz"))) as stored:
             images, labels = stored[f"{split}_images"], stored[f"{split}_labels"]
     else:
         start = "train" if split == "train" else "t10k"
@@ -236,12 +233,7 @@ def _original(folder: Path, name: str) -> np.ndarray:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error}): {remedy}") from error
-    digest = hashlib.sha256(content).hexdigest()
-    if digest != expected:
-        raise ValueError(
-            f"{path} is damaged or altered: what it holds has the sha256 {digest}, expected "
-            f"{expected}: {remedy}"
-        )
+    verify(content, expected, said=f"what {path} holds", remedy=remedy)
     return np.frombuffer(content, np.uint8)
 
 
@@ -266,62 +258,6 @@ def photographs() -> dict[str, Tensor]:
 
     found = {}
     for name in _PHOTOGRAPHS:
-        with Image.open(io.BytesIO(_checked(f"{name}.jpg"))) as image:
+        with Image.open(io.BytesIO(packaged(f"{name}.jpg"))) as image:
             found[name] = torch.tensor(np.asarray(image)).permute(2, 0, 1).contiguous()
     return found
-
-
-def record(name: str) -> dict:
-    """The results of a page's training for its seeds, with which the page compares its own.
-
-    Args:
-        name: of the page, such as ``"03_many_heads"``.
-
-    Returns:
-        ``"torch"``, the version that ran; ``"seeds"``; and for each result a list with one entry
-        a seed.
-
-    Raises:
-        FileNotFoundError: there is no such record; the message says what to do.
-        ValueError: the file is damaged or altered; the message says what to do.
-
-    Example:
-        >>> record("03_many_heads")["seeds"]
-        [0, 1, 2]
-
-    Source: ``book/_ext/record.py``, which runs the page's own cells.
-    """
-    return json.loads(_checked(f"{name}.json"))
-
-
-def _checked(name: str) -> bytes:
-    """A data file whose hash has just been checked; text may have line ends of any system."""
-    path = _DATA / name
-    remedy = "install attn_lib anew, or restore the file from the repository"
-    if name[:2].isdigit():  # of a page, which can make it
-        page = name.partition(".")[0]
-        remedy += f", or make it anew: python book/_ext/record.py book/{page}.ipynb"
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing: {remedy}")
-    content = path.read_bytes()
-    if name.endswith((".csv", ".json")):
-        content = content.replace(b"\r\n", b"\n")
-    digest, expected = hashlib.sha256(content).hexdigest(), _sums().get(name)
-    if expected is None:
-        raise ValueError(f"{path} is not listed in SHA256SUMS beside it: {remedy}")
-    if digest != expected:
-        raise ValueError(
-            f"{path} is damaged or altered: its sha256 is {digest}, expected {expected}: {remedy}"
-        )
-    return content
-
-
-def _sums() -> dict[str, str]:
-    """Name to sha256, from the file that ``sha256sum --check`` reads."""
-    path = _DATA / "SHA256SUMS"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{path} is missing: install attn_lib anew, or restore the file from the repository"
-        )
-    text = path.read_text(encoding="utf-8", errors="replace")  # a damaged line lists nothing
-    return {name: digest for digest, name in re.findall(r"(?m)^([0-9a-f]{64})  (\S+)$", text)}

@@ -1,23 +1,29 @@
 """The formula, readable: the reference that everything else is compared with.
 
 ``attention_weights`` compares queries with keys, ``attention`` then mixes the values.
-The order is fixed: scale, softcap, bias, mask, softmax, dropout, times V.
+The order is fixed: scale, softcap, bias, mask, softmax, dropout, times V. Beside them stands
+``fused_attention``, the same formula by PyTorch's fused kernel, which the layers use.
 
 Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in
 chapter 1 of the book; masks are chapter 2, the scale is chapter 4.
 """
 
 import math
-import numbers
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from attn_lib._checks import (
+    check_bias,
+    check_device,
+    check_float,
+    check_mask,
+    check_number,
+    check_probability,
+)
 from attn_lib.masks import causal_mask
-
-_INF = float("inf")
-_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def attention_weights(
@@ -67,7 +73,7 @@ def attention_weights(
 
     Source: Vaswani et al. (2017), equation 1; chapter 1.
     """
-    _check_queries_keys(q, k)
+    _check_inputs(q, k, None, mask, bias)
     with _full_precision(q):
         return _weights(q, k, mask, bias, scale, softcap, causal)[0].to(q.dtype)
 
@@ -119,8 +125,7 @@ def attention(
 
     Source: Vaswani et al. (2017), equation 1; chapter 1.
     """
-    _check_queries_keys(q, k)
-    _check_values(k, v)
+    _check_inputs(q, k, v, mask, bias)
     with _full_precision(q):
         weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)
         used = _dropped(weights, dropout_p)
@@ -128,16 +133,95 @@ def attention(
         if closed is None:
             out = used @ v
         else:
-            # 0 · NaN is NaN: what nobody may see is cleared, so that filler may hold anything
+            # 0 · NaN is NaN: zero the values that no query may attend to
             out = used @ v.masked_fill(closed.all(dim=-2)[..., None], 0.0)
             out = out.masked_fill(closed.all(dim=-1, keepdim=True), 0.0)
         return out.to(q.dtype), weights.to(q.dtype)
 
 
-def _weights(q, k, mask, bias, scale, softcap, causal) -> tuple[Tensor, Tensor | None]:
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """The output of :func:`attention` from PyTorch's fused kernel, which never shows the weights.
+
+    A layer's inner step: the arguments are those of :func:`attention`, and the caller has checked
+    them. Unlike there, keys and values that no query may attend to must be finite.
+
+    Args:
+        q: (B, H, T, d_k) queries.
+        k: (B, H, S, d_k) keys.
+        v: (B, H, S, d_v) values.
+        mask: as in :func:`attention`.
+        bias: as in :func:`attention`.
+        scale: as in :func:`attention`.
+        causal: as in :func:`attention`.
+        dropout_p: as in :func:`attention`.
+
+    Returns:
+        (B, H, T, d_v) in the dtype of ``q``.
+
+    Example:
+        >>> q, k = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 2, 2)
+        >>> fused_attention(q, k, torch.tensor([[[[10.0], [20.0]]]]))
+        tensor([[[[15.]]]])
+
+    Source: ``torch.nn.functional.scaled_dot_product_attention``.
+    """
+    T, S, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
+    allowed = closed = None
+    if mask is not None or bias is not None or (causal and T != S):
+        # one combined mask: kernels disagree about a mask together with is_causal
+        closed = _closed(mask, bias, causal, torch.Size((*q.shape[:-1], S)), q.device)
+    if closed is not None:
+        allowed, causal = ~closed if bias is None else bias.masked_fill(closed, -math.inf), False
+    # unequal widths would fall to the slow kernel: the narrower one is padded with zeros
+    width = max(q.shape[-1], d_v)
+    q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=allowed, dropout_p=dropout_p, is_causal=causal, scale=scale
+    )
+    return out[..., :d_v]
+
+
+def closed_to_all(mask: Tensor) -> Tensor:
+    """Positions that no query of any head may attend to: what stands there may be anything.
+
+    Args:
+        mask: bool (T, S) or (B, H, T, S), axes of size 1 included.
+
+    Returns:
+        bool (S,) or (B, S).
+
+    Example:
+        >>> closed_to_all(torch.tensor([[True, False, False], [True, True, False]]))
+        tensor([False, False,  True])
+
+    Source: 0 · NaN is NaN, so that a weight of zero alone does not keep garbage out.
+    """
+    attended = mask.any(dim=-2)
+    return ~(attended.any(dim=1) if mask.dim() == 4 else attended)
+
+
+def _weights(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor | None]:
     """(..., T, S) weights in float32 or float64, and the closed cells if there are any."""
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
-    closed = _closed(q, mask, bias, causal, shape)
+    closed = _closed(mask, bias, causal, shape, q.device)
     closed = None if closed is None else closed.expand(shape)
     # in float32 before the product: q·k of two float16 vectors may not fit into float16
     q, k = _at_least_float32(q), _at_least_float32(k)
@@ -152,21 +236,21 @@ def _weights(q, k, mask, bias, scale, softcap, causal) -> tuple[Tensor, Tensor |
         return torch.softmax(scores, dim=-1), None
     # softmax of a row of -inf would be NaN: an empty row is kept finite, then zeroed
     empty = closed.all(dim=-1, keepdim=True)
-    scores = scores.masked_fill(closed, -_INF).masked_fill(empty, 0.0)
+    scores = scores.masked_fill(closed, -math.inf).masked_fill(empty, 0.0)
     return torch.softmax(scores, dim=-1).masked_fill(closed, 0.0), closed
 
 
-def _scale(scale, q) -> float:
+def _scale(scale: float | None, q: Tensor) -> float:
     if scale is None:
         return 1.0 / math.sqrt(q.shape[-1])
-    _check_number("scale", scale)
+    check_number("scale", scale)
     if not abs(scale) <= torch.finfo(q.dtype).max:
         raise ValueError(f"scale must be finite in {q.dtype}, got {scale}")
     return scale
 
 
-def _softcapped(scores, softcap) -> Tensor:
-    _check_number("softcap", softcap)
+def _softcapped(scores: Tensor, softcap: float) -> Tensor:
+    check_number("softcap", softcap)
     limits = torch.finfo(scores.dtype)
     if not limits.tiny <= softcap <= limits.max:
         raise ValueError(
@@ -176,26 +260,24 @@ def _softcapped(scores, softcap) -> Tensor:
     return softcap * torch.tanh(scores / softcap)
 
 
-def _dropped(weights, dropout_p) -> Tensor:
-    _check_number("dropout_p", dropout_p)
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
+def _dropped(weights: Tensor, dropout_p: float) -> Tensor:
+    check_probability("dropout_p", dropout_p)
     return torch.dropout(weights, dropout_p, train=True)
 
 
-def _closed(q, mask, bias, causal, shape) -> Tensor | None:
+def _closed(
+    mask: Tensor | None, bias: Tensor | None, causal: bool, shape: torch.Size, device: torch.device
+) -> Tensor | None:
     """Where a query may not attend, broadcastable to the scores; None if nothing is closed."""
     parts = []
     if mask is not None:
-        _check_mask(mask, q, shape)
         parts.append(~mask)
     if bias is not None:
-        _check_bias(bias, q, shape)
-        parts.append(bias == -_INF)
+        parts.append(bias == -math.inf)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be True or False, got {causal!r}")
     if causal:
-        parts.append(~causal_mask(*shape[-2:]).to(q.device))
+        parts.append(~causal_mask(*shape[-2:]).to(device))
     if not parts:
         return None
     closed = parts[0]
@@ -215,32 +297,16 @@ def _full_precision(x: Tensor) -> AbstractContextManager:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def _check_number(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r}")
-
-
-def _check_tensor(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
-    if x.dtype not in _DTYPES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
-        raise TypeError(f"{name} must be floating point, one of {known}, got {x.dtype}")
-
-
-def _check_device(name: str, x: Tensor, q: Tensor) -> None:
-    if x.device != q.device:
-        raise ValueError(f"{name} must be on the device of q, got {x.device} and {q.device}")
-
-
-def _check_queries_keys(q: Tensor, k: Tensor) -> None:
+def _check_inputs(
+    q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor | None, bias: Tensor | None
+) -> None:
     for name, x in (("q", q), ("k", k)):
-        _check_tensor(name, x)
+        check_float(name, x)
         if x.dim() < 2:
             raise ValueError(f"{name} must have at least two axes, got shape {tuple(x.shape)}")
     if q.dtype != k.dtype:
         raise TypeError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
-    _check_device("k", k, q)
+    check_device("k", k, q.device)
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
         raise ValueError(
             f"q and k must share a width d_k of at least 1, got {q.shape[-1]} and {k.shape[-1]}"
@@ -250,53 +316,22 @@ def _check_queries_keys(q: Tensor, k: Tensor) -> None:
             "q and k must have the same leading axes, got shapes "
             f"{tuple(q.shape)} and {tuple(k.shape)}"
         )
+    if v is not None:
+        _check_values(k, v)
+    shape = torch.Size((*q.shape[:-1], k.shape[-2]))
+    if mask is not None:
+        check_mask(mask, shape, q.device)
+    if bias is not None:
+        check_bias(bias, shape, q)
 
 
 def _check_values(k: Tensor, v: Tensor) -> None:
-    _check_tensor("v", v)
-    _check_device("v", v, k)
+    check_float("v", v)
+    check_device("v", v, k.device)
     if v.dtype != k.dtype:
         raise TypeError(f"v must have the dtype of q and k, got {v.dtype} and {k.dtype}")
     if v.dim() != k.dim() or v.shape[:-1] != k.shape[:-1]:
         raise ValueError(
             "v must have one row per key: the shape of k but for the last axis, got "
             f"{tuple(v.shape)} for k {tuple(k.shape)}"
-        )
-
-
-def _check_mask(mask: Tensor, q: Tensor, shape: torch.Size) -> None:
-    got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-    if got != torch.bool:
-        raise TypeError(
-            f"mask must be a bool tensor, True = may attend, got {got}; "
-            "numbers to add to the scores go through bias"
-        )
-    _check_broadcast("mask", mask, q, shape)
-
-
-def _check_bias(bias: Tensor, q: Tensor, shape: torch.Size) -> None:
-    _check_tensor("bias", bias)
-    if bias.dtype != q.dtype:
-        raise TypeError(f"bias must have the dtype of q, got {bias.dtype} and {q.dtype}")
-    _check_broadcast("bias", bias, q, shape)
-    # what is compiled may not look at values: there, NaN or +inf make the whole row NaN
-    look = bias.device.type != "meta" and not torch.compiler.is_compiling()
-    if look and bool((bias.isnan() | bias.isposinf()).any()):
-        raise ValueError("bias must not hold NaN or +inf; -inf closes a cell")
-
-
-def _check_broadcast(name: str, x: Tensor, q: Tensor, shape: torch.Size) -> None:
-    """Two axes (T, S), or every axis of the scores: nothing is guessed to be padding."""
-    _check_device(name, x, q)
-    if x.dim() not in (2, len(shape)):
-        raise ValueError(
-            f"{name} must have 2 axes, (T, S), or {len(shape)}, as the scores "
-            f"{tuple(shape)}; got shape {tuple(x.shape)}: write out the missing axes, for "
-            f"example {name}[:, None]"
-        )
-    wanted = shape[-x.dim() :]
-    if any(have not in (1, want) for have, want in zip(x.shape, wanted, strict=True)):
-        raise ValueError(
-            f"{name} must broadcast to {tuple(wanted)} of the scores {tuple(shape)}, "
-            f"got shape {tuple(x.shape)}"
         )

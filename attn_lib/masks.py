@@ -7,7 +7,8 @@ that is added to scores: those go through ``bias``.
 import torch
 from torch import Tensor
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+from attn_lib._checks import check_bool, check_integers, check_sizes, found
+
 _FAR = 2**62  # beyond every position, with room for a sum in int64
 
 
@@ -77,17 +78,17 @@ def window_mask(
 
     Source: Beltagy et al. (2020), "Longformer", section 3.1; chapter 2.
     """
-    _check_sizes(left=left, right=right)
+    check_sizes(left=left, right=right)
     distance = _distance(T, S, offset)
     return (distance >= -left) & (distance <= right)
 
 
 def padding_mask(lengths: Tensor, S: int) -> Tensor:
-    """Close the filler behind the end of each example, for every head and every query.
+    """Close the padding behind the end of each example, for every head and every query.
 
     Args:
         lengths: (B,) integers: how many of the S keys of each example are real, 0 to S.
-        S: number of keys, filler included.
+        S: number of keys, padding included.
 
     Returns:
         bool (B, 1, 1, S): True where key j < lengths. The axes of size one stand for the heads
@@ -104,8 +105,8 @@ def padding_mask(lengths: Tensor, S: int) -> Tensor:
 
     Source: chapter 2.
     """
-    _check_integers("lengths", lengths, axes=1)
-    _check_sizes(S=S)
+    check_integers("lengths", lengths, axes=1)
+    check_sizes(S=S)
     lengths = lengths.long()  # S may not fit into the dtype of the lengths
     if lengths.device.type != "meta" and bool(((lengths < 0) | (lengths > S)).any()):
         raise ValueError(f"lengths must be 0 to S={S}, got {lengths.tolist()}")
@@ -133,7 +134,7 @@ def segment_mask(segments: Tensor) -> Tensor:
 
     Source: Krell et al. (2021), "Efficient Sequence Packing"; chapter 2.
     """
-    _check_integers("segments", segments, axes=2)
+    check_integers("segments", segments, axes=2)
     return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
@@ -156,7 +157,7 @@ def to_blocked(mask: Tensor) -> Tensor:
 
     Source: chapter 2.
     """
-    _check_bool("mask", mask)
+    check_bool("mask", mask)
     return ~mask
 
 
@@ -178,7 +179,7 @@ def from_blocked(blocked: Tensor) -> Tensor:
 
     Source: chapter 2.
     """
-    _check_bool("blocked", blocked)
+    check_bool("blocked", blocked)
     return ~blocked
 
 
@@ -202,7 +203,7 @@ def to_additive(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
 
     Source: chapter 2, with what a finite number in place of −inf does.
     """
-    _check_bool("mask", mask)
+    check_bool("mask", mask)
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be floating point, got {dtype}")
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
@@ -230,8 +231,7 @@ def from_additive(additive: Tensor) -> Tensor:
     Source: chapter 2.
     """
     if not isinstance(additive, Tensor) or not additive.is_floating_point():
-        got = additive.dtype if isinstance(additive, Tensor) else type(additive).__name__
-        raise TypeError(f"an additive mask must be a floating-point tensor, got {got}")
+        raise TypeError(f"an additive mask must be a floating-point tensor, got {found(additive)}")
     lowest = torch.finfo(additive.dtype).min
     neither = (additive != 0) & ~(additive <= lowest)
     if bool(neither.any()):
@@ -263,7 +263,7 @@ def to_binary(mask: Tensor) -> Tensor:
 
     Source: chapter 2.
     """
-    _check_bool("mask", mask)
+    check_bool("mask", mask)
     if mask.dim() != 4 or mask.shape[1:3] != (1, 1):
         raise ValueError(f"a padding mask must be (B, 1, 1, S), got {tuple(mask.shape)}")
     return mask[:, 0, 0].long()
@@ -290,7 +290,7 @@ def from_binary(binary: Tensor) -> Tensor:
     """
     if isinstance(binary, Tensor) and binary.dtype == torch.bool:
         binary = binary.long()
-    _check_integers("binary", binary, axes=2)
+    check_integers("binary", binary, axes=2)
     other = binary[(binary != 0) & (binary != 1)]
     if other.numel():
         raise ValueError(f"binary must hold 0 and 1, got {int(other[0])}")
@@ -300,12 +300,12 @@ def from_binary(binary: Tensor) -> Tensor:
 def _distance(T: int, S: int | None, offset: int | Tensor | None) -> Tensor:
     """(T, S) or (B, 1, T, S): position of the key less position of the query."""
     S = T if S is None else S
-    _check_sizes(T=T, S=S)
+    check_sizes(T=T, S=S)
     device = None
     if offset is None:
         offset = S - T
     elif isinstance(offset, Tensor):
-        _check_integers("offset", offset, axes=1)
+        check_integers("offset", offset, axes=1)
         device, offset = offset.device, offset.long().clamp(-_FAR, _FAR)[:, None, None, None]
     elif isinstance(offset, bool) or not isinstance(offset, int):
         raise TypeError(f"offset must be an integer or (B,) integers, got {offset!r}")
@@ -313,25 +313,3 @@ def _distance(T: int, S: int | None, offset: int | Tensor | None) -> Tensor:
         offset = min(max(offset, -_FAR), _FAR)
     queries = torch.arange(T, device=device)[:, None] + offset
     return torch.arange(S, device=device) - queries
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
-            raise TypeError(f"{name} must be an integer, got {size!r}")
-        if size < 0:
-            raise ValueError(f"{name} must be at least 0, got {name}={size}")
-
-
-def _check_bool(name: str, mask: Tensor) -> None:
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"{name} must be a bool tensor, got {got}")
-
-
-def _check_integers(name: str, x: Tensor, *, axes: int) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in _INTEGERS:
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"{name} must be an integer tensor, got {got}")
-    if x.dim() != axes:
-        raise ValueError(f"{name} must have {axes} axes, got shape {tuple(x.shape)}")

@@ -2,17 +2,19 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
 from torch import Tensor
 
 # Okabe and Ito's colours, told apart by colour-blind readers; the text is dark grey on white
 COLORS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00"}
-_STYLE = {
+_STYLE: Any = {
     "figure.figsize": (5.0, 3.6),
     "figure.dpi": 100,
     "figure.facecolor": "white",
@@ -20,7 +22,7 @@ _STYLE = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.prop_cycle": mpl.cycler(color=list(COLORS.values())),
+    "axes.prop_cycle": plt.cycler(color=list(COLORS.values())),
     "text.color": "#222222",
     "axes.labelcolor": "#222222",
     "axes.edgecolor": "#666666",
@@ -149,7 +151,14 @@ def plot_mask(
     return _draw_table(mask.double(), queries, keys, 1.0, 0.30, ax)[0]
 
 
-def _draw_table(table, queries, keys, vmax, cell, ax):
+def _draw_table(
+    table: Tensor,
+    queries: Sequence[str] | None,
+    keys: Sequence[str] | None,
+    vmax: float,
+    cell: float,
+    ax: Axes | None,
+) -> tuple[Axes, AxesImage]:
     """The cells, lines and labels that all pictures of (T, S) tables share."""
     T, S = table.shape
     rows, columns = _labels("queries", queries, T), _labels("keys", keys, S)

@@ -1,13 +1,13 @@
-"""Where a token stands: four ways to tell an attention layer, which by itself cannot know.
+"""Positional information: attention ignores order; four ways to add it.
 
-Two change the vectors that enter a layer (sinusoidal, learned), one turns queries and keys
+Two change the vectors that enter a layer (sinusoidal, learned), one rotates queries and keys
 (rotary), one changes the scores (ALiBi).
 """
 
 import torch
 from torch import Tensor, nn
 
-from attn_lib.masks import _check_sizes
+from attn_lib._checks import check_at_least_one, check_indices, check_rotary_width, check_sizes
 
 
 def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
@@ -35,9 +35,8 @@ def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
 
     Source: Vaswani et al. (2017), section 3.5.
     """
-    _check_sizes(T=T, d_model=d_model)
-    if d_model < 1:
-        raise ValueError(f"d_model must be at least 1, got {d_model}")
+    check_sizes(T=T)
+    check_at_least_one(d_model=d_model)
     angles = _angles(torch.arange(T), d_model, base)
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
     return table[:, :d_model].float()
@@ -59,7 +58,7 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, max_len: int, d_model: int):
         super().__init__()
-        _check_sizes(max_len=max_len, d_model=d_model)
+        check_sizes(max_len=max_len, d_model=d_model)
         self.table = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.table, std=0.02)
 
@@ -85,20 +84,14 @@ class LearnedPositions(nn.Module):
             )
         if positions is None:
             return x + self.table[:T]
-        if positions.dtype not in (torch.int64, torch.int32):  # a bool would choose rows
-            raise TypeError(f"positions must be integers, int64 or int32, got {positions.dtype}")
         if positions.shape[-1:] != (T,):
             raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
-        # a compiled graph cannot look at values
-        if not torch.compiler.is_compiling() and positions.numel():
-            low, high = positions.min().item(), positions.max().item()
-            if low < 0 or high >= max_len:
-                raise ValueError(f"positions must be 0 to {max_len - 1}, got {low} to {high}")
+        check_indices("positions", positions, max_len)
         return x + self.table[positions]
 
 
 def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
-    """Turn each pair of numbers of a query or key by an angle that grows with its position.
+    """Rotate each pair of numbers of a query or key by an angle that grows with its position.
 
     Applied to queries and keys alike, their product depends on the *difference* of positions
     only. Pairs are (x[i], x[i + d_k/2]), the "half-split" order; some libraries pair neighbours.
@@ -124,16 +117,15 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}")
     T, d_k = x.shape[-2:]
-    if d_k % 2 or d_k == 0:
-        raise ValueError(f"rotary positions need an even width d_k, got {d_k}")
+    check_rotary_width(d_k)
     if positions.shape[-1:] != (T,):
         raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
     angles = _angles(positions, d_k, base)  # (..., T, d_k / 2)
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     first, second = x.to(dtype).chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return turned.to(x.dtype)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.to(x.dtype)
 
 
 def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
@@ -161,9 +153,8 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
     Source: Press et al. (2022), "Train Short, Test Long", section 3.
     """
     S = T if S is None else S
-    _check_sizes(num_heads=num_heads, T=T, S=S)
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    check_at_least_one(num_heads=num_heads)
+    check_sizes(T=T, S=S)
     distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
     slopes = torch.tensor(_alibi_slopes(num_heads))
     return slopes[:, None, None] * -distance.clamp(min=0)

@@ -4,6 +4,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ def train(
     return torch.stack(history)
 
 
-def _check(value, step: int) -> None:
+def _check(value: Any, step: int) -> None:
     if not isinstance(value, Tensor) or value.dim() != 0:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"loss must return a tensor with one number and no axes, got {got}")

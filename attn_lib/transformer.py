@@ -4,31 +4,36 @@ Source: Vaswani et al. (2017), "Attention Is All You Need", section 3; the order
 first: Xiong et al. (2020). Built by hand in chapters 6 and 7 of the book.
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from attn_lib.layers import Cache, FeedForward, MultiHeadAttention, _check_at_least_one
+from attn_lib._checks import check_at_least_one
+from attn_lib.layers import Cache, FeedForward, MultiHeadAttention
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a feed-forward network; each adds its output to what came in.
+    """Attention, then a feed-forward network; each sublayer adds its output to the stream.
 
-    With ``norm_first`` a part computes x + part(norm(x)), and nothing ever stands in the way of
-    x itself; without, norm(x + part(x)), the order of the paper. Cross-attention, where there is
-    any, stands between the two.
+    With ``norm_first`` a sublayer computes x + sublayer(norm(x)), and the residual stream itself
+    is never normalised; without, norm(x + sublayer(x)), the order of the paper. Cross-attention,
+    where there is any, stands between the two.
 
     Args:
         d_model: width of the residual stream.
         num_heads: H.
         d_ff: width inside the feed-forward network.
         norm_first: which of the two orders.
-        dropout: probability, in training only, of dropping an attention weight, a number inside
-            the feed-forward network, and a number of what is added to the stream.
-        cross_attention: whether there is a part that looks at ``context``.
+        dropout: probability, in training only, of dropping an attention weight, a hidden
+            activation of the feed-forward network, and a number of a sublayer's output.
+        cross_attention: whether there is a sublayer that attends to ``context``.
         activation: ``"gelu"`` or ``"relu"``.
         eps: added to the variance in each LayerNorm.
-        layer_scale: if given, what each part adds to the stream is first multiplied by a learned
-            number a channel, which starts at this value.
+        layer_scale: if given, each sublayer's output is multiplied by a learned number per
+            channel, which starts at this value.
         attention: passed on to :class:`attn_lib.layers.MultiHeadAttention`, for example
             ``num_kv_heads`` or ``rotary``; not to the cross-attention.
 
@@ -56,7 +61,7 @@ class TransformerBlock(nn.Module):
         activation: str = "gelu",
         eps: float = 1e-5,
         layer_scale: float | None = None,
-        **attention,
+        **attention: Any,
     ):
         super().__init__()
         self.norm_first = norm_first
@@ -95,7 +100,7 @@ class TransformerBlock(nn.Module):
             context: (B, S, d_model), for a block with cross-attention, and only there.
             mask: who may attend to whom within ``x``.
             bias: added to the scores within ``x``.
-            causal: whether ``x`` hides its future.
+            causal: whether each position of ``x`` attends to itself and earlier ones only.
             context_mask: who may attend to which position of ``context``.
             cache: keys and values of earlier calls.
 
@@ -114,109 +119,25 @@ class TransformerBlock(nn.Module):
         if context is None and context_mask is not None:
             raise ValueError("context_mask needs a context")
 
-        def attend(y):
-            return self.attention(y, mask=mask, bias=bias, causal=causal, cache=cache)
-
-        def look(y):
-            return self.cross(y, context, mask=context_mask, cache=cache)
-
+        attend = partial(self.attention, mask=mask, bias=bias, causal=causal, cache=cache)
         x = self._add(x, attend, self.attention_norm, self.attention_gain)
-        if self.cross is not None:
-            x = self._add(x, look, self.cross_norm, self.cross_gain)
+        if self.cross is not None and self.cross_norm is not None:
+            cross = partial(self.cross, context=context, mask=context_mask, cache=cache)
+            x = self._add(x, cross, self.cross_norm, self.cross_gain)
         return self._add(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_gain)
 
-    def _add(self, x: Tensor, part, norm: nn.LayerNorm, gain: Tensor | None) -> Tensor:
-        added = part(norm(x) if self.norm_first else x)
+    def _add(
+        self,
+        x: Tensor,
+        sublayer: Callable[[Tensor], Tensor],
+        norm: nn.LayerNorm,
+        gain: Tensor | None,
+    ) -> Tensor:
+        added = sublayer(norm(x) if self.norm_first else x)
         if gain is not None:
             added = added * gain
         x = x + self.dropout(added)
         return x if self.norm_first else norm(x)
-
-    @classmethod
-    def from_torch(
-        cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
-    ) -> "TransformerBlock":
-        """A block with the weights of a ``torch.nn.TransformerEncoderLayer`` or ``…DecoderLayer``.
-
-        Args:
-            layer: the layer to copy; its order, dropout and mode come along. A decoder layer
-                becomes a block with cross-attention; to hide the future is the caller's part.
-
-        Returns:
-            A block of its own, batch first whatever ``layer`` is.
-
-        Raises:
-            ValueError: an activation other than relu and gelu; a layer without biases.
-
-        Example:
-            >>> theirs = nn.TransformerEncoderLayer(6, 3, 24, batch_first=True).eval()
-            >>> x = torch.ones(1, 5, 6)
-            >>> torch.allclose(TransformerBlock.from_torch(theirs)(x), theirs(x), atol=1e-5)
-            True
-
-        Source: ``linear1`` and ``linear2`` are the feed-forward network; ``norm1``, ``norm2`` and,
-        in a decoder layer, ``norm3`` belong to the parts in their order.
-        """
-        if layer.linear1.bias is None:
-            raise ValueError("a layer without biases has no counterpart here")
-        decodes = isinstance(layer, nn.TransformerDecoderLayer)
-        ours = cls(
-            layer.linear1.in_features,
-            layer.self_attn.num_heads,
-            layer.linear1.out_features,
-            norm_first=layer.norm_first,
-            dropout=layer.dropout.p,
-            cross_attention=decodes,
-            activation=_activation_name(layer),
-            eps=layer.norm1.eps,
-        ).to(layer.linear1.weight)
-        ours.attention = MultiHeadAttention.from_torch(layer.self_attn)
-        if decodes:
-            ours.cross = MultiHeadAttention.from_torch(layer.multihead_attn)
-        for mine, theirs in zip(ours._plain_parts(), _torch_parts(layer), strict=True):
-            mine.load_state_dict(theirs.state_dict())
-        return ours.train(layer.training)
-
-    def to_torch(self) -> nn.TransformerEncoderLayer | nn.TransformerDecoderLayer:
-        """The same weights as a layer of PyTorch with ``batch_first=True``.
-
-        Returns:
-            A layer of its own, in the same mode: a ``torch.nn.TransformerDecoderLayer`` where the
-            block has cross-attention, else a ``torch.nn.TransformerEncoderLayer``.
-
-        Raises:
-            ValueError: LayerScale, or what ``nn.MultiheadAttention`` cannot express.
-
-        Example:
-            >>> TransformerBlock(6, 3, 24, activation="relu").to_torch().linear1.out_features
-            24
-
-        Source: as :meth:`from_torch`.
-        """
-        if self.attention_gain is not None:
-            raise ValueError("PyTorch's layers have no LayerScale")
-        up = self.feed_forward.up
-        kind = nn.TransformerEncoderLayer if self.cross is None else nn.TransformerDecoderLayer
-        theirs = kind(
-            up.in_features,
-            self.attention.num_heads,
-            up.out_features,
-            dropout=self.dropout.p,
-            activation="relu" if isinstance(self.feed_forward.activation, nn.ReLU) else "gelu",
-            layer_norm_eps=self.attention_norm.eps,
-            norm_first=self.norm_first,
-        ).to(up.weight)
-        theirs.self_attn = self.attention.to_torch()  # attention alone knows the batch is first
-        if self.cross is not None:
-            theirs.multihead_attn = self.cross.to_torch()
-        for mine, other in zip(self._plain_parts(), _torch_parts(theirs), strict=True):
-            other.load_state_dict(mine.state_dict())
-        return theirs.train(self.training)
-
-    def _plain_parts(self) -> list[nn.Module]:
-        norms = [self.attention_norm, self.cross_norm, self.feed_forward_norm]
-        network = [self.feed_forward.up, self.feed_forward.down]
-        return network + [norm for norm in norms if norm is not None]
 
 
 class TransformerEncoder(nn.Module):
@@ -240,14 +161,12 @@ class TransformerEncoder(nn.Module):
     Source: Vaswani et al. (2017), section 3.1; chapter 6.
     """
 
-    def __init__(self, d_model: int, num_heads: int, d_ff: int, num_layers: int, **block):
+    def __init__(self, d_model: int, num_heads: int, d_ff: int, num_layers: int, **block: Any):
         super().__init__()
-        _check_at_least_one(num_layers=num_layers)
-        self.blocks = nn.ModuleList(
-            TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers)
-        )
-        first = self.blocks[0]
-        # without it, what leaves a stack that normalises first would never be normalised
+        check_at_least_one(num_layers=num_layers)
+        blocks = [TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers)]
+        self.blocks, first = nn.ModuleList(blocks), blocks[0]
+        # pre-norm blocks leave their output unnormalised; normalise once at the end
         self.norm = (
             nn.LayerNorm(d_model, eps=first.attention_norm.eps)
             if first.norm_first
@@ -258,7 +177,7 @@ class TransformerEncoder(nn.Module):
         self,
         x: Tensor,
         context: Tensor | None = None,
-        **options,
+        **options: Any,
     ) -> Tensor:
         """Every block in turn, with the same options as :meth:`TransformerBlock.forward`.
 
@@ -276,7 +195,7 @@ class TransformerEncoder(nn.Module):
 
 
 class TransformerDecoder(TransformerEncoder):
-    """A stack of blocks that hides the future, each looking at a context as well.
+    """A stack of causal blocks, each attending to a context as well.
 
     Args:
         d_model: width of the residual stream.
@@ -306,13 +225,13 @@ class TransformerDecoder(TransformerEncoder):
         num_layers: int,
         *,
         cross_attention: bool = True,
-        **block,
+        **block: Any,
     ):
         super().__init__(
             d_model, num_heads, d_ff, num_layers, cross_attention=cross_attention, **block
         )
 
-    def forward(self, x: Tensor, context: Tensor | None = None, **options) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
         """As :meth:`TransformerEncoder.forward`, always with ``causal=True``.
 
         Args:
@@ -324,22 +243,3 @@ class TransformerDecoder(TransformerEncoder):
             (B, T, d_model); row t depends on the rows up to t, and on all of ``context``.
         """
         return super().forward(x, context, causal=True, **options)
-
-
-def _activation_name(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> str:
-    for name, function, module in (
-        ("relu", nn.functional.relu, nn.ReLU),
-        ("gelu", nn.functional.gelu, nn.GELU),
-    ):
-        used = layer.activation
-        if used is function or (
-            isinstance(used, module)
-            and torch.equal(used(torch.linspace(-3, 3, 7)), function(torch.linspace(-3, 3, 7)))
-        ):
-            return name
-    raise ValueError(f"activation must be relu or gelu, got {layer.activation}")
-
-
-def _torch_parts(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> list[nn.Module]:
-    norms = [layer.norm1, layer.norm2, getattr(layer, "norm3", None)]
-    return [layer.linear1, layer.linear2] + [norm for norm in norms if norm is not None]

@@ -4,15 +4,14 @@ Source: Dosovitskiy et al. (2021), "An Image is Worth 16×16 Words". Built by ha
 """
 
 import math
-import re
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_lib.layers import _check_at_least_one
-from attn_lib.masks import _check_sizes
+from attn_lib._checks import check_at_least_one, check_sizes
 from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerEncoder
 
@@ -40,7 +39,7 @@ class PatchEmbedding(nn.Module):
 
     def __init__(self, patch_size: int, in_channels: int, d_model: int):
         super().__init__()
-        _check_at_least_one(patch_size=patch_size, in_channels=in_channels, d_model=d_model)
+        check_at_least_one(patch_size=patch_size, in_channels=in_channels, d_model=d_model)
         self.patch_size, self.in_channels = patch_size, in_channels
         self.projection = nn.Conv2d(in_channels, d_model, patch_size, stride=patch_size)
 
@@ -62,6 +61,7 @@ class PatchEmbedding(nn.Module):
                 f"images must be (B, {self.in_channels}, height, width) with sides that "
                 f"{size} divides, got {shape}"
             )
+        # (B, d_model, height / size, width / size) to (B, their product, d_model)
         return self.projection(images).flatten(2).transpose(1, 2)
 
 
@@ -110,11 +110,11 @@ class VisionTransformer(nn.Module):
         *,
         pool: str = "class",
         dropout: float = 0.0,
-        **block,
+        **block: Any,
     ):
         super().__init__()
-        _check_sizes(num_classes=num_classes)
-        _check_at_least_one(image_size=image_size, patch_size=patch_size)
+        check_sizes(num_classes=num_classes)
+        check_at_least_one(image_size=image_size, patch_size=patch_size)
         if image_size % patch_size:
             raise ValueError(f"patch_size={patch_size} must divide image_size={image_size}")
         if pool not in ("class", "mean"):
@@ -169,122 +169,6 @@ class VisionTransformer(nn.Module):
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], dim=1)
         return self.encoder(self.dropout(self.positions(x)))
 
-    @classmethod
-    def from_transformers(
-        cls,
-        state: dict[str, Tensor],
-        *,
-        num_heads: int,
-        image_size: int | None = None,
-        eps: float = 1e-12,
-    ) -> "VisionTransformer":
-        """The model whose weights have the names of ``ViTModel`` or ``Dinov2Model``.
-
-        Both spellings are read: that of published files and that of ``state_dict()`` in version 5
-        of the package transformers. A pooler and a mask token are left out.
-
-        Args:
-            state: name to tensor.
-            num_heads: H, which no shape tells.
-            image_size: side of the images; default that of the training. For another one the
-                positions are resampled.
-            eps: added to the variance in each LayerNorm: 1e-12 in ``ViTModel``, 1e-6 in
-                ``Dinov2Model``.
-
-        Returns:
-            A model without classes, in evaluation mode, in the dtype of the weights.
-
-        Raises:
-            ValueError: a name that is missing or has no counterpart here.
-
-        Example:
-            >>> from attn_lib import pretrained
-            >>> state = pretrained.dinov2_tensors()
-            >>> model = VisionTransformer.from_transformers(state, num_heads=6, eps=1e-6)
-            >>> model.image_size, len(model.encoder.blocks)
-            (518, 12)
-
-        Source: the modules ``vit`` and ``dinov2`` of the package transformers.
-        """
-        renamed = {}
-        for name, value in state.items():
-            if not name.startswith(_LEFT_OUT):
-                renamed[_our_name(name)] = value
-        for name in _NEEDED:
-            if name not in renamed:
-                raise ValueError(f"the weights have no counterpart of {name}")
-        for name in ("class_token", "positions.table"):
-            renamed[name] = renamed[name][0]  # theirs have an axis for the batch
-        width, channels, patch_size, _ = renamed["patches.projection.weight"].shape
-        trained_size = patch_size * math.isqrt(len(renamed["positions.table"]) - 1)
-        image_size = trained_size if image_size is None else image_size
-        ours = cls(
-            image_size,
-            patch_size,
-            channels,
-            0,
-            width,
-            num_heads,
-            len(renamed["encoder.blocks.0.feed_forward.up.weight"]),
-            len({name.split(".")[2] for name in renamed if name.startswith("encoder.blocks.")}),
-            layer_scale=1.0 if "encoder.blocks.0.attention_gain" in renamed else None,
-            eps=eps,
-        ).to(renamed["class_token"])
-        grid = image_size // patch_size
-        renamed["positions.table"] = resample_positions(renamed["positions.table"], grid)
-        missing = ours.state_dict().keys() - renamed.keys()
-        if missing:
-            raise ValueError(f"the weights have no counterpart of {min(missing)}")
-        ours.load_state_dict(renamed)
-        return ours.eval()
-
-
-_NEEDED = (
-    "class_token",
-    "positions.table",
-    "patches.projection.weight",
-    "encoder.blocks.0.feed_forward.up.weight",
-)
-_LEFT_OUT = ("embeddings.mask_token", "pooler.")
-# their name of a part: our name of it
-_NAMES = {
-    "embeddings.cls_token": "class_token",
-    "embeddings.position_embeddings": "positions.table",
-    "embeddings.patch_embeddings.projection": "patches.projection",
-    "layernorm": "encoder.norm",
-}
-# the same within a block: in published files, then in version 5 of transformers, where it differs
-_BLOCK_NAMES = {
-    "attention.attention.query": "attention.q_proj",
-    "attention.attention.key": "attention.k_proj",
-    "attention.attention.value": "attention.v_proj",
-    "attention.output.dense": "attention.out_proj",
-    "layernorm_before": "attention_norm",
-    "intermediate.dense": "feed_forward.up",
-    "output.dense": "feed_forward.down",
-    "layernorm_after": "feed_forward_norm",
-    "attention.q_proj": "attention.q_proj",
-    "attention.k_proj": "attention.k_proj",
-    "attention.v_proj": "attention.v_proj",
-    "attention.o_proj": "attention.out_proj",
-    "mlp.fc1": "feed_forward.up",
-    "mlp.fc2": "feed_forward.down",
-    # Dinov2Model
-    "norm1": "attention_norm",
-    "norm2": "feed_forward_norm",
-    "layer_scale1.lambda1": "attention_gain",
-    "layer_scale2.lambda1": "feed_forward_gain",
-}
-
-
-def _our_name(name: str) -> str:
-    part, kind = re.fullmatch(r"(.*?)(\.weight|\.bias)?", name).groups()
-    inside = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", part)
-    ours = _BLOCK_NAMES.get(inside[2]) if inside else _NAMES.get(part)
-    if ours is None:
-        raise ValueError(f"{name} has no counterpart in VisionTransformer")
-    return (f"encoder.blocks.{inside[1]}." if inside else "") + ours + (kind or "")
-
 
 def resample_positions(table: Tensor, grid: int) -> Tensor:
     """Positions learned for one number of patches, read off at another by bicubic interpolation.
@@ -306,7 +190,7 @@ def resample_positions(table: Tensor, grid: int) -> Tensor:
 
     Source: Dosovitskiy et al. (2021), section 3.2; chapter 8.
     """
-    _check_at_least_one(grid=grid)
+    check_at_least_one(grid=grid)
     n = math.isqrt(max(len(table) - 1, 0))
     if n * n != len(table) - 1 or n == 0:
         raise ValueError(f"table must have 1 + n² rows, got {len(table)}")

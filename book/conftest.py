@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 from nbval.plugin import IPyNbCell
 
-from attn_lib import pretrained
+from attn_lib import files
 
 BOOK = Path(__file__).parent
 collect_ignore = ["_ext"]
@@ -30,8 +30,8 @@ def pytest_sessionstart(session):
     """Fetch every weight file before a notebook asks for it, and take back the last record."""
     if session.config.getoption("nbval"):
         checked.forget()
-    for name in pretrained.SOURCES:
-        pretrained.fetch(name)
+    for name in files.SOURCES:
+        files.fetch(name)
 
 
 def figures(outputs) -> list[np.ndarray]:

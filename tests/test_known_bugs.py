@@ -25,7 +25,8 @@ from torch import nn
 
 import attn_lib
 from attn_lib import attention, attention_weights, causal_mask, padding_mask, window_mask
-from attn_lib.layers import MultiHeadAttention, _fast_attention, record_attention
+from attn_lib.functional import fused_attention
+from attn_lib.layers import MultiHeadAttention, record_attention
 from attn_lib.masks import from_additive, from_binary, from_blocked, to_additive
 from attn_lib.positions import alibi_bias, sinusoidal
 
@@ -319,7 +320,7 @@ def test_pytorch_105190_negative_scale_and_long_stretches_of_nothing(scale, caus
 def test_large_halves_do_not_overflow_in_the_layer(dtype, size, softcap):
     """Rows B09, float16 200, bfloat16 133120: a product that does not fit, an answer that does."""
     layer = MultiHeadAttention(64, 1, softcap=softcap, bias=False).to(getattr(torch, dtype))
-    for linear in layer._projections():
+    for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):
         nn.init.eye_(linear.weight)
     x = torch.full((2, 3, 64), size, dtype=getattr(torch, dtype))
     assert torch.equal(layer(x), x)
@@ -357,7 +358,7 @@ def test_pytorch_148476_each_gradient_alone(wanted, softcap):
 
     def run(*tensors):
         full = {**given, **dict(zip(wanted, tensors, strict=True)), **options}
-        return attention(**full, softcap=softcap)[0] if softcap else _fast_attention(**full)
+        return attention(**full, softcap=softcap)[0] if softcap else fused_attention(**full)
 
     assert torch.autograd.gradcheck(run, [given[n].clone().requires_grad_() for n in wanted])
 

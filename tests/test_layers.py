@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
 
-from attn_lib import causal_mask, layers, padding_mask, window_mask
+from attn_lib import causal_mask, functional, interop, layers, padding_mask, window_mask
 from attn_lib.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -133,7 +133,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
     theirs = nn.MultiheadAttention(
         6, 3, bias=constants, kdim=width, vdim=width, batch_first=True
     ).double()
-    ours = MultiHeadAttention.from_torch(theirs)
+    ours = interop.from_torch(theirs)
     x = draw(2, 5, 6).requires_grad_()
     context = x if width == 6 else draw(2, 5, 5, seed=1)
     lengths = torch.tensor([5, 3])
@@ -153,7 +153,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
     (grad,) = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
     (expected_grad,) = torch.autograd.grad(expected.square().sum(), x)
     torch.testing.assert_close(grad, expected_grad)
-    back = ours.to_torch()
+    back = interop.to_torch(ours)
     for name, value in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
 
@@ -168,7 +168,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
 )
 def test_what_torch_has_and_we_have_not_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 3, **options))
+        interop.from_torch(nn.MultiheadAttention(6, 3, **options))
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
         "the default scale, and neither softcap nor rotary positions$"
     )
     with pytest.raises(ValueError, match=message):
-        layer_of(**options).to_torch()
+        interop.to_torch(layer_of(**options))
 
 
 # ---------------------------------------------------------------- key-value cache
@@ -360,19 +360,19 @@ def test_what_is_recorded_knows_every_option():
 
 def test_copies_keep_dropout_mode_and_dtype():
     theirs = nn.MultiheadAttention(6, 3, dropout=0.25, batch_first=False).double().eval()
-    ours = MultiHeadAttention.from_torch(theirs)
+    ours = interop.from_torch(theirs)
     assert (ours.dropout, ours.training, ours.q_proj.weight.dtype) == (0.25, False, torch.float64)
-    back = ours.to_torch()
+    back = interop.to_torch(ours)
     assert (back.dropout, back.training, back.batch_first) == (0.25, False, True)
     assert back.out_proj.weight.dtype == torch.float64
-    assert MultiHeadAttention.from_torch(theirs.train()).train().to_torch().training
+    assert interop.to_torch(interop.from_torch(theirs.train()).train()).training
     ours.q_proj.weight.data.zero_()
     assert not bool((theirs.in_proj_weight[:6] == 0).all())  # a copy, not a view
 
 
 def test_without_constants_there_are_none():
-    assert all(linear.bias is None for linear in layer_of(bias=False)._projections())
-    assert all(linear.bias is not None for linear in layer_of()._projections())
+    assert [n for n, _ in layer_of(bias=False).named_parameters() if n.endswith("bias")] == []
+    assert sum(n.endswith("bias") for n, _ in layer_of().named_parameters()) == 4
 
 
 def test_softcap_drops_out_in_training_too():
@@ -432,13 +432,13 @@ def test_dropout_is_for_training_only():
 @pytest.mark.parametrize(("d_k", "d_v"), [(4, 7), (7, 4), (5, 5)])
 def test_the_kernel_gets_one_width(d_k, d_v, monkeypatch):
     """Unequal widths would fall to PyTorch's slow kernel; the answer would be the same."""
-    widths, kernel = [], layers.F.scaled_dot_product_attention
+    widths, kernel = [], functional.F.scaled_dot_product_attention
 
     def watched(q, k, v, **options):
         widths.extend(x.shape[-1] for x in (q, k, v))
         return kernel(q, k, v, **options)
 
-    monkeypatch.setattr(layers.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(functional.F, "scaled_dot_product_attention", watched)
     layer_of(d_k=d_k, d_v=d_v)(draw(2, 4, 6))
     assert widths == [max(d_k, d_v)] * 3
 

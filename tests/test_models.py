@@ -9,7 +9,7 @@ from test_layers import draw
 from test_transformer import ORDERS, shaken
 from torch import nn
 
-from attn_lib import causal_mask, padding_mask
+from attn_lib import causal_mask, interop, padding_mask
 from attn_lib.masks import to_blocked
 from attn_lib.models import DecoderLM, Transformer, generate
 from attn_lib.positions import LearnedPositions
@@ -52,7 +52,7 @@ KINDS = ["language model", "translator"]
 
 def embedded_by_hand(embedding, tokens, mask):
     """Token by token: its vector, and that of its place among the real ones."""
-    vectors, table, rows = embedding.vectors.weight, embedding.places.table, []
+    vectors, table, rows = embedding.vectors.weight, embedding.positions.table, []
     for b, row in enumerate(tokens.tolist()):
         place = 0
         for t, token in enumerate(row):
@@ -64,7 +64,7 @@ def embedded_by_hand(embedding, tokens, mask):
 
 def torch_stack(stack):
     """PyTorch's own stack of PyTorch's own layers, with our weights; unchanged without dropout."""
-    layers = [block.to_torch() for block in stack.blocks]
+    layers = [interop.to_torch(block) for block in stack.blocks]
     norm = None if isinstance(stack.norm, nn.Identity) else stack.norm
     if isinstance(layers[0], nn.TransformerDecoderLayer):
         theirs = nn.TransformerDecoder(layers[0], len(layers), norm=norm)
@@ -129,7 +129,7 @@ def test_models_pass_their_options_on():
     embeddings = (models[0].embedding, models[1].source, models[1].target)
     assert [e.dropout.p for e in embeddings] == [0.25] * 3
     assert [e.vectors.num_embeddings for e in embeddings] == [13, 19, 13]
-    assert [e.places.table.shape[0] for e in embeddings] == [5] * 3
+    assert [e.positions.table.shape[0] for e in embeddings] == [5] * 3
 
 
 def test_what_enters_is_dropped_in_training_only():
@@ -143,7 +143,7 @@ def test_what_enters_is_dropped_in_training_only():
 def test_vectors_and_places_start_at_one_size():
     torch.manual_seed(0)
     embedding = DecoderLM(101, 103, 50, 5, 11, 1).embedding
-    for weight in (embedding.vectors.weight, embedding.places.table):
+    for weight in (embedding.vectors.weight, embedding.positions.table):
         assert 0.019 < float(weight.detach().std()) < 0.021
 
 
@@ -476,7 +476,7 @@ def test_a_part_taken_out_turns_its_test_red(plant, check, monkeypatch):
         (
             lambda m: m(TARGET, mask=torch.ones(2, 1, 1, 5)),
             TypeError,
-            "^mask must be bool, True = no filler, got torch.float32$",
+            "^mask must be bool, True = a real token, got torch.float32$",
         ),
         (
             lambda m: m(TARGET, mask=torch.ones(2, 5).bool()),

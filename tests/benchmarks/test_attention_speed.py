@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attn_lib import MultiHeadAttention
+from attn_lib import MultiHeadAttention, interop
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it still uses torch.jit.script
@@ -55,7 +55,7 @@ class Floor(nn.Module):
 def contestants(E, H, N, causal):
     torch.manual_seed(0)
     ours = MultiHeadAttention(E, H)
-    floor, theirs = Floor(ours), ours.to_torch()
+    floor, theirs = Floor(ours), interop.to_torch(ours)
     other = Attention(E, heads=H, dim_head=E // H, causal=causal, flash=True)
     blocked = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
 

@@ -1,0 +1,427 @@
+"""Other libraries' models as classes of this library, and back: the same weights, equal outputs.
+
+``from_torch`` and ``to_torch`` exchange layers with PyTorch, ``from_transformers`` takes a model
+of the package transformers. What has no counterpart raises; nothing is dropped in silence.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib._names import BERT, BERT_BLOCK, VISION, VISION_BLOCK
+from attn_lib.layers import MultiHeadAttention
+from attn_lib.models import SentenceEncoder
+from attn_lib.transformer import TransformerBlock
+from attn_lib.vision import VisionTransformer, resample_positions
+
+TorchBlock = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+
+
+@overload
+def from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention: ...
+@overload
+def from_torch(layer: TorchBlock) -> TransformerBlock: ...
+def from_torch(layer: nn.Module) -> MultiHeadAttention | TransformerBlock:
+    """A layer of this library with the weights of one of PyTorch's.
+
+    Args:
+        layer: a ``torch.nn.MultiheadAttention``, ``TransformerEncoderLayer`` or
+            ``TransformerDecoderLayer``; its dropout, its order of norms and its mode, training or
+            not, come along.
+
+    Returns:
+        A :class:`attn_lib.layers.MultiHeadAttention`, or a
+        :class:`attn_lib.transformer.TransformerBlock`, with cross-attention for a decoder layer;
+        hiding the future stays the caller's part (``causal=True``). It is batch first whatever
+        ``layer`` is, and shares no memory with it.
+
+    Raises:
+        TypeError: another kind of module.
+        ValueError: what has no counterpart: ``kdim`` unlike ``vdim``, ``bias_k``,
+            ``add_zero_attn``, a block without biases, an activation other than relu and gelu.
+
+    Example:
+        >>> theirs = nn.MultiheadAttention(4, 2, batch_first=True)
+        >>> x = torch.ones(1, 3, 4)
+        >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
+        True
+
+    Source: the layout of ``in_proj_weight``: queries, keys, values, in this order. ``linear1``
+    and ``linear2`` are the feed-forward network; ``norm1``, ``norm2`` and, in a decoder layer,
+    ``norm3`` belong to the sublayers in their order.
+    """
+    if isinstance(layer, nn.MultiheadAttention):
+        return _attention_from_torch(layer)
+    if isinstance(layer, TorchBlock):
+        return _block_from_torch(layer)
+    raise TypeError(
+        "layer must be a MultiheadAttention, TransformerEncoderLayer or TransformerDecoderLayer "
+        f"of torch.nn, got {type(layer).__name__}"
+    )
+
+
+@overload
+def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention: ...
+@overload
+def to_torch(layer: TransformerBlock) -> TorchBlock: ...
+def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
+    """The same weights as a layer of PyTorch with ``batch_first=True``.
+
+    Args:
+        layer: a :class:`attn_lib.layers.MultiHeadAttention` or a
+            :class:`attn_lib.transformer.TransformerBlock`.
+
+    Returns:
+        A layer of its own, in the same mode: a ``torch.nn.MultiheadAttention``, or a
+        ``TransformerEncoderLayer``; a ``TransformerDecoderLayer`` where the block has
+        cross-attention.
+
+    Raises:
+        TypeError: another kind of module.
+        ValueError: what PyTorch cannot express: widths of a head other than d_model / H, grouped
+            heads, another scale, softcap, rotary positions, LayerScale.
+
+    Example:
+        >>> to_torch(TransformerBlock(6, 3, 24, activation="relu")).linear1.out_features
+        24
+
+    Source: as :func:`from_torch`.
+    """
+    if isinstance(layer, MultiHeadAttention):
+        return _attention_to_torch(layer)
+    if isinstance(layer, TransformerBlock):
+        return _block_to_torch(layer)
+    raise TypeError(
+        f"layer must be a MultiHeadAttention or a TransformerBlock, got {type(layer).__name__}"
+    )
+
+
+def _attention_from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
+    if layer.kdim != layer.vdim:
+        raise ValueError(
+            f"keys and values of one width are needed, got kdim={layer.kdim} and vdim={layer.vdim}"
+        )
+    if layer.bias_k is not None or layer.add_zero_attn:
+        raise ValueError("add_bias_kv and add_zero_attn have no counterpart here")
+    ours = MultiHeadAttention(
+        layer.embed_dim,
+        layer.num_heads,
+        d_context=layer.kdim,
+        bias=layer.in_proj_bias is not None,
+        dropout=layer.dropout,
+    ).to(layer.out_proj.weight)
+    with torch.no_grad():
+        for mine, views in zip(_projections(ours), _torch_projections(layer), strict=True):
+            for name, view in views.items():
+                getattr(mine, name).copy_(view)
+    return ours.train(layer.training)
+
+
+def _attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+    d_model = layer.q_proj.in_features
+    plain = (
+        layer.d_k == layer.d_v == d_model / layer.num_heads
+        and layer.num_kv_heads == layer.num_heads
+        and layer.scale == 1.0 / math.sqrt(layer.d_k)
+        and layer.softcap is None
+        and layer.rotary is None
+    )
+    if not plain:
+        raise ValueError(
+            "nn.MultiheadAttention needs d_k = d_v = d_model / num_heads, as many key heads, "
+            "the default scale, and neither softcap nor rotary positions"
+        )
+    theirs = nn.MultiheadAttention(
+        d_model,
+        layer.num_heads,
+        dropout=layer.dropout,
+        bias=layer.q_proj.bias is not None,
+        kdim=layer.k_proj.in_features,
+        vdim=layer.v_proj.in_features,
+        batch_first=True,
+    ).to(layer.out_proj.weight)
+    with torch.no_grad():
+        for mine, views in zip(_projections(layer), _torch_projections(theirs), strict=True):
+            for name, view in views.items():
+                view.copy_(getattr(mine, name))
+    return theirs.train(layer.training)
+
+
+def _projections(layer: MultiHeadAttention) -> list[nn.Linear]:
+    return [layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj]
+
+
+def _torch_projections(layer: nn.MultiheadAttention) -> list[dict[str, Tensor]]:
+    """Views of the queries', keys', values' and output's weight and bias, ours by theirs."""
+    weights: Iterable[Tensor]
+    if layer.in_proj_weight is not None:
+        weights = layer.in_proj_weight.chunk(3)
+    else:
+        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+    views = [{"weight": weight} for weight in (*weights, layer.out_proj.weight)]
+    if layer.in_proj_bias is not None:
+        biases = (*layer.in_proj_bias.chunk(3), layer.out_proj.bias)
+        for view, bias in zip(views, biases, strict=True):
+            view["bias"] = bias
+    return views
+
+
+def _block_from_torch(layer: TorchBlock) -> TransformerBlock:
+    if layer.linear1.bias is None:
+        raise ValueError("a layer without biases has no counterpart here")
+    ours = TransformerBlock(
+        layer.linear1.in_features,
+        layer.self_attn.num_heads,
+        layer.linear1.out_features,
+        norm_first=layer.norm_first,
+        dropout=layer.dropout.p,
+        cross_attention=isinstance(layer, nn.TransformerDecoderLayer),
+        activation=_activation_name(layer),
+        eps=layer.norm1.eps,
+    ).to(layer.linear1.weight)
+    ours.attention = _attention_from_torch(layer.self_attn)
+    if isinstance(layer, nn.TransformerDecoderLayer):
+        ours.cross = _attention_from_torch(layer.multihead_attn)
+    for mine, theirs in zip(_plain_parts(ours), _torch_parts(layer), strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    return ours.train(layer.training)
+
+
+def _block_to_torch(block: TransformerBlock) -> TorchBlock:
+    if block.attention_gain is not None:
+        raise ValueError("PyTorch's layers have no LayerScale")
+    up = block.feed_forward.up
+    options: dict[str, Any] = {
+        "dropout": block.dropout.p,
+        "activation": "relu" if isinstance(block.feed_forward.activation, nn.ReLU) else "gelu",
+        "layer_norm_eps": block.attention_norm.eps,
+        "norm_first": block.norm_first,
+    }
+    sizes = (up.in_features, block.attention.num_heads, up.out_features)
+    theirs: TorchBlock
+    if block.cross is None:
+        theirs = nn.TransformerEncoderLayer(*sizes, **options).to(up.weight)
+    else:
+        theirs = nn.TransformerDecoderLayer(*sizes, **options).to(up.weight)
+        theirs.multihead_attn = _attention_to_torch(block.cross)
+    theirs.self_attn = _attention_to_torch(block.attention)  # attention alone is batch first
+    for mine, other in zip(_plain_parts(block), _torch_parts(theirs), strict=True):
+        other.load_state_dict(mine.state_dict())
+    return theirs.train(block.training)
+
+
+def _plain_parts(block: TransformerBlock) -> list[nn.Module]:
+    norms = [block.attention_norm, block.cross_norm, block.feed_forward_norm]
+    network: list[nn.Module] = [block.feed_forward.up, block.feed_forward.down]
+    return network + [norm for norm in norms if norm is not None]
+
+
+def _torch_parts(layer: TorchBlock) -> list[nn.Module]:
+    norms = [layer.norm1, layer.norm2, getattr(layer, "norm3", None)]
+    network: list[nn.Module] = [layer.linear1, layer.linear2]
+    return network + [norm for norm in norms if norm is not None]
+
+
+def _activation_name(layer: TorchBlock) -> str:
+    for name, function, module in (
+        ("relu", nn.functional.relu, nn.ReLU),
+        ("gelu", nn.functional.gelu, nn.GELU),
+    ):
+        used = layer.activation
+        if used is function or (
+            isinstance(used, module)
+            and torch.equal(used(torch.linspace(-3, 3, 7)), function(torch.linspace(-3, 3, 7)))
+        ):
+            return name
+    raise ValueError(f"activation must be relu or gelu, got {layer.activation}")
+
+
+def from_transformers(
+    model: nn.Module, *, image_size: int | None = None
+) -> SentenceEncoder | VisionTransformer:
+    """A model of this library with the weights of a model of the package transformers.
+
+    Args:
+        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``, told apart by
+            ``model.config.model_type``. A pooler and a mask token are left out.
+        image_size: for images: their side; default that of the training. For another one the
+            positions are resampled.
+
+    Returns:
+        A :class:`attn_lib.models.SentenceEncoder` without a tokenizer, or a
+        :class:`attn_lib.vision.VisionTransformer` without classes: in evaluation mode, in the
+        dtype of the weights, equal to ``last_hidden_state``.
+
+    Raises:
+        ValueError: another type of model; an activation other than the exact GELU; a weight that
+            is missing or has no counterpart here.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTModel
+        >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
+        ...                    intermediate_size=11, image_size=4, patch_size=2)
+        >>> theirs, images = ViTModel(config).eval(), torch.ones(1, 3, 4, 4)
+        >>> ours = from_transformers(theirs)
+        >>> torch.allclose(ours.features(images), theirs(images).last_hidden_state, atol=1e-5)
+        True
+
+    Source: the modules ``bert``, ``vit`` and ``dinov2`` of the package transformers.
+    """
+    config: Any = getattr(model, "config", None)
+    kind = getattr(config, "model_type", None)
+    if kind not in ("bert", "vit", "dinov2"):
+        raise ValueError(f"model must be of type bert, vit or dinov2, got {kind!r}")
+    if config.hidden_act != "gelu":
+        raise ValueError(f"the activation must be gelu, got {config.hidden_act!r}")
+    state, heads, eps = model.state_dict(), config.num_attention_heads, config.layer_norm_eps
+    if kind == "bert":
+        return sentence_encoder(state, num_heads=heads, eps=eps)
+    return vision_transformer(state, num_heads=heads, eps=eps, image_size=image_size)
+
+
+def sentence_encoder(
+    state: Mapping[str, Tensor], *, num_heads: int, eps: float = 1e-12, tokenizer: Any = None
+) -> SentenceEncoder:
+    """The encoder whose weights have the names of ``BertModel``.
+
+    Args:
+        state: name to tensor. A pooler, the second kind of segment and a stored list of
+            positions are left out.
+        num_heads: H, which no shape tells.
+        eps: added to the variance in each LayerNorm.
+        tokenizer: as in :class:`attn_lib.models.SentenceEncoder`.
+
+    Returns:
+        A model in evaluation mode, in the dtype of the weights.
+
+    Raises:
+        ValueError: a name that is missing or has no counterpart here.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(vocab_size=7, hidden_size=6, num_attention_heads=3,
+        ...                     num_hidden_layers=2, intermediate_size=11)
+        >>> sentence_encoder(BertModel(config).state_dict(), num_heads=3).encoder.blocks[0].training
+        False
+
+    Source: the module ``bert`` of the package transformers.
+    """
+    ours = _renamed(state, BERT, BERT_BLOCK, SentenceEncoder)
+    hidden = "encoder.blocks.0.feed_forward.up.weight"
+    _check_has(ours, "words.weight", "positions.table", "segment", hidden)
+    ours["segment"] = ours["segment"][0]  # one kind of segment is all that this class knows
+    vocab_size, d_model = ours["words.weight"].shape
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = SentenceEncoder(
+            vocab_size=vocab_size,
+            max_len=len(ours["positions.table"]),
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=len(ours[hidden]),
+            num_layers=_count_blocks(ours),
+            eps=eps,
+            tokenizer=tokenizer,
+        )
+    _filled(model, ours)
+    return model
+
+
+def vision_transformer(
+    state: Mapping[str, Tensor],
+    *,
+    num_heads: int,
+    image_size: int | None = None,
+    eps: float = 1e-12,
+) -> VisionTransformer:
+    """The model whose weights have the names of ``ViTModel`` or ``Dinov2Model``.
+
+    Both spellings are read: that of published files and that of ``state_dict()`` in version 5
+    of the package transformers. A pooler and a mask token are left out.
+
+    Args:
+        state: name to tensor.
+        num_heads: H, which no shape tells.
+        image_size: side of the images; default that of the training. For another one the
+            positions are resampled.
+        eps: added to the variance in each LayerNorm: 1e-12 in ``ViTModel``, 1e-6 in
+            ``Dinov2Model``.
+
+    Returns:
+        A model without classes, in evaluation mode, in the dtype of the weights.
+
+    Raises:
+        ValueError: a name that is missing or has no counterpart here.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTModel
+        >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
+        ...                    intermediate_size=11, image_size=4, patch_size=2)
+        >>> vision_transformer(ViTModel(config).state_dict(), num_heads=3).image_size
+        4
+
+    Source: the modules ``vit`` and ``dinov2`` of the package transformers.
+    """
+    ours = _renamed(state, VISION, VISION_BLOCK, VisionTransformer)
+    hidden, kernel = "encoder.blocks.0.feed_forward.up.weight", "patches.projection.weight"
+    _check_has(ours, "class_token", "positions.table", kernel, hidden)
+    for name in ("class_token", "positions.table"):
+        ours[name] = ours[name][0]  # theirs have an axis for the batch
+    width, channels, patch_size, _ = ours[kernel].shape
+    trained_size = patch_size * math.isqrt(len(ours["positions.table"]) - 1)
+    image_size = trained_size if image_size is None else image_size
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = VisionTransformer(
+            image_size=image_size,
+            patch_size=patch_size,
+            in_channels=channels,
+            num_classes=0,
+            d_model=width,
+            num_heads=num_heads,
+            d_ff=len(ours[hidden]),
+            num_layers=_count_blocks(ours),
+            layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
+            eps=eps,
+        )
+    ours["positions.table"] = resample_positions(ours["positions.table"], image_size // patch_size)
+    _filled(model, ours)
+    return model
+
+
+def _renamed(
+    state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
+) -> dict[str, Tensor]:
+    """The tensors by our names, each a copy of its own."""
+    ours = {}
+    for name, tensor in state.items():
+        block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", name)
+        known, theirs = (inside, block[2]) if block else (outside, name)
+        part, dot, ending = theirs.rpartition(".")
+        if theirs in known:
+            found = known[theirs]
+        elif ending in ("weight", "bias") and part in known:
+            found = known[part] and known[part] + dot + ending
+        else:
+            raise ValueError(f"{name} has no counterpart in {kind.__name__}")
+        if found:
+            ours[f"encoder.blocks.{block[1]}.{found}" if block else found] = tensor.clone()
+    return ours
+
+
+def _check_has(state: dict[str, Tensor], *names: str) -> None:
+    for name in names:
+        if name not in state:
+            raise ValueError(f"the weights have no counterpart of {name}")
+
+
+def _count_blocks(state: dict[str, Tensor]) -> int:
+    return len({name.split(".")[2] for name in state if name.startswith("encoder.blocks.")})
+
+
+def _filled(model: nn.Module, state: dict[str, Tensor]) -> None:
+    _check_has(state, *sorted(model.state_dict()))
+    model.load_state_dict(state, assign=True)
+    model.eval()
