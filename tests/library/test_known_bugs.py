@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from test_layers import by_loops, draw, layer_of
+from cases import by_loops, draw, layer_of
 from torch import nn
 
 import attn_lib
@@ -535,7 +535,7 @@ def docstrings(path):
 def gaps(answered):
     """Bugs that nothing answers, and whatever is named but does not exist."""
     folder = Path(__file__).parent
-    with (folder / "seed_rows.csv").open() as file:
+    with (folder.parent / "book" / "seed_rows.csv").open() as file:
         wanted = {row["id"] for row in csv.DictReader(file) if not row["id"].startswith("F")}
     wanted |= {*INPUTS.split(", "), *(f"2.{n}" for n in range(1, 42))}
     heads = [text.partition(":")[0] for text in docstrings(Path(__file__)).values()]
