@@ -2,10 +2,9 @@
 
 import json
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
+import copies
 import hypothesis
 import pytest
 from _pytest.config import Config
@@ -54,20 +53,4 @@ def pytest_runtest_makereport(item, call):
 @pytest.fixture
 def checkout(tmp_path):
     """A copy of the working tree, without what git ignores."""
-    return copy_tree(tmp_path / "checkout")
-
-
-def copy_tree(target: Path) -> Path:
-    root = Path(__file__).resolve().parents[1]
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for name in files:
-        if (root / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, target / name)
-    return target
+    return copies.copy_tree(tmp_path / "checkout")

@@ -3,23 +3,12 @@ import itertools
 
 import pytest
 import torch
-from test_layers import draw
+from cases import ORDERS, draw, shaken
 from torch import nn
 
 from attn_lib import causal_mask, interop, padding_mask
 from attn_lib.masks import to_blocked
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
-
-ORDERS = {"post-norm": False, "pre-norm": True}
-
-
-def shaken(module, seed=0):
-    """Random weights throughout: freshly made norms would not show a norm left out or swapped."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in module.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
-    return module.double()
 
 
 def torch_layer(norm_first, seed=0, kind=nn.TransformerEncoderLayer, **options):

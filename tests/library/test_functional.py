@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import FLOATS, cases, draw
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
@@ -13,41 +14,6 @@ from oracle import attention_by_loops
 from attn_lib import attention, attention_weights
 
 INF = math.inf
-FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-
-
-def draw(*shape, seed=0, dtype=torch.float64, size=1.0):
-    generator = torch.Generator().manual_seed(seed)
-    return (size * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
-
-
-@st.composite
-def cases(draw_from, dtypes=(torch.float64,), closed_rows=True):
-    """q, k, v and options for one head, with sizes, magnitudes and masks nobody chose by hand."""
-    T, S, d_k, d_v = (draw_from(st.integers(1, 9)) for _ in range(4))
-    size = draw_from(st.sampled_from([1e-3, 1.0, 30.0]))
-    dtype = draw_from(st.sampled_from(dtypes))
-    if dtype == torch.float16:
-        size = min(size, 9.0)
-    seed = draw_from(st.integers(0, 2**20))
-    q, k, v = (
-        draw(n, w, seed=seed + i, dtype=dtype, size=size)
-        for i, (n, w) in enumerate([(T, d_k), (S, d_k), (S, d_v)])
-    )
-    options = {"causal": draw_from(st.booleans())}
-    if draw_from(st.booleans()):
-        options["scale"] = draw_from(st.sampled_from([0.0, 0.1, 1.0, -0.7]))
-    if draw_from(st.booleans()):
-        options["softcap"] = draw_from(st.sampled_from([0.5, 5.0, 50.0]))
-    generator = torch.Generator().manual_seed(seed + 3)
-    if draw_from(st.booleans()):
-        options["mask"] = torch.rand(T, S, generator=generator) < 0.6
-    if draw_from(st.booleans()):
-        bias = draw(T, S, seed=seed + 4, dtype=dtype)
-        if closed_rows:
-            bias = bias.masked_fill(torch.rand(T, S, generator=generator) < 0.2, -INF)
-        options["bias"] = bias
-    return q, k, v, options
 
 
 @given(cases())

@@ -6,10 +6,7 @@ And what ``book/_ext/record.py`` records is what the library reads back.
 import base64
 import io
 import json
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 import checked
 import nbformat
@@ -18,36 +15,12 @@ import pages
 import pytest
 import record
 import torch
+from copies import edit, run_build, run_nbval
 from matplotlib.image import imread, imsave
 
 from attn_lib import files, records
 
 PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
-
-
-def run_nbval(root, *options, pages="book", **environment):
-    """The pytest part of the command, with the library of that copy."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nbval", pages, *options]
-    return subprocess.run(
-        command,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), **environment},
-        capture_output=True,
-        text=True,
-    )
-
-
-def run_build(root):
-    """The build part of the command."""
-    jupyter_book = Path(sys.executable).with_name("jupyter-book")
-    command = [jupyter_book, "build", ".", "--all", "-W", "-n", "--keep-going"]
-    return subprocess.run(command, cwd=root, capture_output=True, text=True)
-
-
-def edit(root, name, old, new):
-    text = (root / name).read_text()
-    assert text.count(old) == 1, (name, old, text.count(old))
-    (root / name).write_text(text.replace(old, new))
 
 
 def edit_page(root, change):

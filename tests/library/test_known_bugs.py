@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from test_layers import by_loops, draw, layer_of
+from cases import by_loops, draw, layer_of
 from torch import nn
 
 import attn_lib
@@ -535,8 +535,8 @@ def docstrings(path):
 
 def gaps(answered):
     """Bugs that nothing answers, and whatever is named but does not exist."""
-    folder = Path(__file__).parent
-    with (folder / "seed_rows.csv").open() as file:
+    folder = Path(__file__).parents[1]
+    with (folder / "book" / "seed_rows.csv").open() as file:
         wanted = {row["id"] for row in csv.DictReader(file) if not row["id"].startswith("F")}
     wanted |= {*INPUTS.split(", "), *(f"2.{n}" for n in range(1, 42))}
     heads = [text.partition(":")[0] for text in docstrings(Path(__file__)).values()]
@@ -544,7 +544,8 @@ def gaps(answered):
     entries = [entry for head in (*here, *answered, *NOT_OURS) for entry in head.split(", ")]
     named = {entry.split()[0] if entry.startswith("2.") else entry for entry in entries}
     tests = {tuple(test.split("::")) for tests in answered.values() for test in tests.split()}
-    lost = {name for file, name in tests if name not in docstrings(folder / f"test_{file}.py")}
+    files = {path.stem: path for path in folder.glob("*/test_*.py")}
+    lost = {name for file, name in tests if name not in docstrings(files[f"test_{file}"])}
     return (wanted ^ named) | lost
 
 

@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_layers import draw
-from test_transformer import ORDERS, shaken
+from cases import FILLER, ORDERS, SIZES, TARGET, draw, language_model, shaken
 from torch import nn
 
 from attn_lib import causal_mask, interop, padding_mask
@@ -16,21 +15,6 @@ from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 
 SOURCE = torch.tensor([[18, 3, 4, 1, 7, 2, 9], [5, 5, 11, 8, 0, 0, 0]])
-TARGET = torch.tensor([[10, 3, 4, 1, 6], [0, 7, 7, 12, 12]])
-FILLER = {  # side: which of the source's and of the target's tokens are real
-    "none": (None, None),
-    "right": (padding_mask(torch.tensor([7, 4]), 7), padding_mask(torch.tensor([5, 3]), 5)),
-    "left": (
-        padding_mask(torch.tensor([4, 7]), 7).flip(-1),
-        padding_mask(torch.tensor([3, 5]), 5).flip(-1),
-    ),
-}
-SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 2}
-
-
-# with these seeds what is written on is more than one token over and over
-def language_model(seed=5, max_len=17, **options):
-    return shaken(DecoderLM(13, max_len, **SIZES, **options), seed).eval()
 
 
 def translator(seed=8, max_len=17, **options):

@@ -1,4 +1,6 @@
-"""What a mutation run of the library has shown: ``mutmut run; python tests/mutation_report.py``.
+"""What a mutation run of the library has shown.
+
+    mutmut run; python tests/mutation/mutation_report.py
 
 Each survivor must be declared in ``equivalent_mutants.csv``, with the reason why no test can see
 it: the function, the line before and after. Exit status 0 if at least 90 % of all mutants were
@@ -14,7 +16,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 WANTED, ALLOWED = 90.0, 5.0
 VERDICTS = {0: "survived", 1: "killed", 3: "killed"}  # pytest: passed, failed, internal error
 
@@ -60,7 +62,7 @@ def report(found: dict[str, str], declared: dict[tuple, str], changes: dict[str,
 def main() -> int:
     found = verdicts(ROOT / "mutants")
     changes = {name: change(name) for name, verdict in found.items() if verdict == "survived"}
-    with (ROOT / "tests" / "equivalent_mutants.csv").open() as file:
+    with Path(__file__).with_name("equivalent_mutants.csv").open() as file:
         rows = list(csv.DictReader(file))
     declared = {(r["function"], r["before"], r["after"]): r["reason"] for r in rows}
     killed = sum(verdict == "killed" for verdict in found.values())

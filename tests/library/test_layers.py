@@ -3,6 +3,7 @@ import math
 
 import pytest
 import torch
+from cases import by_loops, draw, layer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
@@ -17,17 +18,6 @@ from attn_lib.layers import (
     split_heads,
 )
 from attn_lib.masks import to_blocked
-
-
-def draw(*shape, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def layer_of(seed=0, dtype=torch.float64, **options):
-    torch.manual_seed(seed)
-    return MultiHeadAttention(6, options.pop("num_heads", 3), **options).to(dtype)
-
 
 # ---------------------------------------------------------------- heads
 
@@ -57,34 +47,6 @@ def test_split_needs_a_divisor():
 
 
 # ---------------------------------------------------------------- against loops
-
-
-def by_loops(layer, x, context, mask, bias, causal):
-    """Each head on its own, its matrices cut out by hand, through the loop oracle."""
-    outs = []
-    for b in range(len(x)):
-        heads = []
-        for h in range(layer.num_heads):
-            kv = h // (layer.num_heads // layer.num_kv_heads)
-
-            def project(linear, rows, index, width):
-                part = slice(index * width, (index + 1) * width)
-                constant = 0.0 if linear.bias is None else linear.bias[part]
-                return rows @ linear.weight[part].T + constant
-
-            out, _ = attention_by_loops(
-                project(layer.q_proj, x[b], h, layer.d_k),
-                project(layer.k_proj, context[b], kv, layer.d_k),
-                project(layer.v_proj, context[b], kv, layer.d_v),
-                mask=None if mask is None else mask.expand(len(x), layer.num_heads, -1, -1)[b, h],
-                bias=None if bias is None else bias.expand(len(x), layer.num_heads, -1, -1)[b, h],
-                scale=layer.scale,
-                softcap=layer.softcap,
-                causal=causal,
-            )
-            heads.append(out)
-        outs.append(layer.out_proj(torch.cat(heads, dim=-1)))
-    return torch.stack(outs)
 
 
 @given(

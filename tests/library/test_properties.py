@@ -10,12 +10,10 @@ import math
 
 import pytest
 import torch
+from cases import FILLER, FLOATS, TARGET, cases, draw, language_model, layer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
-from test_functional import FLOATS, cases, draw
-from test_layers import layer_of
-from test_models import FILLER, TARGET, language_model
 
 from attn_lib import attention, attention_weights, padding_mask, record_attention
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from cases import draw
 from safetensors.torch import load_file
-from test_layers import draw
 from torch import nn
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 

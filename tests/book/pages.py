@@ -11,7 +11,7 @@ from pathlib import Path
 import nbformat
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
 NOTEBOOKS = sorted(BOOK.glob("*.ipynb"))
 TEXTS = sorted(BOOK.glob("*.md"))
@@ -301,7 +301,7 @@ def starts_with_bootstrap(notebook) -> list[str]:
     first = code_cells(notebook)[0]
     data = re.findall(r'files\.fetch\("([^"]+)"\)', first.source)
     if first.source != bootstrap(data, address()):
-        return ["the first code cell is not the set-up for Colab that tests/pages.py spells out"]
+        return ["the first code cell is not the set-up for Colab, as tests/book/pages.py has it"]
     return []
 
 

@@ -1,7 +1,7 @@
 """How many mistakes in what it teaches a page would notice.
 
     pip install mutmut==3.8.1
-    python tests/mutate_page.py book/02_masks.ipynb [--mutants 20] [--seed 0]
+    python tests/mutation/mutate_page.py book/02_masks.ipynb [--mutants 20] [--seed 0]
 
 mutmut lists every small change of the functions that the notebook's metadata names under
 ``teaches``. A sample of them is made, one at a time, in a copy of the repository, and the page
@@ -36,8 +36,8 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
-import pages
 
+ROOT = Path(__file__).resolve().parents[2]
 MUTMUT, WANTED = "3.8.1", 80
 
 
@@ -58,15 +58,15 @@ def _exists(module: str, *path: str) -> bool:
 
 def copied(root: Path) -> Path:
     for name in ("attn_lib", "book"):
-        shutil.copytree(pages.ROOT / name, root / name)
+        shutil.copytree(ROOT / name, root / name)
     for name in ("pyproject.toml", "requirements.txt"):
-        shutil.copy(pages.ROOT / name, root)
+        shutil.copy(ROOT / name, root)
     return root
 
 
 def without_training(notebook) -> None:
-    for cell in pages.code_cells(notebook):
-        if "training" in pages.tags(cell):
+    for cell in notebook.cells:
+        if "training" in cell.metadata.get("tags", []):
             cell.metadata["tags"].append("nbval-skip")
 
 
@@ -165,10 +165,10 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
-    page = chosen.page.resolve().relative_to(pages.ROOT).as_posix()
-    notebook = pages.read(chosen.page)
+    page = chosen.page.resolve().relative_to(ROOT).as_posix()
+    notebook = nbformat.read(chosen.page, as_version=4)
     names = notebook.metadata.get("teaches", [])
-    os.chdir(pages.ROOT)  # where mutmut looks for its configuration
+    os.chdir(ROOT)  # where mutmut looks for its configuration
     if metadata.version("mutmut") != MUTMUT:
         parser.error(f"the mutants are those of mutmut=={MUTMUT}")
     if not names or unknown(names):
@@ -187,7 +187,7 @@ def main() -> int:
 def sample(root: Path, page: str, names: list[str], chosen, timeout: float) -> int:
     everything, aside = mutants(root, names)
     order = np.random.default_rng(chosen.seed).permutation(len(everything))
-    with (pages.ROOT / "tests" / "equivalent_mutants.csv").open() as file:
+    with Path(__file__).with_name("equivalent_mutants.csv").open() as file:
         declared = {(row["before"], row["after"]) for row in csv.DictReader(file)}
     seen = (n for n in order if changed(*everything[n][1:]) not in declared)
     drawn = list(itertools.islice(seen, chosen.mutants))

@@ -10,9 +10,8 @@ import threading
 import checked
 import pages
 import pytest
-from conftest import copy_tree
+from copies import copy_tree, run_build
 from playwright.sync_api import sync_playwright
-from test_checks import run_build
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

@@ -1,0 +1,50 @@
+"""Copies of the working tree, and the README's first command run on them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pages
+
+
+def copy_tree(target: Path) -> Path:
+    """The working tree, without what git ignores."""
+    files = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=pages.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    for name in files:
+        if (pages.ROOT / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(pages.ROOT / name, target / name)
+    return target
+
+
+def run_nbval(root, *options, pages="book", **environment):
+    """The pytest part of the command, with the library of that copy."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nbval", pages, *options]
+    return subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def run_build(root):
+    """The build part of the command."""
+    jupyter_book = Path(sys.executable).with_name("jupyter-book")
+    command = [jupyter_book, "build", ".", "--all", "-W", "-n", "--keep-going"]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True)
+
+
+def edit(root, name, old, new):
+    text = (root / name).read_text()
+    assert text.count(old) == 1, (name, old, text.count(old))
+    (root / name).write_text(text.replace(old, new))

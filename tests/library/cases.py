@@ -1,0 +1,112 @@
+"""Inputs, layers and models that several of these tests share."""
+
+import math
+
+import torch
+from hypothesis import strategies as st
+from oracle import attention_by_loops
+
+from attn_lib import padding_mask
+from attn_lib.layers import MultiHeadAttention
+from attn_lib.models import DecoderLM
+
+INF = math.inf
+FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+ORDERS = {"post-norm": False, "pre-norm": True}
+TARGET = torch.tensor([[10, 3, 4, 1, 6], [0, 7, 7, 12, 12]])
+FILLER = {  # side: which of the source's and of the target's tokens are real
+    "none": (None, None),
+    "right": (padding_mask(torch.tensor([7, 4]), 7), padding_mask(torch.tensor([5, 3]), 5)),
+    "left": (
+        padding_mask(torch.tensor([4, 7]), 7).flip(-1),
+        padding_mask(torch.tensor([3, 5]), 5).flip(-1),
+    ),
+}
+SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 2}
+
+
+def draw(*shape, seed=0, dtype=torch.float64, size=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return (size * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+@st.composite
+def cases(draw_from, dtypes=(torch.float64,), closed_rows=True):
+    """q, k, v and options for one head, with sizes, magnitudes and masks nobody chose by hand."""
+    T, S, d_k, d_v = (draw_from(st.integers(1, 9)) for _ in range(4))
+    size = draw_from(st.sampled_from([1e-3, 1.0, 30.0]))
+    dtype = draw_from(st.sampled_from(dtypes))
+    if dtype == torch.float16:
+        size = min(size, 9.0)
+    seed = draw_from(st.integers(0, 2**20))
+    q, k, v = (
+        draw(n, w, seed=seed + i, dtype=dtype, size=size)
+        for i, (n, w) in enumerate([(T, d_k), (S, d_k), (S, d_v)])
+    )
+    options = {"causal": draw_from(st.booleans())}
+    if draw_from(st.booleans()):
+        options["scale"] = draw_from(st.sampled_from([0.0, 0.1, 1.0, -0.7]))
+    if draw_from(st.booleans()):
+        options["softcap"] = draw_from(st.sampled_from([0.5, 5.0, 50.0]))
+    generator = torch.Generator().manual_seed(seed + 3)
+    if draw_from(st.booleans()):
+        options["mask"] = torch.rand(T, S, generator=generator) < 0.6
+    if draw_from(st.booleans()):
+        bias = draw(T, S, seed=seed + 4, dtype=dtype)
+        if closed_rows:
+            bias = bias.masked_fill(torch.rand(T, S, generator=generator) < 0.2, -INF)
+        options["bias"] = bias
+    return q, k, v, options
+
+
+# ---------------------------------------------------------------- layers
+
+
+def layer_of(seed=0, dtype=torch.float64, **options):
+    torch.manual_seed(seed)
+    return MultiHeadAttention(6, options.pop("num_heads", 3), **options).to(dtype)
+
+
+def by_loops(layer, x, context, mask, bias, causal):
+    """Each head on its own, its matrices cut out by hand, through the loop oracle."""
+    outs = []
+    for b in range(len(x)):
+        heads = []
+        for h in range(layer.num_heads):
+            kv = h // (layer.num_heads // layer.num_kv_heads)
+
+            def project(linear, rows, index, width):
+                part = slice(index * width, (index + 1) * width)
+                constant = 0.0 if linear.bias is None else linear.bias[part]
+                return rows @ linear.weight[part].T + constant
+
+            out, _ = attention_by_loops(
+                project(layer.q_proj, x[b], h, layer.d_k),
+                project(layer.k_proj, context[b], kv, layer.d_k),
+                project(layer.v_proj, context[b], kv, layer.d_v),
+                mask=None if mask is None else mask.expand(len(x), layer.num_heads, -1, -1)[b, h],
+                bias=None if bias is None else bias.expand(len(x), layer.num_heads, -1, -1)[b, h],
+                scale=layer.scale,
+                softcap=layer.softcap,
+                causal=causal,
+            )
+            heads.append(out)
+        outs.append(layer.out_proj(torch.cat(heads, dim=-1)))
+    return torch.stack(outs)
+
+
+# ---------------------------------------------------------------- models
+
+
+def shaken(module, seed=0):
+    """Random weights throughout: freshly made norms would not show a norm left out or swapped."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
+    return module.double()
+
+
+# with these seeds what is written on is more than one token over and over
+def language_model(seed=5, max_len=17, **options):
+    return shaken(DecoderLM(13, max_len, **SIZES, **options), seed).eval()
