@@ -289,7 +289,7 @@ def record(name: str) -> dict:
         >>> record("03_many_heads")["seeds"]
         [0, 1, 2]
 
-    Source: ``book/_ext/record.py``, which runs the page's own cells.
+    Source: ``book/_tools/record.py``, which runs the page's own cells.
     """
     return json.loads(_checked(f"{name}.json"))
 
@@ -300,7 +300,7 @@ def _checked(name: str) -> bytes:
     remedy = "install attn_lib anew, or restore the file from the repository"
     if name[:2].isdigit():  # of a page, which can make it
         page = name.partition(".")[0]
-        remedy += f", or make it anew: python book/_ext/record.py book/{page}.ipynb"
+        remedy += f", or make it anew: python book/_tools/record.py book/{page}.ipynb"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {remedy}")
     content = path.read_bytes()

@@ -341,7 +341,7 @@ def shipped_tensors(name: str) -> dict[str, Tensor]:
         >>> shipped_tensors("07_encoder_decoder")["output.weight"].dtype
         torch.float32
 
-    Source: ``book/_ext/record.py``, which runs the page's own cells.
+    Source: ``book/_tools/record.py``, which runs the page's own cells.
     """
     from safetensors.torch import load
 

@@ -303,7 +303,7 @@ def test_one_address_everywhere():
 
 def test_the_address_command_sets_it_everywhere(checkout):
     url = "https://github.com/someone/attention-checked"
-    command = [sys.executable, "book/_ext/address.py"]
+    command = [sys.executable, "book/_tools/address.py"]
     subprocess.run([*command, url], cwd=checkout, check=True)
     config = yaml.safe_load((checkout / "_config.yml").read_text())
     assert config["repository"]["url"] == url
@@ -314,7 +314,7 @@ def test_the_address_command_sets_it_everywhere(checkout):
         capture_output=True,
         text=True,
     ).stdout.split()
-    assert left == ["book/_ext/address.py"]
+    assert left == ["book/_tools/address.py"]
     for path in (checkout / "book").glob("*.ipynb"):
         assert f'"git+{url}"' in pages.code_cells(pages.read(path))[0].source
         before = pages.read(pages.BOOK / path.name)

@@ -57,8 +57,8 @@ READERS = {
 }
 REMEDIES = {
     "weather.csv": "install attn_lib anew, or restore the file from the repository",
-    "03_many_heads.json": "python book/_ext/record.py book/03_many_heads.ipynb",
-    "99_test.safetensors": "python book/_ext/record.py book/99_test.ipynb",
+    "03_many_heads.json": "python book/_tools/record.py book/03_many_heads.ipynb",
+    "99_test.safetensors": "python book/_tools/record.py book/99_test.ipynb",
 }
 DAMAGES = {
     "one byte flipped": lambda content: content[:40] + bytes([content[40] ^ 1]) + content[41:],
