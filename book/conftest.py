@@ -16,7 +16,7 @@ from nbval.plugin import IPyNbCell
 from attn_lib import files
 
 BOOK = Path(__file__).parent
-collect_ignore = ["_ext"]
+collect_ignore = ["_ext", "_tools"]
 os.environ["ATTN_LIB_PROGRESS"] = "0"
 
 PIXEL_TOLERANCE = 0.1  # of the 0-to-1 range: anti-aliasing differs less between machines

@@ -95,7 +95,7 @@ def clean_metadata(notebook) -> list[str]:
     if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
         faults.append("the kernelspec is not python3")
     if notebook.metadata.get("language_info") != {"name": "python"}:
-        faults.append("language_info holds more than the name: store with book/_ext/execute.py")
+        faults.append("language_info holds more than the name: store with book/_tools/execute.py")
     return faults
 
 

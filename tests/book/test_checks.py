@@ -1,6 +1,6 @@
 """The README's first command, run on copies with a planted mistake: it must turn red.
 
-And what ``book/_ext/record.py`` records is what the library reads back.
+And what ``book/_tools/record.py`` records is what the library reads back.
 """
 
 import base64

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attn_lib import exercises, masks
+from attn_lib.exercises import _verdict
 
 
 def _shifted(scores, by):
@@ -62,6 +63,12 @@ def _all_steps(tolerance):
 def _block_numbers(d, f, *, join=True, constants=True, norms=2):
     matrices = (3 + join) * d * d + 2 * d * f
     return matrices + ((3 + join) * d + f + d if constants else 0) + norms * 2 * d
+
+
+def _added_to_the_norm(x, attend, think, first, second):
+    y = first(x)
+    y = second(y + attend(y))
+    return y + think(y)
 
 
 def _masked_mean(out, lengths, keep):
@@ -309,7 +316,7 @@ WRONG = {
         (lambda x, a, t, n, m: m(n(x + a(x)) + t(n(x + a(x)))), "this is post-norm"),
         (lambda x, a, t, n, m: x + a(n(x)) + t(m(x)), "after attention has written"),
         (lambda x, a, t, n, m: x + t(m(x + a(n(x)))), "start from the stream"),
-        (lambda x, a, t, n, m: exercises._on_the_norm(x, a, t, n, m), "add to x itself"),
+        (lambda x, a, t, n, m: _added_to_the_norm(x, a, t, n, m), "add to x itself"),
         (lambda x, a, t, n, m: (y := x + a(n(x))) + t(n(y)), "used the first twice"),
         (lambda x, a, t, n, m: (y := x + a(m(x))) + t(n(y)), "swapped"),
         (lambda x, a, t, n, m: m((y := x + a(n(x))) + t(m(y))), "nothing normalises the result"),
@@ -449,7 +456,7 @@ def run(source: str):
 
 
 def test_every_exercise_has_a_stub_a_solution_and_wrong_answers():
-    known = set(exercises._CHECKS)
+    known = set(exercises.known())
     assert known == set(exercise_cells("exercise")) == set(exercise_cells("solution")) == set(WRONG)
     assert all(len(wrong) >= 3 for wrong in WRONG.values())
     chapters = {int(path.name[:2]) for path in pages.NOTEBOOKS}
@@ -523,5 +530,25 @@ def test_whatever_an_answer_raises_is_a_verdict():
 
 
 def test_unknown_exercises_are_refused():
-    with pytest.raises(ValueError, match=r"'9\.9'"):
-        exercises.check("9.9", 1)
+    listed = re.escape(", ".join(exercises.known()))
+    with pytest.raises(ValueError, match=rf"'99\.9'; known: {listed}$"):
+        exercises.check("99.9", 1)
+
+
+def test_an_exercise_is_registered_once(monkeypatch):
+    monkeypatch.setattr(_verdict, "_CHECKS", dict(_verdict._CHECKS))
+    first, *_ = before = exercises.known()
+    exercises.exercise("100.1")(lambda answer: None)
+    assert exercises.check("100.1", 1)
+    assert exercises.known() == [*before, "100.1"]  # a number, not a word: after 2.1
+    with pytest.raises(ValueError, match=f"exercise {re.escape(first)} has a check already"):
+        exercises.exercise(first)(lambda answer: None)
+
+
+def test_each_page_has_its_file():
+    """Its exercises stand under its number, in a file of its name."""
+    for path in pages.NOTEBOOKS:
+        number, _, name = path.stem.partition("_")
+        source = (pages.ROOT / "attn_lib" / "exercises" / f"{name}.py").read_text()
+        registered = re.findall(r'^@exercise\("(\d+)\.\d+"\)$', source, re.MULTILINE)
+        assert set(registered) == {str(int(number))}
