@@ -294,10 +294,32 @@ def test_filler_may_be_any_token(minilm):
     torch.testing.assert_close(out, changed, atol=1e-6, rtol=0)
 
 
-def test_minilm_starts_in_evaluation_with_every_encoder_weight(minilm):
+def test_minilm_starts_in_evaluation_with_every_weight_a_parameter(minilm):
+    """Embeddings too: they once stayed behind when the model moved to another device or dtype."""
     assert not any(module.training for module in minilm.modules())
-    used = sum(p.numel() for p in minilm.encoder.parameters())
-    assert used == sum(t.numel() for t in pretrained.minilm_tensors("encoder.").values())
+    published = pretrained.minilm_tensors()
+    left_out = ("embeddings.position_ids", "pooler.")
+    used = sum(t.numel() for n, t in published.items() if not n.startswith(left_out))
+    # of the two kinds of segment, one is used
+    assert sum(p.numel() for p in minilm.parameters()) == used - 384
+    ids, lengths = batch(minilm, HAPPY)
+    moved = pretrained.minilm().double()
+    out = moved(ids, lengths)
+    assert out.dtype == torch.float64
+    real = torch.arange(ids.shape[1]) < lengths[:, None]
+    torch.testing.assert_close(out.float()[real], minilm(ids, lengths)[real], atol=1e-5, rtol=0)
+
+
+def test_minilm_reads_its_files_once(minilm, monkeypatch):
+    """The weight file was once read and hashed on every forward pass."""
+
+    def read_again(name):
+        raise AssertionError(f"{name} was read again")
+
+    monkeypatch.setattr(pretrained, "fetch", read_again)
+    assert minilm.encode(["a cat"]).shape == (1, 384)
+    with pytest.raises(AssertionError, match="was read again"):
+        pretrained.minilm()
 
 
 @pytest.mark.parametrize(
