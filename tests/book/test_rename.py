@@ -11,7 +11,7 @@ import pytest
 import record
 import rename
 import yaml
-from conftest import copy_tree
+from copies import copy_tree
 
 # the book's last two pages, and two numbers that are free
 OLD = [path.stem for path in pages.NOTEBOOKS[-2:]]
