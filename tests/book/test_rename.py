@@ -84,7 +84,7 @@ def test_records_are_found_under_the_new_name_with_their_sums(renamed):
     sums = (data / "SHA256SUMS").read_text()
     record.checksums(data)
     assert (data / "SHA256SUMS").read_text() == sums  # also in the order that record.py writes
-    code = "from attn_lib import datasets; print(datasets.record({!r})['seeds'])"
+    code = "from attn_lib import records; print(records.record({!r})['seeds'])"
     for old, new in MOVED.items():
         if f"{new}.json" in sums:
             assert python(renamed, "-c", code.format(new)).stdout.startswith("[")
@@ -109,12 +109,21 @@ def test_the_copy_passes_its_own_tests(renamed):
     """Stubs, solutions and wrong answers; the pages' rules; every place that the tests name."""
     chosen = "rules or contents or unique or once or place or test_exercises"
     run = python(
-        renamed, "-m", "pytest", "-q", "tests/test_exercises.py", "tests/test_book.py", "-k", chosen
+        renamed,
+        "-m",
+        "pytest",
+        "-q",
+        "tests/book/test_exercises.py",
+        "tests/book/test_book.py",
+        "-k",
+        chosen,
     )
     assert run.returncode == 0, run.stdout[-2000:]
     (path,) = renamed.glob(f"book/{NEW[0]}.ipynb")
     path.write_text(path.read_text().replace(f"exercise-{number(NEW[0])}.1", "exercise-99.1"))
-    run = python(renamed, "-m", "pytest", "-q", "tests/test_exercises.py", "-k", "every_exercise")
+    run = python(
+        renamed, "-m", "pytest", "-q", "tests/book/test_exercises.py", "-k", "every_exercise"
+    )
     assert run.returncode == 1
 
 
