@@ -493,7 +493,7 @@ def test_bad_sources_are_named():
         pair(SOURCE, TARGET, source_mask=FILLER["left"][1])
     with pytest.raises(ValueError, match=r"^positions must be 0 to 4, got 0 to 6$"):
         translator(max_len=5)(SOURCE, TARGET)
-    with pytest.raises(ValueError, match="one batch size, got 2 and 1"):
+    with pytest.raises(ValueError, match="same batch size, got 2 and 1"):
         pair(SOURCE[:1], TARGET)
 
 
@@ -503,7 +503,7 @@ def test_a_mask_counts_what_the_cache_holds():
         call(TARGET[:, :3], cache=cache)
         with pytest.raises(ValueError, match=r"\(B, 1, 1, 5\) with B=2, got \(2, 1, 1, 2\)$"):
             call(TARGET[:, 3:], mask=torch.ones(2, 1, 1, 2).bool(), cache=cache)
-        with pytest.raises(ValueError, match=r"one batch size, got 1 and 2$"):
+        with pytest.raises(ValueError, match=r"same batch size, got 1 and 2$"):
             call(TARGET[:1, 3:], cache=cache)
 
 

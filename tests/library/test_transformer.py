@@ -285,7 +285,7 @@ def test_a_context_needs_cross_attention_and_the_reverse():
     x = torch.zeros(2, 4, 6)
     with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
         TransformerBlock(6, 3, 11)(x, x)
-    with pytest.raises(ValueError, match=r"has a cross-attention: context must be \(B, S, d_m"):
+    with pytest.raises(ValueError, match=r"has cross-attention: context must be \(B, S, d_m"):
         TransformerBlock(6, 3, 11, cross_attention=True)(x)
     with pytest.raises(ValueError, match=r"^context_mask needs a context$"):
         TransformerBlock(6, 3, 11)(x, context_mask=padding_mask(torch.tensor([4, 4]), 4))
@@ -311,5 +311,5 @@ def test_a_decoder_always_hides_the_future():
         decoder.double()(x, causal=False)
     with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
         decoder(x, x)
-    with pytest.raises(ValueError, match="has a cross-attention: context must be"):
+    with pytest.raises(ValueError, match="has cross-attention: context must be"):
         TransformerDecoder(6, 3, 11, num_layers=1).double()(x)
