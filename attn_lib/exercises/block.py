@@ -110,7 +110,7 @@ def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
             x, attend, think, second, first
         ),
         "the result of a pre-norm block is not normalised": second(middle + think(second(middle))),
-        "the output of each sublayer is added: attention's too": think(second(middle)),
+        "the output of each sublayer is added: the network's too": think(second(middle)),
     }
     for said, wrong in mistakes.items():
         if not differs(out, wrong):
