@@ -9,6 +9,7 @@ Letters, the same in every signature, comment and notebook:
 ``H``                 heads
 ``d_model``           width of a token's vector outside the attention layer
 ``d_k``, ``d_v``      width of a query or key, and of a value, per head
+``d_ff``              hidden activations of a feed-forward network, at each position
 ====================  =====================================================================
 
 ``q`` (..., T, d_k), ``k`` (..., S, d_k), ``v`` (..., S, d_v); ``scores`` before the softmax,
