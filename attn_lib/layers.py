@@ -110,7 +110,7 @@ class MultiHeadAttention(nn.Module):
         >>> layer, x = MultiHeadAttention(6, 3), torch.randn(2, 5, 6)
         >>> q, k, v = (split_heads(p(x), 3) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
         >>> out, weights = attention(q, k, v)
-        >>> torch.allclose(layer(x), layer.out_proj(merge_heads(out)), atol=1e-6)
+        >>> torch.allclose(layer(x), layer.out_proj(merge_heads(out)), atol=1e-5)
         True
 
     Source: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023).

@@ -35,7 +35,7 @@ class PatchEmbedding(nn.Module):
         >>> layer, images = PatchEmbedding(2, 3, 5), torch.randn(1, 3, 4, 4)
         >>> second = images[:, :, :2, 2:].flatten(1)  # the patch to the right of the first
         >>> weight, bias = layer.projection.weight, layer.projection.bias
-        >>> torch.allclose(layer(images)[:, 1], second @ weight.flatten(1).T + bias, atol=1e-6)
+        >>> torch.allclose(layer(images)[:, 1], second @ weight.flatten(1).T + bias, atol=1e-5)
         True
 
     Source: Dosovitskiy et al. (2021), section 3.1, equation 1.
@@ -99,7 +99,7 @@ class VisionTransformer(nn.Module):
         >>> model = VisionTransformer(28, 7, 1, 10, d_model=16, num_heads=4, d_ff=32, num_layers=2)
         >>> images = torch.randn(2, 1, 28, 28)
         >>> tokens = model.features(images)  # the class token, then 4 · 4 patches
-        >>> tokens.shape, torch.allclose(model(images), model.head(tokens[:, 0]), atol=1e-6)
+        >>> tokens.shape, torch.allclose(model(images), model.head(tokens[:, 0]), atol=1e-5)
         (torch.Size([2, 17, 16]), True)
 
     Source: Dosovitskiy et al. (2021), section 3.1.

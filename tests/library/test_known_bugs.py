@@ -484,7 +484,7 @@ ANSWERED = {
     "2.9 pytorch#108108, 2.10 onnx#8054": (
         "layers::test_a_cache_in_any_split_equals_the_full_pass"
     ),
-    "2.18 pytorch#117939": "checks::test_a_changed_output_turns_the_command_red",
+    "2.18 pytorch#117939": "checks::test_changed_outputs_turn_the_command_red",
     "2.19 pytorch#124464, A02": "layers::test_dropout_is_for_training_only "
     "layers::test_dropping_everything_is_allowed "
     "layers::test_softcap_drops_out_in_training_too",
