@@ -163,22 +163,22 @@ def test_a_stack_equals_torchs_stack(order):
     torch.testing.assert_close(ours(x, mask=mask)[0], expected[0])
 
 
-# ---------------------------------------------------------------- the order of the parts
+# ---------------------------------------------------------------- the order of the sublayers
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_cross_attention_stands_between_and_sees_the_context(order):
+def test_cross_attention_comes_between_and_attends_to_the_context(order):
     torch.manual_seed(0)
     block = TransformerBlock(6, 3, 11, norm_first=ORDERS[order], cross_attention=True).double()
     x, context = draw(2, 4, 6), draw(2, 7, 6, seed=1)
     mask = padding_mask(torch.tensor([7, 4]), 7)
     y = x
-    for part, norm in (
+    for sublayer, norm in (
         (lambda z: block.attention(z, causal=True), block.attention_norm),
         (lambda z: block.cross(z, context, mask=mask), block.cross_norm),
         (block.feed_forward, block.feed_forward_norm),
     ):
-        y = y + part(norm(y)) if ORDERS[order] else norm(y + part(y))
+        y = y + sublayer(norm(y)) if ORDERS[order] else norm(y + sublayer(y))
     got = block(x, context, causal=True, context_mask=mask)
     torch.testing.assert_close(got, y)
     assert not torch.allclose(got, block(x, context, causal=True), atol=1e-3)
@@ -194,7 +194,7 @@ def test_dropout_is_on_the_sublayers_output_not_on_the_stream():
     assert not torch.equal(block.eval()(x), x)
 
 
-def test_every_part_gets_its_options():
+def test_every_sublayer_gets_its_options():
     block = TransformerBlock(6, 3, 11, dropout=0.25, eps=1e-3, cross_attention=True, scale=2.0)
     assert block.attention.dropout == block.cross.dropout == block.feed_forward.dropout.p == 0.25
     norms = (block.attention_norm, block.cross_norm, block.feed_forward_norm)
@@ -246,7 +246,7 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces):
     x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
     options = {"causal": True, "context_mask": padding_mask(torch.tensor([7, 4]), 7)}
     cache = {}
-    outs = [stack(part, context, cache=cache, **options) for part in x.split(pieces, dim=1)]
+    outs = [stack(piece, context, cache=cache, **options) for piece in x.split(pieces, dim=1)]
     torch.testing.assert_close(torch.cat(outs, dim=1), stack(x, context, **options))
     assert len(cache) == 4
 
@@ -285,7 +285,7 @@ def test_a_context_needs_cross_attention_and_the_reverse():
     x = torch.zeros(2, 4, 6)
     with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
         TransformerBlock(6, 3, 11)(x, x)
-    with pytest.raises(ValueError, match=r"has a cross-attention: context must be \(B, S, d_m"):
+    with pytest.raises(ValueError, match=r"has cross-attention: context must be \(B, S, d_m"):
         TransformerBlock(6, 3, 11, cross_attention=True)(x)
     with pytest.raises(ValueError, match=r"^context_mask needs a context$"):
         TransformerBlock(6, 3, 11)(x, context_mask=padding_mask(torch.tensor([4, 4]), 4))
@@ -311,5 +311,5 @@ def test_a_decoder_always_hides_the_future():
         decoder.double()(x, causal=False)
     with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
         decoder(x, x)
-    with pytest.raises(ValueError, match="has a cross-attention: context must be"):
+    with pytest.raises(ValueError, match="has cross-attention: context must be"):
         TransformerDecoder(6, 3, 11, num_layers=1).double()(x)

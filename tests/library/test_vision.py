@@ -172,7 +172,7 @@ def test_the_model_can_be_exported():
 # ---------------------------------------------------------------- LayerScale
 
 
-def test_a_gain_multiplies_what_each_part_adds():
+def test_a_gain_multiplies_what_each_sublayer_adds():
     torch.manual_seed(0)
     for first in (True, False):
         block = TransformerBlock(
@@ -273,7 +273,7 @@ def test_equals_vit_in_single_precision():
     torch.testing.assert_close(ours.features(images), expected, atol=1e-5, rtol=0)
 
 
-def test_every_tensor_of_theirs_has_its_place():
+def test_every_tensor_of_theirs_has_a_counterpart():
     """Altering any of them alters the output as it alters theirs."""
     theirs, images = witness("dinov2"), draw(2, 2, 15, 15)
     for name, p in theirs.named_parameters():
