@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("book", "attn_lib", "tests", ".ci", ".github")
-ENDINGS = {".bib", ".cff", ".csv", ".css", ".ipynb", ".js", ".json", ".md", ".py", ".toml", ".yml"}
+ENDINGS = set(".bib .cff .csv .css .ipynb .js .json .md .py .toml .txt .yml".split())
 PLAIN = {"SHA256SUMS", "run", "weekly"}
 PICTURE = re.compile(r'("image/png": "[^"]*")')
 
@@ -107,7 +107,7 @@ def _left(root: Path, old: str, formulas: list[str]) -> list[str]:
     others = r"(?:[\d.()]+(?:,|–|-| and| to)+ ?)*"
     patterns = [
         rf"(?<!\w){old}(?!\w)",
-        rf"\bchapters?{gap}{others}{n}(?!\.?\d)",
+        rf"\bchapters?{gap}{others}{n}(?!\d)",
         rf"\b(?:exercise|solution|formula)s?{gap}{others}\(?{n}\.\d",
         rf"\bfigures? {n}\.\d",
         *(rf"(?<![\w)])\({n}\.{k}\)" for k in formulas),
