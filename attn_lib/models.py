@@ -1,18 +1,20 @@
-"""Whole models: from tokens to scores for the next token, and writing with them.
+"""Whole models: two that write token by token, and one that maps a sentence to a vector.
 
-Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in chapter 7
-of the book.
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in the book's
+page on the encoder and decoder.
 """
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_lib.layers import Cache, _check_at_least_one
-from attn_lib.masks import _check_sizes
+from attn_lib._checks import check_at_least_one, check_indices, check_sizes
+from attn_lib.layers import Cache
+from attn_lib.masks import padding_mask
 from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerDecoder, TransformerEncoder
 
@@ -20,18 +22,18 @@ from attn_lib.transformer import TransformerDecoder, TransformerEncoder
 class Transformer(nn.Module):
     """An encoder that reads one sequence and a decoder that writes another.
 
-    Each side has its own vocabulary and its own learned positions. Filler takes no position, so
-    that it may stand on either side.
+    Each side has its own vocabulary and its own learned positions. Padding does not advance the
+    position, so sequences may be padded on either side.
 
     Args:
-        source_size: number of tokens that can be read.
-        target_size: number of tokens that can be written.
-        max_len: longest sequence of either kind, filler not counted.
+        source_vocab_size: number of tokens that can be read.
+        target_vocab_size: number of tokens that can be written.
+        max_len: length of the longest sequence of either kind, in tokens, padding not counted.
         d_model: width of the residual streams.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
         num_layers: number of blocks in the encoder, and again in the decoder.
-        dropout: as in a block, and on what enters the first one.
+        dropout: as in a block, and on the embeddings; default 0.
         block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
@@ -41,16 +43,19 @@ class Transformer(nn.Module):
     Example:
         >>> model = Transformer(11, 7, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)
         >>> source, target = torch.tensor([[10, 3, 4, 1]]), torch.tensor([[0, 6]])
-        >>> model(source, target).shape
+        >>> logits = model(source, target)
+        >>> logits.shape
         torch.Size([1, 2, 7])
+        >>> torch.allclose(logits[:, :1], model(source, target[:, :1]), atol=1e-5)  # causal
+        True
 
-    Source: Vaswani et al. (2017), figure 1, with learned positions; chapter 7.
+    Source: Vaswani et al. (2017), figure 1; learned positions: Gehring et al. (2017).
     """
 
     def __init__(
         self,
-        source_size: int,
-        target_size: int,
+        source_vocab_size: int,
+        target_vocab_size: int,
         max_len: int,
         d_model: int,
         num_heads: int,
@@ -58,15 +63,15 @@ class Transformer(nn.Module):
         num_layers: int,
         *,
         dropout: float = 0.0,
-        **block,
+        **block: Any,
     ):
         super().__init__()
         block = {**block, "dropout": dropout}
         self.encoder = TransformerEncoder(d_model, num_heads, d_ff, num_layers, **block)
         self.decoder = TransformerDecoder(d_model, num_heads, d_ff, num_layers, **block)
-        self.source = _Embedding(source_size, max_len, d_model, dropout)
-        self.target = _Embedding(target_size, max_len, d_model, dropout)
-        self.output = nn.Linear(d_model, target_size)
+        self.source = _Embedding(source_vocab_size, max_len, d_model, dropout)
+        self.target = _Embedding(target_vocab_size, max_len, d_model, dropout)
+        self.output = nn.Linear(d_model, target_vocab_size)
 
     def forward(
         self,
@@ -76,26 +81,40 @@ class Transformer(nn.Module):
         source_mask: Tensor | None = None,
         target_mask: Tensor | None = None,
     ) -> Tensor:
-        """Scores for what follows each token of ``target``.
+        """Logits for what follows each token of ``target``.
 
         Args:
-            source: (B, S) integers below ``source_size``.
-            target: (B, T) integers below ``target_size``.
-            source_mask: (B, 1, 1, S) bool, True = no filler.
-            target_mask: (B, 1, 1, T) bool, True = no filler.
+            source: (B, S) integers below ``source_vocab_size``.
+            target: (B, T) integers below ``target_vocab_size``.
+            source_mask: (B, 1, 1, S) bool, True = a real token; default: all are real.
+            target_mask: (B, 1, 1, T) bool, True = a real token; default: all are real.
 
         Returns:
-            (B, T, target_size) logits; row t knows ``source`` and the first t + 1 of ``target``.
+            (B, T, target_vocab_size) logits; row t depends on ``source`` and on the tokens of
+            ``target`` up to t.
 
         Raises:
-            ValueError: tokens or masks out of range or shape; more tokens than ``max_len``.
+            ValueError: tokens out of range; tokens or masks of another shape; more real tokens
+                than ``max_len``.
             TypeError: tokens that are not integers; a mask that is not bool.
         """
         context = self.encode(source, mask=source_mask)
         return self.decode(target, context, mask=target_mask, context_mask=source_mask)
 
     def encode(self, source: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, S) tokens and their (B, 1, 1, S) mask to (B, S, d_model): the decoder's context."""
+        """The decoder's context: what the encoder makes of the source.
+
+        Args:
+            source: (B, S) integers below ``source_vocab_size``.
+            mask: (B, 1, 1, S) bool, True = a real token; default: all are real.
+
+        Returns:
+            (B, S, d_model); rows of padding mean nothing.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+            TypeError: as :meth:`forward`.
+        """
         return self.encoder(self.source(source, mask), mask=mask)
 
     def decode(
@@ -107,14 +126,22 @@ class Transformer(nn.Module):
         context_mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Logits (B, T, target_size) for what follows each token of ``target``.
+        """Logits for what follows each token of ``target``, given the encoder's output.
 
         Args:
-            target: (B, T) integers, after what ``cache`` holds.
+            target: (B, T) integers below ``target_vocab_size``, the tokens that follow those in
+                ``cache``.
             context: (B, S, d_model) from :meth:`encode`.
-            mask: (B, 1, 1, all tokens so far) bool, True = no filler.
-            context_mask: (B, 1, 1, S) bool, True = no filler.
-            cache: keys and values of earlier calls; empty at first.
+            mask: (B, 1, 1, all tokens so far) bool, True = a real token; default: all are real.
+            context_mask: (B, 1, 1, S) bool, True = a real token; default: all are real.
+            cache: a dict, empty at first, that keeps the keys and values of earlier calls.
+
+        Returns:
+            (B, T, target_vocab_size) logits.
+
+        Raises:
+            ValueError: as :meth:`forward`; a cache filled with another batch size or context.
+            TypeError: as :meth:`forward`.
         """
         x = self.target(target, mask, _seen(cache, self.decoder))
         x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache)
@@ -122,16 +149,16 @@ class Transformer(nn.Module):
 
 
 class DecoderLM(nn.Module):
-    """A decoder alone: from the tokens so far, scores for the next one.
+    """A decoder without an encoder: from the tokens so far, logits for the next one.
 
     Args:
-        vocab_size: number of tokens.
-        max_len: longest sequence, filler not counted.
+        vocab_size: number of tokens in the vocabulary.
+        max_len: length of the longest sequence, in tokens, padding not counted.
         d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
         num_layers: number of blocks.
-        dropout: as in a block, and on what enters the first one.
+        dropout: as in a block, and on the embeddings; default 0.
         block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
@@ -140,11 +167,13 @@ class DecoderLM(nn.Module):
 
     Example:
         >>> model = DecoderLM(11, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)
-        >>> model(torch.tensor([[10, 3, 4]])).shape
-        torch.Size([1, 3, 11])
+        >>> tokens, cache = torch.tensor([[10, 3, 4]]), {}
+        >>> pieces = [model(tokens[:, :2], cache=cache), model(tokens[:, 2:], cache=cache)]
+        >>> torch.allclose(torch.cat(pieces, dim=1), model(tokens), atol=1e-5)
+        True
 
-    Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", for the
-    order with the norm first and learned positions; chapter 7.
+    Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", section
+    2.3, for pre-norm blocks and learned positions.
     """
 
     def __init__(
@@ -157,7 +186,7 @@ class DecoderLM(nn.Module):
         num_layers: int,
         *,
         dropout: float = 0.0,
-        **block,
+        **block: Any,
     ):
         super().__init__()
         block = {**block, "dropout": dropout, "cross_attention": False}
@@ -168,18 +197,20 @@ class DecoderLM(nn.Module):
     def forward(
         self, tokens: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Scores for what follows each token.
+        """Logits for what follows each token.
 
         Args:
-            tokens: (B, T) integers below ``vocab_size``, after what ``cache`` holds.
-            mask: (B, 1, 1, all tokens so far) bool, True = no filler.
-            cache: keys and values of earlier calls; empty at first.
+            tokens: (B, T) integers below ``vocab_size``, the tokens that follow those in
+                ``cache``.
+            mask: (B, 1, 1, all tokens so far) bool, True = a real token; default: all are real.
+            cache: a dict, empty at first, that keeps the keys and values of earlier calls.
 
         Returns:
-            (B, T, vocab_size) logits; row t knows the tokens up to t.
+            (B, T, vocab_size) logits; row t depends on the tokens up to t.
 
         Raises:
-            ValueError: tokens or mask out of range or shape; more tokens than ``max_len``.
+            ValueError: tokens out of range; tokens or a mask of another shape; more real tokens
+                than ``max_len``.
             TypeError: tokens that are not integers; a mask that is not bool.
         """
         x = self.embedding(tokens, mask, _seen(cache, self.decoder))
@@ -197,30 +228,32 @@ def generate(
     end: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Write on: append one token at a time, each chosen by the scores that the last ones gave.
+    """Append one token at a time, each chosen by the logits that follow the tokens so far.
 
-    Every step computes the newest token alone; keys and values of the others are cached.
+    After the first step, each step computes only the newest token: the keys and values of the
+    others are cached.
 
     Args:
         model: called as ``model(tokens, mask=…, cache=…)``, returns (B, T, vocabulary) logits: a
             :class:`DecoderLM` or, with its context filled in by ``functools.partial``, the
-            ``decode`` of a :class:`Transformer`. In which mode it runs is the caller's to say.
-        tokens: (B, T) integers, T at least 1: where each row starts.
+            ``decode`` of a :class:`Transformer`. Call ``model.eval()`` first; dropout is not
+            switched off here.
+        tokens: (B, T) integers, T at least 1: the prompt of each row.
         max_new_tokens: how many to append, at least 0.
-        temperature: 0 takes the best token; above, tokens are drawn with probability
-            softmax(logits / temperature).
-        mask: (B, 1, 1, T) bool, True = no filler. Rows of unequal length are filled up on the
-            *left*: the last token must be real.
-        end: a row that has written this token writes nothing else after it.
+        temperature: at 0, the default, the token with the largest logit is taken; above 0, tokens
+            are drawn with probability softmax(logits / temperature).
+        mask: (B, 1, 1, T) bool, True = a real token. Prompts of unequal length are padded on the
+            *left*: the last token of each row must be real. Default: all are real.
+        end: a row that has written this token repeats it from then on; default: none does.
         generator: of the random draws; default PyTorch's global one.
 
     Returns:
-        (B, T + max_new_tokens) integers.
+        (B, T + max_new_tokens) integers: the prompts and what follows them.
 
     Raises:
-        ValueError: no token to start from; filler at the end of a row; a negative
+        ValueError: no token to start from; padding at the end of a row; a negative
             ``max_new_tokens``; a temperature that is negative or not finite.
-        TypeError: ``max_new_tokens`` that is not an integer.
+        TypeError: a ``max_new_tokens`` that is not an integer.
 
     Example:
         >>> def count(tokens, mask=None, cache=None):  # a model: the next token is one more
@@ -229,43 +262,167 @@ def generate(
         tensor([[0, 1, 2, 3],
                 [3, 4, 4, 4]])
 
-    Source: chapter 7, which builds it without and with the cache.
+    Source: the ``generate`` method of the package transformers, for what the arguments mean. The
+    page on the encoder and decoder builds it by hand, without and with the cache.
     """
-    _check_sizes(max_new_tokens=max_new_tokens)
+    check_sizes(max_new_tokens=max_new_tokens)
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"tokens must be (B, T) with T at least 1, got {tuple(tokens.shape)}")
     if not 0.0 <= temperature < math.inf:
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
     if mask is not None and not mask[..., -1].all():
-        raise ValueError("the last token of every row must be real: put filler on the left")
-    cache, new = {}, tokens
+        raise ValueError("the last token of every row must be real: put the padding on the left")
+    cache: Cache = {}
+    new = tokens  # (B, T) in the first step, (B, 1) afterwards
     ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)  # (B, 1)
     for _ in range(max_new_tokens):
         logits = model(new, mask=mask, cache=cache)[:, -1]  # (B, vocabulary)
         if temperature == 0.0:
-            new = logits.argmax(dim=-1, keepdim=True)
+            new = logits.argmax(dim=-1, keepdim=True)  # (B, 1)
         else:
             below = logits - logits.amax(dim=-1, keepdim=True)  # no overflow in the division
             weights = (below / temperature).softmax(dim=-1)
-            new = torch.multinomial(weights, 1, generator=generator)
+            new = torch.multinomial(weights, 1, generator=generator)  # (B, 1)
         if end is not None:
             new = new.masked_fill(ended, end)
             ended = ended | (new == end)
-        tokens = torch.cat([tokens, new], dim=1)
+        tokens = torch.cat([tokens, new], dim=1)  # one column more
         if mask is not None:
-            mask = F.pad(mask, (0, 1), value=True)
+            mask = F.pad(mask, (0, 1), value=True)  # (B, 1, 1, all tokens so far)
     return tokens
 
 
+class SentenceEncoder(nn.Module):
+    """An encoder that reads a sentence; the mean of its tokens' vectors represents the sentence.
+
+    Word, position and segment embeddings are added and normalised; post-norm blocks follow, as in
+    BERT. :func:`attn_lib.pretrained.minilm` is one with trained weights.
+
+    Args:
+        vocab_size: number of tokens that can be read.
+        max_len: length of the longest sentence, in tokens.
+        d_model: width of the residual stream.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
+        num_layers: number of blocks.
+        eps: added to the variance in each LayerNorm; default 1e-12, as in BERT.
+        tokenizer: what :meth:`encode` splits texts with: ``tokenizer.encode(text).ids`` is the
+            list of a text's tokens; default: none, and only tokens can be read.
+
+    Raises:
+        ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
+        TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
+
+    Example:
+        >>> model = SentenceEncoder(
+        ...     vocab_size=7, max_len=5, d_model=6, num_heads=3, d_ff=24, num_layers=2
+        ... )
+        >>> out = model(torch.tensor([[3, 1, 4], [2, 0, 0]]), torch.tensor([3, 1]))
+        >>> alone = model(torch.tensor([[2]]), torch.tensor([1]))  # the second row, unpadded
+        >>> torch.allclose(out[1, :1], alone[0], atol=1e-5)
+        True
+
+    Source: Devlin et al. (2019), "BERT", section 3; Reimers and Gurevych (2019),
+    "Sentence-BERT".
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_len: int,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
+        eps: float = 1e-12,
+        tokenizer: Any = None,
+    ):
+        super().__init__()
+        check_at_least_one(vocab_size=vocab_size, max_len=max_len)
+        self.words = nn.Embedding(vocab_size, d_model)
+        self.positions = LearnedPositions(max_len, d_model)
+        self.segment = nn.Parameter(torch.zeros(d_model))
+        self.norm = nn.LayerNorm(d_model, eps=eps)
+        self.encoder = TransformerEncoder(
+            d_model, num_heads, d_ff, num_layers, norm_first=False, eps=eps
+        )
+        self.tokenizer = tokenizer
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """What the first block receives: word, position and segment embeddings, normalised.
+
+        Args:
+            ids: (..., T) integers below ``vocab_size``, T at most ``max_len``.
+
+        Returns:
+            (..., T, d_model).
+
+        Raises:
+            ValueError: ids out of range; more than ``max_len`` tokens.
+            TypeError: ids that are not integers.
+        """
+        check_indices("ids", ids, self.words.num_embeddings)
+        max_len = len(self.positions.table)
+        if ids.shape[-1] > max_len:
+            raise ValueError(f"ids must be at most {max_len} tokens, got {ids.shape[-1]}")
+        return self.norm(self.positions(self.words(ids)) + self.segment)
+
+    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """A vector for each token, computed from the whole sentence.
+
+        Args:
+            ids: (B, T) integers below ``vocab_size``, T at most ``max_len``; padding may be any
+                token.
+            lengths: (B,) integers, how many of each row's tokens are real.
+
+        Returns:
+            (B, T, d_model); rows of padding mean nothing.
+
+        Raises:
+            ValueError: ids or lengths out of range; more than ``max_len`` tokens.
+            TypeError: ids or lengths that are not integers.
+        """
+        return self.encoder(self.embed(ids), mask=padding_mask(lengths, ids.shape[1]))
+
+    @torch.no_grad()
+    def encode(self, texts: list[str]) -> Tensor:
+        """One vector for each text: the mean over its tokens, [CLS] and [SEP] included.
+
+        Args:
+            texts: at least one text, each of at most ``max_len`` tokens; none is truncated.
+
+        Returns:
+            (len(texts), d_model), rows of length 1: the product of two rows is their cosine
+            similarity.
+
+        Raises:
+            ValueError: a model without a tokenizer; no text, or one that is too long.
+            TypeError: a single string in place of a list.
+        """
+        if self.tokenizer is None:
+            raise ValueError("to encode texts, the model needs a tokenizer")
+        if isinstance(texts, str):
+            raise TypeError("texts must be a list of strings, got one string")
+        if not texts:
+            raise ValueError("texts must hold at least one text, got none")
+        rows = [torch.tensor(self.tokenizer.encode(text).ids) for text in texts]
+        lengths = torch.tensor([len(row) for row in rows])
+        out = self(nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
+        real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]  # (B, T, 1)
+        mean = out.masked_fill(~real, 0.0).sum(dim=1) / lengths[:, None]
+        return nn.functional.normalize(mean, dim=-1)
+
+
 class _Embedding(nn.Module):
-    """(B, T) tokens and their places to (B, T, d_model); filler takes no place."""
+    """Token plus position embeddings; padding does not advance the position."""
 
     def __init__(self, vocab_size: int, max_len: int, d_model: int, dropout: float):
         super().__init__()
-        _check_at_least_one(vocab_size=vocab_size, max_len=max_len)
+        check_at_least_one(vocab_size=vocab_size, max_len=max_len)
         self.vectors = nn.Embedding(vocab_size, d_model)
-        nn.init.normal_(self.vectors.weight, std=0.02)  # as large as the places
-        self.places, self.dropout = LearnedPositions(max_len, d_model), nn.Dropout(dropout)
+        nn.init.normal_(self.vectors.weight, std=0.02)  # as large as the positions
+        self.positions, self.dropout = LearnedPositions(max_len, d_model), nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, mask: Tensor | None, seen: int = 0) -> Tensor:
         self._check(tokens, mask, seen)
@@ -275,22 +432,15 @@ class _Embedding(nn.Module):
         else:
             real_so_far = mask[:, 0, 0].cumsum(dim=-1)  # (B, seen + T)
             positions = (real_so_far - 1).clamp(min=0)[:, seen:]
-        return self.dropout(self.places(self.vectors(tokens), positions))
+        return self.dropout(self.positions(self.vectors(tokens), positions))
 
     def _check(self, tokens: Tensor, mask: Tensor | None, seen: int) -> None:
-        if tokens.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"tokens must be integers, int64 or int32, got {tokens.dtype}")
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be (B, T), got {tuple(tokens.shape)}")
-        size = self.vectors.num_embeddings
-        # a compiled graph cannot look at values
-        if not torch.compiler.is_compiling() and tokens.numel():
-            low, high = tokens.min().item(), tokens.max().item()
-            if low < 0 or high >= size:
-                raise ValueError(f"tokens must be 0 to {size - 1}, got {low} to {high}")
+        check_indices("tokens", tokens, self.vectors.num_embeddings)
         B, T = tokens.shape
         if mask is not None and mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool, True = no filler, got {mask.dtype}")
+            raise TypeError(f"mask must be bool, True = a real token, got {mask.dtype}")
         if mask is not None and mask.shape != (B, 1, 1, seen + T):
             raise ValueError(
                 f"mask must be (B, 1, 1, {seen + T}) with B={B}, got {tuple(mask.shape)}"
@@ -298,6 +448,6 @@ class _Embedding(nn.Module):
 
 
 def _seen(cache: Cache | None, decoder: TransformerDecoder) -> int:
-    """How many tokens a cache holds."""
-    past = None if cache is None else cache.get(decoder.blocks[0].attention)
+    """How many tokens a cache holds: 0 without one, or before its first call."""
+    past = None if cache is None else cache.get(decoder.blocks[0].get_submodule("attention"))
     return 0 if past is None else past[0].shape[-2]

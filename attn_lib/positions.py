@@ -1,28 +1,30 @@
-"""Where a token stands: four ways to tell an attention layer, which by itself cannot know.
+"""Positional information: attention ignores order; four ways to add it.
 
-Two change the vectors that enter a layer (sinusoidal, learned), one turns queries and keys
-(rotary), one changes the scores (ALiBi).
+Two change the vectors that enter a layer (sinusoidal, learned), one rotates queries and keys
+(rotary), and one changes the scores (ALiBi). The book's page on positions derives each.
 """
 
 import torch
 from torch import Tensor, nn
 
-from attn_lib.masks import _check_sizes
+from attn_lib._checks import check_at_least_one, check_indices, check_rotary_width, check_sizes
 
 
 def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
-    """Sines and cosines of each position, at wavelengths from 2π to 2π · base.
+    """Sines and cosines of each position, at wavelengths from 2π up to almost 2π · base.
 
-    A shift by n positions is a rotation of each (sine, cosine) pair, the same for every position.
+    A shift by n positions rotates each (sine, cosine) pair by an angle that is the same for every
+    position.
 
     Args:
         T: number of positions, at least 0.
-        d_model: width; if odd, the last cosine is left out.
-        base: ratio of the longest to the shortest wavelength, above 0.
+        d_model: width, at least 1; if odd, the last cosine is left out.
+        base: sets the longest wavelength, which approaches 2π · base as d_model grows; above 0;
+            default 10,000.
 
     Returns:
-        float32 (T, d_model) in [−1, 1]: column 2i is sin(p / base^(2i/d_model)), column 2i + 1
-        the cosine of the same angle.
+        float32 (T, d_model) in [−1, 1]: in the row of position p, column 2i is
+        sin(p / base^(2i/d_model)) and column 2i + 1 the cosine of the same angle.
 
     Raises:
         ValueError: T negative, d_model below 1 or base not positive.
@@ -35,36 +37,42 @@ def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
 
     Source: Vaswani et al. (2017), section 3.5.
     """
-    _check_sizes(T=T, d_model=d_model)
-    if d_model < 1:
-        raise ValueError(f"d_model must be at least 1, got {d_model}")
+    check_sizes(T=T)
+    check_at_least_one(d_model=d_model)
     angles = _angles(torch.arange(T), d_model, base)
     table = torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)
     return table[:, :d_model].float()
 
 
 class LearnedPositions(nn.Module):
-    """A trained vector for each position, to be added to the tokens' vectors.
+    """A learned vector for each position, added to the tokens' vectors.
 
     Args:
         max_len: number of positions that have a vector; longer inputs raise.
-        d_model: width.
+        d_model: width of a vector.
+
+    Raises:
+        ValueError: a negative size.
+        TypeError: sizes that are not integers.
 
     Example:
-        >>> LearnedPositions(max_len=5, d_model=4)(torch.zeros(1, 3, 4)).shape
-        torch.Size([1, 3, 4])
+        >>> layer = LearnedPositions(max_len=5, d_model=4)
+        >>> out = layer(torch.zeros(3, 4), torch.tensor([0, 2, 1]))
+        >>> torch.equal(out, layer.table[[0, 2, 1]])
+        True
 
-    Source: Gehring et al. (2017); Devlin et al. (2019), "BERT".
+    Source: Gehring et al. (2017), "Convolutional Sequence to Sequence Learning"; Devlin et al.
+    (2019), "BERT", section 3.
     """
 
     def __init__(self, max_len: int, d_model: int):
         super().__init__()
-        _check_sizes(max_len=max_len, d_model=d_model)
+        check_sizes(max_len=max_len, d_model=d_model)
         self.table = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.table, std=0.02)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Add to each row of x the vector of its position.
+        """Add to each row of ``x`` the vector of its position.
 
         Args:
             x: (..., T, d_model).
@@ -74,8 +82,8 @@ class LearnedPositions(nn.Module):
             (..., T, d_model).
 
         Raises:
-            ValueError: a position that has no vector; positions that do not end in T; another
-                width.
+            ValueError: a position that has no vector; positions whose last axis is not T; an
+                ``x`` of another width.
             TypeError: positions that are not integers.
         """
         T, (max_len, d_model) = x.shape[-2], self.table.shape
@@ -85,59 +93,56 @@ class LearnedPositions(nn.Module):
             )
         if positions is None:
             return x + self.table[:T]
-        if positions.dtype not in (torch.int64, torch.int32):  # a bool would choose rows
-            raise TypeError(f"positions must be integers, int64 or int32, got {positions.dtype}")
         if positions.shape[-1:] != (T,):
             raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
-        # a compiled graph cannot look at values
-        if not torch.compiler.is_compiling() and positions.numel():
-            low, high = positions.min().item(), positions.max().item()
-            if low < 0 or high >= max_len:
-                raise ValueError(f"positions must be 0 to {max_len - 1}, got {low} to {high}")
+        check_indices("positions", positions, max_len)
         return x + self.table[positions]
 
 
 def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
-    """Turn each pair of numbers of a query or key by an angle that grows with its position.
+    """Rotate pair i of each query or key by the angle position / base^(2i/d_k).
 
-    Applied to queries and keys alike, their product depends on the *difference* of positions
-    only. Pairs are (x[i], x[i + d_k/2]), the "half-split" order; some libraries pair neighbours.
+    Once queries and keys are rotated, their products depend only on the *difference* of their
+    positions. Pairs are (x[i], x[i + d_k/2]), the "half-split" order; some libraries pair
+    neighbours, (x[2i], x[2i + 1]).
 
     Args:
         x: (..., T, d_k) queries or keys, floating point, d_k even.
         positions: (T,) or (..., T) integers or floats: position of each row.
-        base: ratio of the slowest to the fastest rotation, above 0.
+        base: sets the slowest rotation, which approaches 1/base radians per position as d_k
+            grows; above 0; default 10,000.
 
     Returns:
         (..., T, d_k) in the dtype of ``x``; each pair keeps its length.
 
     Raises:
         TypeError: ``x`` is not floating point.
-        ValueError: d_k odd; positions that do not end in T; base not positive.
+        ValueError: d_k odd or 0; positions whose last axis is not T; base not positive.
 
     Example:
-        >>> apply_rope(torch.tensor([[1.0, 0.0]]), torch.tensor([torch.pi / 3]))
-        tensor([[0.5000, 0.8660]])
+        >>> x = torch.tensor([[1.0, 1.0, 0.0, 0.0]])  # two pairs, (1, 0) and (1, 0)
+        >>> apply_rope(x, torch.tensor([torch.pi / 3]), base=4.0)
+        tensor([[0.5000, 0.8660, 0.8660, 0.5000]])
 
-    Source: Su et al. (2021), "RoFormer", section 3.4.
+    Source: Su et al. (2021), "RoFormer", section 3.4; the order of the pairs is that of
+    ``rotate_half`` in the package transformers' Llama.
     """
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}")
     T, d_k = x.shape[-2:]
-    if d_k % 2 or d_k == 0:
-        raise ValueError(f"rotary positions need an even width d_k, got {d_k}")
+    check_rotary_width(d_k)
     if positions.shape[-1:] != (T,):
         raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
     angles = _angles(positions, d_k, base)  # (..., T, d_k / 2)
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
     first, second = x.to(dtype).chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return turned.to(x.dtype)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return rotated.to(x.dtype)
 
 
 def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
-    """A penalty that grows with the distance to the key, with another slope for each head.
+    """−slope · distance to the key, with a slope of its own for each head.
 
     Args:
         num_heads: H, at least 1.
@@ -145,32 +150,32 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
         S: number of keys; default T.
 
     Returns:
-        float32 (H, T, S): −slope · distance to keys at or before the query, 0 after it: combine
-        with a causal mask. Slopes are 2^(−8h/H), h = 1 … H, where H is a power of two; else those
-        of the next lower power, and every other one of the next higher.
+        float32 (H, T, S): −slope · distance for keys at or before the query, and 0 for later
+        keys: combine it with a causal mask. The slopes are 2^(−8h/H), h = 1 … H, where H is a
+        power of two; otherwise they are those of the next lower power, and then every other slope
+        of the next higher.
 
     Raises:
         ValueError: a size out of range.
         TypeError: sizes that are not integers.
 
     Example:
-        >>> alibi_bias(2, 2)[0]
-        tensor([[ 0.0000,  0.0000],
-                [-0.0625,  0.0000]])
+        >>> alibi_bias(2, 2, 3)[0]  # the queries stand at positions 1 and 2
+        tensor([[-0.0625,  0.0000,  0.0000],
+                [-0.1250, -0.0625,  0.0000]])
 
     Source: Press et al. (2022), "Train Short, Test Long", section 3.
     """
     S = T if S is None else S
-    _check_sizes(num_heads=num_heads, T=T, S=S)
-    if num_heads < 1:
-        raise ValueError(f"num_heads must be at least 1, got {num_heads}")
+    check_at_least_one(num_heads=num_heads)
+    check_sizes(T=T, S=S)
     distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
     slopes = torch.tensor(_alibi_slopes(num_heads))
     return slopes[:, None, None] * -distance.clamp(min=0)
 
 
 def _alibi_slopes(num_heads: int) -> list[float]:
-    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is not above it
+    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two up to H
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     between = [2.0 ** (-4.0 * h / power) for h in range(1, 2 * power, 2)]
     return slopes + between[: num_heads - power]

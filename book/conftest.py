@@ -11,7 +11,7 @@ import pytest
 from compare import figure_fault, figures
 from nbval.plugin import IPyNbCell
 
-from attn_lib import pretrained
+from attn_lib import files
 
 BOOK = Path(__file__).parent
 collect_ignore = ["_ext", "_tools"]
@@ -25,8 +25,8 @@ def pytest_sessionstart(session):
     """Fetch every weight file before a notebook asks for it, and take back the last record."""
     if session.config.getoption("nbval"):
         checked.forget()
-    for name in pretrained.SOURCES:
-        pretrained.fetch(name)
+    for name in files.SOURCES:
+        files.fetch(name)
 
 
 def _compare_outputs(cell, test, ref, skip_compare=None):

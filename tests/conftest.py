@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 from _pytest.config import Config
 
-from attn_lib import pretrained
+from attn_lib import files
 
 COUNTS = json.loads((Path(__file__).parent / "counts.json").read_text())
 
@@ -25,8 +25,8 @@ hypothesis.settings.load_profile("mutation" if "MUTANT_UNDER_TEST" in os.environ
 
 
 def pytest_sessionstart(session):
-    for name in pretrained.SOURCES:
-        pretrained.fetch(name)
+    for name in files.SOURCES:
+        files.fetch(name)
 
 
 def pytest_collection_modifyitems(config, items):

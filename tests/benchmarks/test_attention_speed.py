@@ -1,31 +1,26 @@
 """How fast the attention layer is, beside the least work it could be and two other layers.
 
 ``pytest tests/benchmarks`` prints, for each size, the time of each layer as a multiple of the
-floor: one packed matrix product, PyTorch's fused attention, one matrix product. The four take
-turns within every round, so that a busy machine is busy for all of them, and use one thread, so
-that it is not the scheduler that is measured; figures are medians and 10th and 90th percentiles
-over the rounds. Ratios are printed, never asserted. Peak memory is that of a fresh process.
+floor: one packed matrix product, PyTorch's fused attention, one matrix product; how it is
+measured, ``rounds.py`` says. Peak memory is that of a fresh process.
 """
 
-import os
 import subprocess
 import sys
-import time
 import warnings
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from rounds import race
 from torch import nn
 
-from attn_lib import MultiHeadAttention
+from attn_lib import MultiHeadAttention, interop
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it still uses torch.jit.script
     from x_transformers.x_transformers import Attention
 
-ROUNDS = int(os.environ.get("ROUNDS", "100"))
 SIZES = [  # B, N, E, H, causal
     (32, 64, 256, 8, False),
     (8, 256, 512, 8, False),
@@ -52,54 +47,32 @@ class Floor(nn.Module):
         return self.out_proj(out.transpose(1, 2).reshape(B, N, E))
 
 
-def contestants(E, H, N, causal):
+def contestants(B, N, E, H, causal, backward):
     torch.manual_seed(0)
-    ours = MultiHeadAttention(E, H)
-    floor, theirs = Floor(ours), ours.to_torch()
+    ours = MultiHeadAttention(d_model=E, num_heads=H)
+    floor, theirs = Floor(ours), interop.to_torch(ours)
     other = Attention(E, heads=H, dim_head=E // H, causal=causal, flash=True)
     blocked = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
+    x = torch.randn(B, N, E).requires_grad_(backward)
 
-    def torch_layer(x):
+    def torch_layer():
         return theirs(x, x, x, need_weights=False, attn_mask=blocked, is_causal=causal)[0]
 
     return {
-        "floor": lambda x: floor(x, causal),
-        "attn_lib": lambda x: ours(x, causal=causal),
+        "floor": lambda: floor(x, causal),
+        "attn_lib": lambda: ours(x, causal=causal),
         "nn.MultiheadAttention": torch_layer,
-        "x-transformers": lambda x: other(x),
+        "x-transformers": lambda: other(x),
     }
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward + backward"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_speed(size, backward, benchmark, capsys):
-    torch.set_num_threads(int(os.environ.get("THREADS", "1")))
-    B, N, E, H, causal = size
-    layers, times = contestants(E, H, N, causal), {}
-    x = torch.randn(B, N, E).requires_grad_(backward)
-    torch.testing.assert_close(layers["attn_lib"](x), layers["floor"](x))  # the same work
-
-    def measure():
-        for name in sorted(layers, key=lambda _: torch.rand(())):  # in turn, in any order
-            start = time.perf_counter()
-            with torch.set_grad_enabled(backward):
-                out = layers[name](x)
-                if backward:
-                    out.sum().backward()
-            times.setdefault(name, []).append(time.perf_counter() - start)
-
-    benchmark.pedantic(measure, rounds=ROUNDS, warmup_rounds=5)
-    kept = {name: np.array(values[-ROUNDS:]) for name, values in times.items()}
-    with capsys.disabled():
-        print(f"\n{size} {'forward + backward' if backward else 'forward'}:")
-        print(f"  floor {1e3 * np.median(kept['floor']):.2f} ms, {ROUNDS} rounds")
-        for other in ("floor", "nn.MultiheadAttention"):
-            ratio = np.median(kept["attn_lib"] / kept[other])
-            print(f"  attn_lib / {other}, median of the ratios within a round: {ratio:.3f}")
-        for name in layers:
-            share = np.percentile(kept[name], [50, 10, 90]) / np.median(kept["floor"])
-            print("  {:22} {:.3f} ({:.3f} to {:.3f})".format(name, *share))
-            benchmark.extra_info[name] = share.tolist()
+    layers = contestants(*size, backward)
+    torch.testing.assert_close(layers["attn_lib"](), layers["floor"]())  # the same work
+    title = f"{size} {'forward + backward' if backward else 'forward'}"
+    race(title, layers, benchmark, capsys, backward=backward)
 
 
 PROBE = """
@@ -111,7 +84,7 @@ def mebibytes(name):
     return int(re.search(name + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
 N, mode = int(sys.argv[1]), sys.argv[2]
-layer, x = MultiHeadAttention(64, 4), torch.zeros(1, N, 64)
+layer, x = MultiHeadAttention(d_model=64, num_heads=4), torch.zeros(1, N, 64)
 options = {
     "nothing": {}, "causal": {"causal": True},
     "padding": {"mask": padding_mask(torch.tensor([N - 1]), N)},

@@ -95,7 +95,7 @@ def clean_metadata(notebook) -> list[str]:
     if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
         faults.append("the kernelspec is not python3")
     if notebook.metadata.get("language_info") != {"name": "python"}:
-        faults.append("language_info holds more than the name: store with book/_ext/execute.py")
+        faults.append("language_info holds more than the name: store with book/_tools/execute.py")
     return faults
 
 
@@ -283,8 +283,8 @@ def unlisted_links(text: str) -> list[str]:
 
 def bootstrap(data: list[str], url: str) -> str:
     """The first cell of every notebook; ``data`` names the weight files of its page."""
-    fetches = [f'    pretrained.fetch("{name}")' for name in data]
-    load = ["    from attn_lib import pretrained", *fetches] if data else []
+    fetches = [f'    files.fetch("{name}")' for name in data]
+    load = ["    from attn_lib import files", *fetches] if data else []
     return "\n".join(
         [
             "try:",
@@ -299,7 +299,7 @@ def bootstrap(data: list[str], url: str) -> str:
 
 def starts_with_bootstrap(notebook) -> list[str]:
     first = code_cells(notebook)[0]
-    data = re.findall(r'pretrained\.fetch\("([^"]+)"\)', first.source)
+    data = re.findall(r'files\.fetch\("([^"]+)"\)', first.source)
     if first.source != bootstrap(data, address()):
         return ["the first code cell is not the set-up for Colab, as tests/book/pages.py has it"]
     return []

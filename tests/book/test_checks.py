@@ -1,6 +1,6 @@
 """The README's first command, run on copies with a planted mistake: it must turn red.
 
-And what ``book/_ext/record.py`` records is what the library reads back.
+And what ``book/_tools/record.py`` records is what the library reads back.
 """
 
 import json
@@ -17,7 +17,7 @@ import record
 import torch
 from copies import edit, run_build, run_nbval
 
-from attn_lib import datasets, pretrained
+from attn_lib import files, records
 
 PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
 
@@ -97,9 +97,9 @@ def test_a_broken_library_turns_the_command_red(checkout, mistake):
 
 def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
     cache = tmp_path / "cache"
-    for name in pretrained.SOURCES:
+    for name in files.SOURCES:
         (cache / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(pretrained.fetch(name), cache / name)
+        shutil.copy(files.fetch(name), cache / name)
     with (cache / "minilm/model.safetensors").open("r+b") as file:
         file.seek(60_000_000)
         file.write(b"\x01")
@@ -203,7 +203,7 @@ def run(seed):
 def recorded_page(tmp_path, monkeypatch):
     """A page with an experiment, and an own data folder for what it records."""
     monkeypatch.setattr(record, "DATA", tmp_path / "data")
-    monkeypatch.setattr(datasets, "_DATA", tmp_path / "data")
+    monkeypatch.setattr(files, "DATA", tmp_path / "data")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "other.csv").write_bytes(b"a,b\n")
     record.checksums(tmp_path / "data")  # an older list, which does not list itself
@@ -221,7 +221,7 @@ def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
     """Numbers of every seed, the first seed's weights, and hashes as sha256sum checks them."""
     data = record.DATA
     assert record.write(recorded_page) == [data / "99_test.json", data / "99_test.safetensors"]
-    found = datasets.record("99_test")
+    found = records.record("99_test")
     assert found.pop("torch") == torch.__version__.split("+")[0]
     assert found == {
         "seeds": [5, 2],
@@ -229,7 +229,7 @@ def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
         "curve": [[5.0, 0.5], [2.0, 0.5]],
         "parts": [{"a": [1, 5]}, {"a": [1, 2]}],
     }
-    weights = pretrained.shipped_tensors("99_test")
+    weights = records.shipped_tensors("99_test")
     assert weights.keys() == {"w"}
     assert torch.equal(weights["w"], torch.arange(6.0).view(2, 3).T + 5)
     listed = (data / "SHA256SUMS").read_text()
@@ -245,9 +245,9 @@ def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
 def test_a_page_without_weights_records_numbers_alone(recorded_page, monkeypatch):
     monkeypatch.setattr(record, "record", lambda path: ({"torch": "2.13.0", "seeds": [0]}, b""))
     assert record.write(recorded_page) == [record.DATA / "99_test.json"]
-    assert datasets.record("99_test") == {"torch": "2.13.0", "seeds": [0]}
+    assert records.record("99_test") == {"torch": "2.13.0", "seeds": [0]}
     with pytest.raises(FileNotFoundError, match=r"99_test\.safetensors is missing"):
-        pretrained.shipped_tensors("99_test")
+        records.shipped_tensors("99_test")
 
 
 @pytest.mark.parametrize("missing", ["seeds", "cells"])

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attn_lib import exercises, masks
+from attn_lib.exercises import _verdict
 
 
 def _shifted(scores, by):
@@ -62,6 +63,12 @@ def _all_steps(tolerance):
 def _block_numbers(d, f, *, join=True, constants=True, norms=2):
     matrices = (3 + join) * d * d + 2 * d * f
     return matrices + ((3 + join) * d + f + d if constants else 0) + norms * 2 * d
+
+
+def _added_to_the_norm(x, attend, think, first, second):
+    y = first(x)
+    y = second(y + attend(y))
+    return y + think(y)
 
 
 def _masked_mean(out, lengths, keep):
@@ -131,9 +138,9 @@ WRONG = {
         (lambda s: s.softmax(-1).to(torch.complex64), "real numbers"),
     ],
     "1.3": [
-        (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "without the scale"),
-        (lambda q, k, v: (q @ k.mT * q.shape[-1] ** 0.5).softmax(-1) @ v, "times the scale"),
-        (lambda q, k, v: (q @ k.mT / v.shape[-1] ** 0.5).softmax(-1) @ v, "with d_v in the scale"),
+        (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "not scaled: divide"),
+        (lambda q, k, v: (q @ k.mT * q.shape[-1] ** 0.5).softmax(-1) @ v, "are multiplied: divide"),
+        (lambda q, k, v: (q @ k.mT / v.shape[-1] ** 0.5).softmax(-1) @ v, "scaled by d_v: divide"),
         (lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v, "holds the keys"),
         (lambda q, k, v: (q @ k.T / q.shape[-1] ** 0.5).softmax(-1) @ v, "it raised"),
         (lambda q, k, v: ((q @ k.mT).softmax(-1) @ v, None), "not a pair"),
@@ -143,8 +150,8 @@ WRONG = {
     ],
     "1.4": [
         ([0.0, 1.0], "longer arrow"),
-        ([5.0, 0.0], "looks hardest at 'cat'"),
-        ([0.0, -9.0], "turn the arrow"),
+        ([5.0, 0.0], "attends most to 'cat'"),
+        ([0.0, -9.0], "rotate the arrow"),
         ([0.0, 8.0, 0.0], "not 3"),
         ([0.0, math.inf], "must be finite"),
     ],
@@ -166,15 +173,15 @@ WRONG = {
         (lambda b: b.bool()[:, None, None] | _decoder(True).expand(len(b), 1, -1, -1), "be False"),
     ],
     "2.3": [
-        (lambda head, x: False, "sees everything leaks"),
+        (lambda head, x: False, "every position leaks"),
         (lambda head, x: True, "a causal head does not leak"),
-        (lambda head, x: _moves(head, x, 0, -1), "one token too far leaks"),
-        (lambda head, x: _moves(head, x, -2, -1) or _moves(head, x, 0, -1), "first output alone"),
-        (lambda head, x: head(x).shape != x.shape, "sees everything leaks"),
+        (lambda head, x: _moves(head, x, 0, -1), "one position too far leaks"),
+        (lambda head, x: _moves(head, x, -2, -1) or _moves(head, x, 0, -1), "only the first"),
+        (lambda head, x: head(x).shape != x.shape, "every position leaks"),
     ],
     "2.4": [
         (lambda s, m: s.masked_fill(~m, -math.inf).softmax(-1), "gives NaN"),
-        (lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "gives weight to what is closed"),
+        (lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "gives weight to closed cells"),
         (lambda s, m: s.softmax(-1) * m, "must sum to 1"),
         (lambda s, m: (s + m.log()).softmax(-1).nan_to_num(), "gradient has NaN"),
         (lambda s, m: (s.exp() * m) / (s.exp() * m).sum(-1, keepdim=True), "gives NaN"),
@@ -182,16 +189,16 @@ WRONG = {
         (lambda s, m: s.tolist(), "not list"),
     ],
     "3.1": [
-        (324, "now add the constants"),
+        (324, "now add the biases"),
         (108, "that is one head"),
         (127, "that is one head"),
         (168, "d_model / H"),
-        (273, "joins the heads is missing"),
+        (273, "output projection, which joins the heads, is missing"),
         (400, "add up"),
         ("many", "could not convert"),
     ],
     "3.2": [
-        (lambda x, H: x.reshape(len(x), H, x.shape[1], -1), "memory was only renamed"),
+        (lambda x, H: x.reshape(len(x), H, x.shape[1], -1), "by a reshape alone"),
         (lambda x, H: x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2), r"numbers h \* d"),
         (lambda x, H: x.unflatten(-1, (H, -1)), r"the shape is \(2, 3, 5, 7\)"),
         (lambda x, H: torch.stack(x.chunk(H, -1)), r"the shape is \(5, 2, 3, 7\)"),
@@ -200,20 +207,20 @@ WRONG = {
     ],
     "3.3": [
         (lambda W, h, H: _head(W, h, H), "must be transposed"),
-        (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 looks elsewhere"),
-        (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 looks elsewhere"),
+        (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 attends differently"),
+        (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 attends differently"),
         (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
-        (lambda W, h, H: [_head(W, h, H)[i].T for i in (2, 1, 0)], "looks elsewhere"),
+        (lambda W, h, H: [_head(W, h, H)[i].T for i in (2, 1, 0)], "attends differently"),
         (lambda W, h, H: _head(W, h, H)[0].T, "three matrices"),
         (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
     ],
     "3.4": [
-        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are output numbers"),
+        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
         (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
-        (lambda W, h, H: W, "can still be heard"),
-        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 can still"),
+        (lambda W, h, H: W, "still contributes"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 still"),
         (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
-        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another has gone silent"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
     ],
     "7.1": [
         ([0.8, 0.05], "the right one included"),
@@ -223,7 +230,7 @@ WRONG = {
         ([math.nan, 0.04], "must sum to 1"),
     ],
     "7.2": [
-        (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "exchanged"),
+        (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
         (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
         (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
         (lambda P, n: (n * P + n * (n + 1) // 2, P + n - 1), "only the prompt's 2 rows"),
@@ -232,7 +239,7 @@ WRONG = {
         (lambda P, n: (66,), "not 1"),
     ],
     "7.3": [
-        (lambda z, w, f: _nll(z, w).mean(), "filler is counted"),
+        (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
         (
@@ -246,15 +253,15 @@ WRONG = {
     "7.4": [
         (_writer(start=True), "START and END do not belong"),
         (_writer(end=True), "START and END do not belong"),
-        (_writer(forget=True), "all that is written so far"),
+        (_writer(forget=True), "everything written so far"),
         (_writer(over=1), "for a model that"),
         (lambda scores, START, END, longest: [3, 1, 4][:longest], "never ends"),
         (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
     ],
     "8.1": [
         ([196, 590_592], "the class token is a token too"),
-        ([225, 590_592], "stand in a row"),
-        ([197, 589_824], "constants are missing"),
+        ([225, 590_592], "patches in a row"),
+        ([197, 589_824], "biases are missing"),
         ([197, 197_376], "three colours"),
         ([197, 150_528], "has a weight for each"),
         ([197], "not 1"),
@@ -270,11 +277,14 @@ WRONG = {
         (lambda x, p, c: x.tolist(), "not list"),
     ],
     "8.3": [
-        (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "turned round"),
+        (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "order is reversed"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
-        (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halved"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
         (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
-        (lambda m: _rolled(m, lambda A, eye: (A.mean(1) + eye) / 2, slice(-1, None)), "last layer"),
+        (
+            lambda m: _rolled(m, lambda A, eye: (A.mean(1) + eye) / 2, slice(-1, None)),
+            "last layer alone",
+        ),
         (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
     ],
     "8.4": [
@@ -291,38 +301,38 @@ WRONG = {
         ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),
         ([-1.0, 0.0, 0.0, 1.0], "take its root first"),
         ([-2, 0, 0, 2], "now divide by"),
-        ([1.41, 2.83, 2.83, 4.24], "take the mean off"),
+        ([1.41, 2.83, 2.83, 4.24], "subtract the mean"),
         ([-1.5, 0, 0, 1.5], "at least one"),
         ([math.nan] * 4, "at least one"),
         ([1.0, 2.0], "not 2"),
     ],
     "6.2": [
         (lambda d, f: _block_numbers(d, f, constants=False, norms=0), "it is .* you say"),
-        (lambda d, f: _block_numbers(d, f, constants=False), "constants of the Linear layers"),
-        (lambda d, f: _block_numbers(d, f, norms=0), "gains and shifts of the norms"),
+        (lambda d, f: _block_numbers(d, f, constants=False), "biases of the Linear layers"),
+        (lambda d, f: _block_numbers(d, f, norms=0), "gains and biases of the norms"),
         (lambda d, f: _block_numbers(d, f, norms=1), "one of the norms"),
         (lambda d, f: _block_numbers(d, f, join=False), "joins the heads"),
-        (lambda d, f: _block_numbers(d, f) - f - d, "constants of the network"),
+        (lambda d, f: _block_numbers(d, f) - f - d, "biases of the feed-forward network"),
         (lambda d, f: _block_numbers(d, 4 * d), "for d_model=6, d_ff=10"),
     ],
     "6.3": [
         (lambda x, a, t, n, m: m(n(x + a(x)) + t(n(x + a(x)))), "this is post-norm"),
         (lambda x, a, t, n, m: x + a(n(x)) + t(m(x)), "after attention has written"),
-        (lambda x, a, t, n, m: x + t(m(x + a(n(x)))), "start from the stream"),
-        (lambda x, a, t, n, m: exercises._on_the_norm(x, a, t, n, m), "add to x itself"),
+        (lambda x, a, t, n, m: x + t(m(x + a(n(x)))), "start from the residual stream"),
+        (lambda x, a, t, n, m: _added_to_the_norm(x, a, t, n, m), "add to x itself"),
         (lambda x, a, t, n, m: (y := x + a(n(x))) + t(n(y)), "used the first twice"),
         (lambda x, a, t, n, m: (y := x + a(m(x))) + t(n(y)), "swapped"),
-        (lambda x, a, t, n, m: m((y := x + a(n(x))) + t(m(y))), "nothing normalises the result"),
-        (lambda x, a, t, n, m: t(m(x + a(n(x)))), "another for the network"),
+        (lambda x, a, t, n, m: m((y := x + a(n(x))) + t(m(y))), "is not normalised"),
+        (lambda x, a, t, n, m: t(m(x + a(n(x)))), "the output of each sublayer is added"),
         (lambda x, a, t, n, m: x.add_(a(n(x))) + t(m(x)), "changed its argument"),
         (lambda x, a, t, n, m: x + a(x) + t(x), "largest difference"),
     ],
     "6.4": [
-        (lambda out, n: out.mean(1), "filler included"),
-        (lambda out, n: _masked_mean(out, n, torch.mul), "filler that holds nan"),
+        (lambda out, n: out.mean(1), "padding included"),
+        (lambda out, n: _masked_mean(out, n, torch.mul), "padding that holds nan"),
         (
             lambda out, n: _masked_mean(out.nan_to_num(0.0, math.inf), n, torch.mul),
-            "filler that holds inf",
+            "padding that holds inf",
         ),
         (lambda out, n: _masked_mean(out, n, lambda o, r: o * r).mul(n[:, None]), "difference"),
         (
@@ -345,7 +355,7 @@ WRONG = {
         (lambda out, order: out.tolist(), "not list"),
     ],
     "4.1": [
-        ([36.0, 2.0], "takes one variance"),
+        ([36.0, 2.0], "uses one variance"),
         ([18.0, 4.0], "fourth power"),
         ([16.0, 4.0], "one term: there are nine"),
         ([12.0, 4.0], "its square is the variance"),
@@ -359,9 +369,9 @@ WRONG = {
     ],
     "4.2": [
         (lambda s: -_outer(s.softmax(-1)), "the diagonal is missing"),
-        (lambda s: torch.diag_embed(s.softmax(-1)), "must give way"),
+        (lambda s: torch.diag_embed(s.softmax(-1)), "weights must fall"),
         (lambda s: torch.diag_embed(s.softmax(-1)) + _outer(s.softmax(-1)), "a sign is wrong"),
-        (lambda s: _outer(s.softmax(-1)) - torch.diag_embed(s.softmax(-1)), "turned round"),
+        (lambda s: _outer(s.softmax(-1)) - torch.diag_embed(s.softmax(-1)), "sign is reversed"),
         (lambda s: torch.diag(s.softmax(-1)) - _outer(s.softmax(-1)), "it raised"),
         (lambda s: torch.diag_embed(s.softmax(0)) - _outer(s.softmax(0)), "largest difference"),
         (lambda s: s.softmax(-1) * (1 - s.softmax(-1)), "shape is"),
@@ -370,18 +380,18 @@ WRONG = {
         (lambda s: s.tolist(), "not list"),
     ],
     "4.3": [
-        (lambda attend, d_k: d_k**-0.5, "has scale 1.000, and you say 0.250"),
+        (lambda attend, d_k: d_k**-0.5, "has scale 1.000, but you say 0.250"),
         (lambda attend, d_k: d_k**0.5, "its inverse"),
-        (lambda attend, d_k: 1.0, "has scale 0.250, and you say 1.000"),
-        (lambda attend, d_k: _log_ratio(attend, d_k, 1.0) / d_k, "and you say"),
-        (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "and you say -0.250"),
-        (lambda attend, d_k: 0.5 * _log_ratio(attend, d_k, 1.0), "and you say 0.125"),
+        (lambda attend, d_k: 1.0, "has scale 0.250, but you say 1.000"),
+        (lambda attend, d_k: _log_ratio(attend, d_k, 1.0) / d_k, "but you say"),
+        (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "but you say -0.250"),
+        (lambda attend, d_k: 0.5 * _log_ratio(attend, d_k, 1.0), "but you say 0.125"),
         (lambda attend, d_k: attend(torch.ones(1, d_k), torch.ones(2, d_k)), "it raised"),
-        (lambda attend, d_k: math.nan, "and you say nan"),
+        (lambda attend, d_k: math.nan, "but you say nan"),
     ],
     "4.4": [
-        (math.sqrt(2 * math.log(64)), "spread of the scores"),
-        (math.sqrt(2 * math.log(64)) / 64, "not by d_k"),
+        (math.sqrt(2 * math.log(64)), "spread of the scaled scores"),
+        (math.sqrt(2 * math.log(64)) / 64, "not of d_k"),
         (math.sqrt(math.log(64)) / 8, "one half"),
         (-math.sqrt(2 * math.log(64)) / 8, "fits worst"),
         (0.125, "2.48e\\+03 keys"),
@@ -390,7 +400,7 @@ WRONG = {
         ([1.0], "one number"),
     ],
     "5.1": [
-        ([math.sin(4), math.cos(4), math.sin(0.4), math.cos(0.4)], "this is place 4"),
+        ([math.sin(4), math.cos(4), math.sin(0.4), math.cos(0.4)], "this is position 4"),
         ([0.052, 0.999, 0.005, 1.0], "radians"),
         ([0.141, -0.990, 0.030, 1.0], "1/10"),
         ([0.141, -0.990, 0.141, -0.990], "a speed of its own"),
@@ -403,7 +413,7 @@ WRONG = {
     "5.2": [
         (lambda W, H: W, "as it was"),
         (lambda W, H: torch.cat([W[0::2], W[1::2]]), "within each head"),
-        (lambda W, H: W.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1), "way back"),
+        (lambda W, H: W.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1), "this is the inverse"),
         (lambda W, H: W.flip(0), "the even rows come first"),
         (lambda W, H: W[0::2], "shape is"),
         (lambda W, H: W.tolist(), "not list"),
@@ -411,9 +421,9 @@ WRONG = {
     ],
     "5.3": [
         (lambda real: torch.arange(real.shape[1]).expand_as(real), "you say"),
-        (lambda real: real.cumsum(-1), r"for \[1, 1, 1, 1\] the real tokens stand at 0"),
-        (lambda real: real.cumsum(-1) - 1, "stands at -1"),
-        (lambda real: (real.cumsum(-1) - 1).masked_fill(~real, 99), "stands at 99"),
+        (lambda real: real.cumsum(-1), r"for \[1, 1, 1, 1\] real tokens have positions 0"),
+        (lambda real: real.cumsum(-1) - 1, "has position -1"),
+        (lambda real: (real.cumsum(-1) - 1).masked_fill(~real, 99), "has position 99"),
         (lambda real: (real.cumsum(-1) - 1.0).clamp(min=0), "not torch.float"),
         (lambda real: (real.cumsum(-1) - 1)[0], "shape is"),
         (lambda real: (real.cumsum(0) - 1).clamp(min=0), "you say"),
@@ -449,7 +459,7 @@ def run(source: str):
 
 
 def test_every_exercise_has_a_stub_a_solution_and_wrong_answers():
-    known = set(exercises._CHECKS)
+    known = set(exercises.known())
     assert known == set(exercise_cells("exercise")) == set(exercise_cells("solution")) == set(WRONG)
     assert all(len(wrong) >= 3 for wrong in WRONG.values())
     chapters = {int(path.name[:2]) for path in pages.NOTEBOOKS}
@@ -523,5 +533,25 @@ def test_whatever_an_answer_raises_is_a_verdict():
 
 
 def test_unknown_exercises_are_refused():
-    with pytest.raises(ValueError, match=r"'9\.9'"):
-        exercises.check("9.9", 1)
+    listed = re.escape(", ".join(exercises.known()))
+    with pytest.raises(ValueError, match=rf"'99\.9'; known: {listed}$"):
+        exercises.check("99.9", 1)
+
+
+def test_an_exercise_is_registered_once(monkeypatch):
+    monkeypatch.setattr(_verdict, "_CHECKS", dict(_verdict._CHECKS))
+    first, *_ = before = exercises.known()
+    exercises.exercise("100.1")(lambda answer: None)
+    assert exercises.check("100.1", 1)
+    assert exercises.known() == [*before, "100.1"]  # a number, not a word: after 2.1
+    with pytest.raises(ValueError, match=f"exercise {re.escape(first)} has a check already"):
+        exercises.exercise(first)(lambda answer: None)
+
+
+def test_each_page_has_its_file():
+    """Its exercises stand under its number, in a file of its name."""
+    for path in pages.NOTEBOOKS:
+        number, _, name = path.stem.partition("_")
+        source = (pages.ROOT / "attn_lib" / "exercises" / f"{name}.py").read_text()
+        registered = re.findall(r'^@exercise\("(\d+)\.\d+"\)$', source, re.MULTILINE)
+        assert set(registered) == {str(int(number))}

@@ -16,14 +16,14 @@ from babel.dates import format_date, format_skeleton
 from record import checksums
 from safetensors.torch import save_file
 
-from attn_lib import datasets, pretrained
+from attn_lib import datasets, files, records
 
 
 @pytest.fixture
 def data(tmp_path, monkeypatch):
     """A copy of the data folder that may be damaged."""
-    copy = shutil.copytree(Path(str(datasets._DATA)), tmp_path / "data")
-    monkeypatch.setattr(datasets, "_DATA", copy)
+    copy = shutil.copytree(files.DATA, tmp_path / "data")
+    monkeypatch.setattr(files, "DATA", copy)
     return copy
 
 
@@ -52,13 +52,13 @@ def test_the_years_are_split_in_order_and_without_overlap():
 
 READERS = {
     "weather.csv": datasets.weather,
-    "03_many_heads.json": lambda: datasets.record("03_many_heads"),
-    "99_test.safetensors": lambda: pretrained.shipped_tensors("99_test"),
+    "03_many_heads.json": lambda: records.record("03_many_heads"),
+    "99_test.safetensors": lambda: records.shipped_tensors("99_test"),
 }
 REMEDIES = {
-    "weather.csv": "install attn_lib anew, or restore the file from the repository",
-    "03_many_heads.json": "python book/_ext/record.py book/03_many_heads.ipynb",
-    "99_test.safetensors": "python book/_ext/record.py book/99_test.ipynb",
+    "weather.csv": "reinstall attn_lib, or restore the file from the repository",
+    "03_many_heads.json": "python book/_tools/record.py book/03_many_heads.ipynb",
+    "99_test.safetensors": "python book/_tools/record.py book/99_test.ipynb",
 }
 DAMAGES = {
     "one byte flipped": lambda content: content[:40] + bytes([content[40] ^ 1]) + content[41:],
@@ -100,7 +100,7 @@ def test_a_missing_file_is_named_with_the_remedy(shipped, name):
     (shipped / name).unlink()
     with pytest.raises(FileNotFoundError) as caught:
         READERS[name]()
-    assert str(caught.value).startswith(f"{shipped / name} is missing: install attn_lib anew")
+    assert str(caught.value).startswith(f"{shipped / name} is missing: reinstall attn_lib")
     assert REMEDIES[name] in str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_the_list_no_longer_names_is_refused(shipped, name, damage):
     path = shipped / "SHA256SUMS"
     (line,) = [row for row in path.read_bytes().splitlines() if name.encode() in row]
     path.write_bytes(damage(line))
-    with pytest.raises(ValueError, match=r"is not listed in SHA256SUMS beside it: inst") as caught:
+    with pytest.raises(ValueError, match=r"is not listed in SHA256SUMS beside it: rein") as caught:
         READERS[name]()
     assert str(shipped / name) in str(caught.value)
     assert REMEDIES[name] in str(caught.value)
@@ -139,17 +139,17 @@ def test_a_flipped_hash_is_refused(shipped, name):
 
 def test_every_data_file_is_listed_with_its_hash_and_nothing_else():
     """Read by another parser than the library's, as sha256sum writes it: hash, two spaces, name."""
-    folder = Path(str(datasets._DATA))
+    folder = files.DATA
     rows = [line.split("  ") for line in (folder / "SHA256SUMS").read_text().splitlines()]
-    files = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
-    assert len(files) >= 6
-    assert rows == [[hashlib.sha256(p.read_bytes()).hexdigest(), p.name] for p in files]
+    listed = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
+    assert len(listed) >= 6
+    assert rows == [[hashlib.sha256(p.read_bytes()).hexdigest(), p.name] for p in listed]
 
 
 def test_a_file_that_nobody_listed_is_refused(data):
     (data / "99_test.json").write_text('{"torch": "2.13.0", "seeds": [0]}')
     with pytest.raises(ValueError, match=r"99_test\.json is not listed in SHA256SUMS"):
-        datasets.record("99_test")
+        records.record("99_test")
 
 
 def test_line_ends_of_another_system_are_no_damage(data):
@@ -165,27 +165,27 @@ def test_line_ends_in_weights_are_no_line_ends(shipped):
     path = shipped / "99_test.safetensors"
     content = path.read_bytes()
     assert content.count(b"\r\n") == 2
-    assert pretrained.shipped_tensors("99_test")["b.weight"].tolist() == [13, 10, 13, 10]
+    assert records.shipped_tensors("99_test")["b.weight"].tolist() == [13, 10, 13, 10]
     path.write_bytes(content.replace(b"\r\n", b"\n"))
     with pytest.raises(ValueError, match=r"99_test\.safetensors is damaged"):
-        pretrained.shipped_tensors("99_test")
+        records.shipped_tensors("99_test")
 
 
 def test_a_record_comes_back_as_written(data):
     written = {"torch": "2.13.0", "seeds": [0, 1, 2], "error": [0.5, 0.25, 0.125]}
     (data / "99_test.json").write_text(json.dumps(written))
     checksums(data)
-    assert datasets.record("99_test") == written
+    assert records.record("99_test") == written
 
 
 def test_a_missing_record_is_named_with_the_command_that_makes_it():
     with pytest.raises(FileNotFoundError, match=r"record\.py book/99_test\.ipynb"):
-        datasets.record("99_test")
+        records.record("99_test")
 
 
-@pytest.mark.parametrize("path", sorted(Path(str(datasets._DATA)).glob("*.json")), ids=str)
+@pytest.mark.parametrize("path", sorted(files.DATA.glob("*.json")), ids=str)
 def test_every_record_has_as_many_results_as_seeds(path):
-    found = datasets.record(path.stem)
+    found = records.record(path.stem)
     assert found["seeds"]
     assert {len(found[name]) for name in found if name != "torch"} == {len(found["seeds"])}
 
@@ -398,7 +398,7 @@ def test_a_damaged_original_is_named_with_the_remedy(originals, name, damage):
         {"altered": packed, "cut": packed[:-9], "empty": b"", "no gzip": content}[damage]
     )
     with pytest.raises(
-        ValueError, match=rf"{name}\.gz is damaged.*dataset-fashion-mnist"
+        ValueError, match=rf"{name}\.gz (holds )?is damaged.*dataset-fashion-mnist"
     ) as caught:
         datasets.fashion("test", folder=originals)
     assert str(path) in str(caught.value)
@@ -450,12 +450,12 @@ def test_a_damaged_image_file_is_named_with_the_remedy(data, name, read, damage)
     with pytest.raises(ValueError, match=rf"{name} is damaged or altered.*restore the file"):
         read()
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{name} is missing: install attn_lib anew"):
+    with pytest.raises(FileNotFoundError, match=rf"{name} is missing: reinstall attn_lib"):
         read()
 
 
 def test_data_of_others_come_with_their_licence():
-    notes = {name: datasets._checked(name).decode() for name in ("fashion.txt", "photographs.txt")}
+    notes = {name: files.packaged(name).decode() for name in ("fashion.txt", "photographs.txt")}
     assert "Copyright © 2017 Zalando SE" in notes["fashion.txt"]
     assert "MIT License" in notes["fashion.txt"]
     assert {f"{name}.jpg" for name in datasets.photographs()} <= set(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
 
-from attn_lib import causal_mask, layers, padding_mask, window_mask
+from attn_lib import causal_mask, functional, interop, layers, padding_mask, window_mask
 from attn_lib.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -95,7 +95,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
     theirs = nn.MultiheadAttention(
         6, 3, bias=constants, kdim=width, vdim=width, batch_first=True
     ).double()
-    ours = MultiHeadAttention.from_torch(theirs)
+    ours = interop.from_torch(theirs)
     x = draw(2, 5, 6).requires_grad_()
     context = x if width == 6 else draw(2, 5, 5, seed=1)
     lengths = torch.tensor([5, 3])
@@ -115,7 +115,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
     (grad,) = torch.autograd.grad(out.square().sum(), x, retain_graph=True)
     (expected_grad,) = torch.autograd.grad(expected.square().sum(), x)
     torch.testing.assert_close(grad, expected_grad)
-    back = ours.to_torch()
+    back = interop.to_torch(ours)
     for name, value in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
 
@@ -130,7 +130,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
 )
 def test_what_torch_has_and_we_have_not_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        MultiHeadAttention.from_torch(nn.MultiheadAttention(6, 3, **options))
+        interop.from_torch(nn.MultiheadAttention(6, 3, **options))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
         "the default scale, and neither softcap nor rotary positions$"
     )
     with pytest.raises(ValueError, match=message):
-        layer_of(**options).to_torch()
+        interop.to_torch(layer_of(**options))
 
 
 # ---------------------------------------------------------------- key-value cache
@@ -162,7 +162,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
     st.sampled_from(["nothing", "padding", "window", "bias"]),
 )
 def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
-    """Outputs and gradients; the queries of a later piece see all that came before."""
+    """Outputs and gradients; the queries of a later piece attend to all that came before."""
     layer, T = layer_of(**options), sum(pieces)
     x = draw(2, T, 6).requires_grad_()
     given = {}
@@ -212,15 +212,15 @@ def test_a_cache_keeps_what_a_context_has_shown():
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
 @pytest.mark.parametrize("source", ["self", "cross"])
-def test_filler_may_hold_anything_with_a_cache_too(garbage, source):
+def test_padding_may_hold_anything_with_a_cache_too(garbage, source):
     layer, x, context = layer_of(), draw(2, 4, 6), draw(2, 4, 6, seed=1)
     filled, mask = (x if source == "self" else context), padding_mask(torch.tensor([4, 2]), 4)
     results = []
-    for filler in (0.0, garbage):
-        filled[1, 2:], cache = filler, {}
+    for padding in (0.0, garbage):
+        filled[1, 2:], cache = padding, {}
         given = (x, None) if source == "self" else (x[:, :2], context)
         results.append(layer(*given, mask=mask, cache=cache)[:, :2])
-        if source == "self":  # the filler is closed to the next query too
+        if source == "self":  # the padding is closed to the next query too
             wider = torch.cat([mask, torch.ones(2, 1, 1, 1).bool()], dim=-1)
             results.append(layer(context[:, :1], mask=wider, cache=cache))
     half = len(results) // 2
@@ -228,7 +228,7 @@ def test_filler_may_hold_anything_with_a_cache_too(garbage, source):
         assert torch.equal(clean, dirty)
 
 
-def test_what_is_closed_now_may_be_seen_later():
+def test_what_is_closed_now_may_be_attended_to_later():
     layer, x = layer_of(), draw(1, 3, 6)
     mask = torch.tensor([[True, False], [True, False]])
     cache = {}
@@ -249,7 +249,7 @@ def test_autocast_takes_a_bias_of_any_dtype():
 def test_a_cache_of_another_batch_is_refused():
     layer, cache = layer_of(), {}
     layer(draw(2, 3, 6), cache=cache)
-    with pytest.raises(ValueError, match=r"^x and cache must have one batch size, got 1 and 2$"):
+    with pytest.raises(ValueError, match=r"^x and cache .* the same batch size, got 1 and 2$"):
         layer(draw(1, 5, 6), cache=cache)
 
 
@@ -277,7 +277,7 @@ def test_an_empty_example_harms_nobody():
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
-def test_filler_of_a_context_may_hold_anything(garbage):
+def test_padding_of_a_context_may_hold_anything(garbage):
     layer = layer_of()
     x, context = draw(2, 4, 6), draw(2, 5, 6, seed=1)
     mask = padding_mask(torch.tensor([5, 3]), 5)
@@ -322,19 +322,19 @@ def test_what_is_recorded_knows_every_option():
 
 def test_copies_keep_dropout_mode_and_dtype():
     theirs = nn.MultiheadAttention(6, 3, dropout=0.25, batch_first=False).double().eval()
-    ours = MultiHeadAttention.from_torch(theirs)
+    ours = interop.from_torch(theirs)
     assert (ours.dropout, ours.training, ours.q_proj.weight.dtype) == (0.25, False, torch.float64)
-    back = ours.to_torch()
+    back = interop.to_torch(ours)
     assert (back.dropout, back.training, back.batch_first) == (0.25, False, True)
     assert back.out_proj.weight.dtype == torch.float64
-    assert MultiHeadAttention.from_torch(theirs.train()).train().to_torch().training
+    assert interop.to_torch(interop.from_torch(theirs.train()).train()).training
     ours.q_proj.weight.data.zero_()
     assert not bool((theirs.in_proj_weight[:6] == 0).all())  # a copy, not a view
 
 
 def test_without_constants_there_are_none():
-    assert all(linear.bias is None for linear in layer_of(bias=False)._projections())
-    assert all(linear.bias is not None for linear in layer_of()._projections())
+    assert [n for n, _ in layer_of(bias=False).named_parameters() if n.endswith("bias")] == []
+    assert sum(n.endswith("bias") for n, _ in layer_of().named_parameters()) == 4
 
 
 def test_softcap_drops_out_in_training_too():
@@ -394,13 +394,13 @@ def test_dropout_is_for_training_only():
 @pytest.mark.parametrize(("d_k", "d_v"), [(4, 7), (7, 4), (5, 5)])
 def test_the_kernel_gets_one_width(d_k, d_v, monkeypatch):
     """Unequal widths would fall to PyTorch's slow kernel; the answer would be the same."""
-    widths, kernel = [], layers.F.scaled_dot_product_attention
+    widths, kernel = [], functional.F.scaled_dot_product_attention
 
     def watched(q, k, v, **options):
         widths.extend(x.shape[-1] for x in (q, k, v))
         return kernel(q, k, v, **options)
 
-    monkeypatch.setattr(layers.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(functional.F, "scaled_dot_product_attention", watched)
     layer_of(d_k=d_k, d_v=d_v)(draw(2, 4, 6))
     assert widths == [max(d_k, d_v)] * 3
 
@@ -475,7 +475,7 @@ BAD_CALLS = [
     ({"x": draw(4, 6)}, ValueError, r"x must be \(batch, length, 6\), got \(4, 6\)"),
     ({"x": draw(2, 4, 5)}, ValueError, r"x must be .*got \(2, 4, 5\)"),
     ({"context": draw(2, 4, 7)}, ValueError, "context must be"),
-    ({"context": draw(3, 4, 6)}, ValueError, "one batch size, got 2 and 3"),
+    ({"context": draw(3, 4, 6)}, ValueError, "same batch size, got 2 and 3"),
     ({"mask": torch.ones(4, 4)}, TypeError, "mask must be a bool tensor"),
     ({"mask": [[True]]}, TypeError, "mask must be a bool tensor, .* got list"),
     ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(4, 4\) of the scores"),

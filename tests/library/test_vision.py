@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 
+from attn_lib import interop
 from attn_lib.layers import record_attention
 from attn_lib.transformer import TransformerBlock, TransformerEncoder
 from attn_lib.vision import (
@@ -171,7 +172,7 @@ def test_the_model_can_be_exported():
 # ---------------------------------------------------------------- LayerScale
 
 
-def test_a_gain_multiplies_what_each_part_adds():
+def test_a_gain_multiplies_what_each_sublayer_adds():
     torch.manual_seed(0)
     for first in (True, False):
         block = TransformerBlock(
@@ -207,7 +208,7 @@ def test_without_layer_scale_a_block_has_nothing_new():
     stack = TransformerEncoder(6, 3, 11, num_layers=2, layer_scale=0.5)
     assert [block.feed_forward_gain[0].item() for block in stack.blocks] == [0.5, 0.5]
     with pytest.raises(ValueError, match="PyTorch's layers have no LayerScale"):
-        scaled.to_torch()
+        interop.to_torch(scaled)
 
 
 # ---------------------------------------------------------------- names of transformers
@@ -241,7 +242,7 @@ def test_equals_a_model_of_transformers(kind, names, tmp_path):
         theirs.save_pretrained(tmp_path)
         state = load_file(tmp_path / "model.safetensors")
         assert "encoder.layer.1.attention.attention.query.weight" in state
-    ours = VisionTransformer.from_transformers(state, num_heads=3, eps=EPS[kind])
+    ours = interop.vision_transformer(state, num_heads=3, eps=EPS[kind])
     assert not ours.training
     assert ours.patches.projection.weight.dtype == torch.float64
     images = draw(2, 2, 15, 15).requires_grad_()
@@ -266,13 +267,13 @@ def test_equals_a_model_of_transformers(kind, names, tmp_path):
 
 def test_equals_vit_in_single_precision():
     theirs = witness("vit").float()
-    ours = VisionTransformer.from_transformers(theirs.state_dict(), num_heads=3)
+    ours = interop.vision_transformer(theirs.state_dict(), num_heads=3)
     images = draw(5, 2, 15, 15, dtype=torch.float32)
     expected = theirs(images).last_hidden_state
     torch.testing.assert_close(ours.features(images), expected, atol=1e-5, rtol=0)
 
 
-def test_every_tensor_of_theirs_has_its_place():
+def test_every_tensor_of_theirs_has_a_counterpart():
     """Altering any of them alters the output as it alters theirs."""
     theirs, images = witness("dinov2"), draw(2, 2, 15, 15)
     for name, p in theirs.named_parameters():
@@ -280,7 +281,7 @@ def test_every_tensor_of_theirs_has_its_place():
             continue
         with torch.no_grad():
             p.mul_(1.25)
-        ours = VisionTransformer.from_transformers(theirs.state_dict(), num_heads=3, eps=1e-6)
+        ours = interop.vision_transformer(theirs.state_dict(), num_heads=3, eps=1e-6)
         torch.testing.assert_close(
             ours.features(images), theirs(images).last_hidden_state, atol=1e-9, rtol=0, msg=name
         )
@@ -289,7 +290,7 @@ def test_every_tensor_of_theirs_has_its_place():
 @pytest.mark.parametrize("size", [5, 10, 25, 35])
 def test_positions_at_another_size_equal_theirs(size):
     theirs, images = witness("vit"), draw(2, 2, size, size)
-    ours = VisionTransformer.from_transformers(theirs.state_dict(), num_heads=3, image_size=size)
+    ours = interop.vision_transformer(theirs.state_dict(), num_heads=3, image_size=size)
     expected = theirs(images, interpolate_pos_encoding=True).last_hidden_state
     torch.testing.assert_close(ours.features(images), expected, atol=1e-9, rtol=0)
 
@@ -321,7 +322,7 @@ def test_positions_that_cannot_be_resampled_are_named(rows, grid):
 def test_a_name_without_a_counterpart_is_named(name):
     state = {**witness("vit").state_dict(), name: torch.zeros(3)}
     with pytest.raises(ValueError, match=f"{name} has no counterpart in VisionTransformer"):
-        VisionTransformer.from_transformers(state, num_heads=3)
+        interop.vision_transformer(state, num_heads=3)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_a_missing_weight_is_named(name, ours):
     state = witness("vit").state_dict()
     del state[name]
     with pytest.raises(ValueError, match=f"the weights have no counterpart of {ours}$"):
-        VisionTransformer.from_transformers(state, num_heads=3)
+        interop.vision_transformer(state, num_heads=3)
 
 
 # ---------------------------------------------------------------- rollout

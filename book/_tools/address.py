@@ -1,4 +1,4 @@
-"""Set the book's public address everywhere: ``python book/_ext/address.py URL``.
+"""Set the book's public address everywhere: ``python book/_tools/address.py URL``.
 
 ``_config.yml``'s ``repository.url`` is the single source; the README and the first cell of each
 notebook repeat it. With an address set, the launch buttons for Colab are switched on.

@@ -1,4 +1,4 @@
-"""Run notebooks anew and store their outputs: ``python book/_ext/execute.py book/NAME.ipynb …``.
+"""Run notebooks anew and store their outputs: ``python book/_tools/execute.py book/NAME.ipynb …``.
 
 `jupyter execute` cannot be told to leave out each cell's start and end times, and stores the
 Python version; both would change with every run and hide the changes that matter.

@@ -1,4 +1,4 @@
-"""Repeat a page's training for several seeds: ``python book/_ext/record.py book/NN_name.ipynb``.
+"""Repeat a page's training for several seeds: ``python book/_tools/record.py book/NN_name.ipynb``.
 
 The cells tagged `experiment` are run in order and define ``run(seed)``, which returns a dict of
 numbers; the seeds stand in the notebook's metadata, ``{"record": {"seeds": [0, 1, 2]}}``. The page

@@ -1,0 +1,54 @@
+"""The names of weights in the package transformers, and what the same weights are called here."""
+
+# their name of a module or weight: our name; an empty one is left out
+BERT = {
+    "embeddings.word_embeddings": "words",
+    "embeddings.position_embeddings.weight": "positions.table",
+    "embeddings.token_type_embeddings.weight": "segment",
+    "embeddings.LayerNorm": "norm",
+    "embeddings.position_ids": "",
+    "embeddings.token_type_ids": "",
+    "pooler.dense": "",
+}
+VISION = {
+    "embeddings.cls_token": "class_token",
+    "embeddings.position_embeddings": "positions.table",
+    "embeddings.patch_embeddings.projection": "patches.projection",
+    "embeddings.mask_token": "",
+    "layernorm": "encoder.norm",
+    "pooler.dense": "",
+}
+# the same within a block, where the names follow "encoder.layer.0." or "layers.0."
+BERT_BLOCK = {
+    "attention.self.query": "attention.q_proj",
+    "attention.self.key": "attention.k_proj",
+    "attention.self.value": "attention.v_proj",
+    "attention.output.dense": "attention.out_proj",
+    "attention.output.LayerNorm": "attention_norm",
+    "intermediate.dense": "feed_forward.up",
+    "output.dense": "feed_forward.down",
+    "output.LayerNorm": "feed_forward_norm",
+}
+VISION_BLOCK = {
+    # in published files
+    "attention.attention.query": "attention.q_proj",
+    "attention.attention.key": "attention.k_proj",
+    "attention.attention.value": "attention.v_proj",
+    "attention.output.dense": "attention.out_proj",
+    "layernorm_before": "attention_norm",
+    "intermediate.dense": "feed_forward.up",
+    "output.dense": "feed_forward.down",
+    "layernorm_after": "feed_forward_norm",
+    # in version 5 of transformers, where they differ
+    "attention.q_proj": "attention.q_proj",
+    "attention.k_proj": "attention.k_proj",
+    "attention.v_proj": "attention.v_proj",
+    "attention.o_proj": "attention.out_proj",
+    "mlp.fc1": "feed_forward.up",
+    "mlp.fc2": "feed_forward.down",
+    # Dinov2Model
+    "norm1": "attention_norm",
+    "norm2": "feed_forward_norm",
+    "layer_scale1.lambda1": "attention_gain",
+    "layer_scale2.lambda1": "feed_forward_gain",
+}

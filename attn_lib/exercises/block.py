@@ -1,0 +1,157 @@
+"""The block: a norm by hand, its size, its order, a mean over real tokens."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attn_lib.exercises._verdict import differs, exercise, numbers_of
+
+Sublayer = Callable[[Tensor], Tensor]
+Norm = Callable[[Tensor], Tensor]
+
+
+@exercise("6.1")
+def layer_norm(answer: Any) -> str | None:
+    """The token (2, 4, 4, 6)."""
+    given = numbers_of(answer)
+    if len(given) != 4:
+        return f"the token has four numbers, so four are wanted, not {len(given)}"
+
+    def near(row: list[float]) -> bool:
+        return all(abs(a - b) < 0.006 for a, b in zip(given, row, strict=True))
+
+    centred = [-2.0, 0.0, 0.0, 2.0]
+    if near([c / math.sqrt(2) for c in centred]):
+        return None
+    if near([c / math.sqrt(8 / 3) for c in centred]):
+        return "this variance divides by three: LayerNorm divides the sum of squares by all four"
+    if near([c / 2 for c in centred]):
+        return "you divided by the variance: take its root first"
+    if near(centred):
+        return "the mean is subtracted, as it should be: now divide by the standard deviation"
+    if near([n / math.sqrt(2) for n in (2, 4, 4, 6)]):
+        return "subtract the mean before you divide"
+    return "at least one number is off: mean 4, then the mean of the four squared deviations"
+
+
+@exercise("6.2")
+def block_size(answer: Callable[[int, int], int]) -> str | None:
+    """Parameters of a block, counted in PyTorch's layer."""
+    for d_model, d_ff in ((6, 10), (8, 32), (5, 3)):
+        layer = torch.nn.TransformerEncoderLayer(d_model, 1, d_ff, device="meta")
+        parameters = dict(layer.named_parameters())
+        size, given = sum(p.numel() for p in parameters.values()), answer(d_model, d_ff)
+        if given == size:
+            continue
+        biases = sum(p.numel() for n, p in parameters.items() if n.endswith("bias"))
+        forgotten = {
+            biases: "all the biases, those of the norms included",
+            biases - 2 * d_model: "the biases of the Linear layers",
+            4 * d_model: "the gains and biases of the norms, or the biases of attention",
+            2 * d_model: "one of the norms, or the biases of both",
+            d_model * (d_model + 1): "the output projection, which joins the heads",
+            d_model**2: "the output projection, which joins the heads",
+            d_ff + d_model: "the biases of the feed-forward network",
+        }
+        case = f"for d_model={d_model}, d_ff={d_ff} it is {size}, but you say {given}"
+        missing = forgotten.get(size - given)
+        return f"{case}: you forgot {missing}" if missing else case
+    return None
+
+
+@exercise("6.3")
+def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
+    """``x + sublayer(norm(x))``, twice."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    x, A, W, gains = draw(2, 5, 7), draw(5, 5).softmax(-1), draw(7, 7), (draw(7), draw(7))
+
+    def attend(y: Tensor) -> Tensor:
+        return A @ y
+
+    def think(y: Tensor) -> Tensor:
+        return (y @ W).relu()
+
+    def first(y: Tensor) -> Tensor:
+        return F.layer_norm(y, (7,), gains[0])
+
+    def second(y: Tensor) -> Tensor:
+        return F.layer_norm(y, (7,), gains[1])
+
+    given = x.clone()
+    out = answer(given, attend, think, first, second)
+    if not torch.equal(given, x):
+        return "it changed its argument: write x = x + ..., not x += ..."
+    middle = x + attend(first(x))
+    fault = differs(out, middle + think(second(middle)))
+    if not fault:
+        return None
+    post = first(x + attend(x))
+    mistakes = {
+        "this is post-norm: normalise what a sublayer reads, not the sum": second(
+            post + think(post)
+        ),
+        "the network must read the residual stream after attention has written to it": middle
+        + think(second(x)),
+        "the second sum must start from the residual stream, not from the first x": x
+        + think(second(middle)),
+        "you added to the normalised token: add to x itself": _on_the_norm(
+            x, attend, think, first, second
+        ),
+        "each sublayer has its own norm; you used the first twice": middle + think(first(middle)),
+        "each sublayer has its own norm; you swapped them": _pre_norm(
+            x, attend, think, second, first
+        ),
+        "the result of a pre-norm block is not normalised": second(middle + think(second(middle))),
+        "the output of each sublayer is added: the network's too": think(second(middle)),
+    }
+    for said, wrong in mistakes.items():
+        if not differs(out, wrong):
+            return said
+    return fault
+
+
+def _pre_norm(x: Tensor, attend: Sublayer, think: Sublayer, first: Norm, second: Norm) -> Tensor:
+    x = x + attend(first(x))
+    return x + think(second(x))
+
+
+def _on_the_norm(x: Tensor, attend: Sublayer, think: Sublayer, first: Norm, second: Norm) -> Tensor:
+    x = first(x)
+    x = second(x + attend(x))
+    return x + think(x)
+
+
+@exercise("6.4")
+def mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
+    """Mean over the real tokens, whatever the padding holds."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor([5, 2, 3])
+    for T, d in ((5, 7), (6, 4)):
+        out = torch.randn(3, T, d, generator=generator)
+        expected = torch.stack([rows[:n].mean(0) for rows, n in zip(out, lengths, strict=True)])
+        given = answer(out.clone(), lengths.clone())
+        if not differs(given, out.mean(dim=1)):
+            return "this is the mean over all rows, padding included"
+        fault = differs(given, expected)
+        if fault and not differs(given, expected * lengths[:, None] / T):
+            return f"the sum is right, but you divided by T={T} instead of each sentence's length"
+        if fault:
+            return fault
+        for padding in (math.nan, math.inf):
+            spoiled = out.clone()
+            for row, n in zip(spoiled, lengths, strict=True):
+                row[n:] = padding
+            before = spoiled.clone()
+            if differs(answer(spoiled, lengths), expected):
+                return f"padding that holds {padding:g} gets through: times 0 is not enough"
+            if not torch.equal(spoiled.nan_to_num(), before.nan_to_num()):
+                return "it changed its argument; work on a new tensor"
+    return None

@@ -1,0 +1,146 @@
+"""One head: a row by hand, a softmax, attention, a query, and undoing a shuffle."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attn_lib.exercises._verdict import differs, exercise, numbers_of
+
+
+@exercise("1.1")
+def one_row(answer: Any) -> str | None:
+    """The weights of ``q = (1, 2)`` on keys (2, 0), (0, 1), (1, -1)."""
+    scores, root = [2.0, 2.0, -1.0], math.sqrt(2)
+    given = numbers_of(answer)
+    if len(given) != 3:
+        return f"there are three keys, so three weights are wanted, not {len(given)}"
+    if not all(map(math.isfinite, given)):
+        return "weights are finite numbers"
+
+    def softmax(row: list[float]) -> list[float]:
+        powers = [math.exp(s) for s in row]
+        return [p / sum(powers) for p in powers]
+
+    def near(row: list[float]) -> bool:
+        return all(abs(a - b) < 0.006 for a, b in zip(given, row, strict=True))
+
+    if near(softmax([s / root for s in scores])):
+        return None
+    if near(softmax(scores)):
+        return "these weights lack the scale: divide each score by the square root of d_k first"
+    if near([math.exp(s / root) for s in scores]):
+        return "these are the exponentials: divide each by their sum"
+    if near([s / root for s in scores]) or near(scores):
+        return "these are scores: exponentiate them, then divide by the sum"
+    if abs(sum(given) - 1.0) > 0.02:
+        return f"weights sum to 1, yours to {sum(given):.2f}"
+    return "the weights sum to 1, but at least one is off: compute the three dot products again"
+
+
+@exercise("1.2")
+def softmax(answer: Callable[[Tensor], Tensor]) -> str | None:
+    """A stable softmax over the last axis."""
+
+    def fault_for(*rows: list[float]) -> str | None:
+        scores = torch.tensor(rows)
+        before = scores.clone()
+        out = answer(scores)
+        if not torch.equal(scores, before):
+            return "it changed its argument; work on a new tensor"
+        fault = differs(out, F.softmax(scores, dim=-1))
+        if fault and not differs(out, F.softmax(scores, dim=0)):
+            return "your columns sum to 1, but each query's row must: normalise the last axis"
+        return fault
+
+    fault = fault_for([1.0, 2.0, 4.0], [3.0, 0.0, -1.0])
+    if fault:
+        return fault
+    if fault_for([1000.0, 999.0]):
+        return "large scores give NaN: subtract the row's maximum before the exponential"
+    # what is subtracted must be the maximum, and each row's own
+    if fault_for([0.0, -1000.0, 1000.0], [1000.0, 0.0, -1000.0], [-1000.0, -1000.0, -2000.0]):
+        return "it is wrong for rows of very different size: subtract each row's own maximum"
+    deep = torch.arange(24.0).view(2, 3, 4)
+    if differs(answer(deep), F.softmax(deep, dim=-1)):
+        return "it is wrong with three axes: normalise the last one, whatever comes before"
+    return None
+
+
+@exercise("1.3")
+def attention(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
+    """Attention for any leading axes, T, S, d_k and d_v."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    for batch, d_k in (((), 7), ((2,), 7), ((2, 3), 7), ((), 2)):
+        q, k, v = draw(*batch, 5, d_k), draw(*batch, 4, d_k), draw(*batch, 4, 3)
+        given = q.clone(), k.clone(), v.clone()
+        out = answer(*given)
+        if not all(map(torch.equal, given, (q, k, v))):
+            return "it changed an argument; work on new tensors"
+        if isinstance(out, tuple):
+            return "return the output alone, not a pair"
+        fault = differs(out, F.scaled_dot_product_attention(q, k, v))
+        if not fault:
+            continue
+        for scale, said in (
+            (1.0, "not scaled"),
+            (d_k**0.5, "multiplied"),
+            (3.0**-0.5, "scaled by d_v"),
+        ):
+            if not differs(out, F.scaled_dot_product_attention(q, k, v, scale=scale)):
+                return f"your scores are {said}: divide them by the square root of d_k"
+        wrong_axis = ((q @ k.mT) / d_k**0.5).softmax(-2) @ v
+        if not differs(out, wrong_axis):
+            return "your softmax runs over the queries: the last axis holds the keys"
+        return f"with {len(batch)} leading axes, {fault}"
+    return None
+
+
+@exercise("1.4")
+def query_for_milk(answer: Any) -> str | None:
+    """A query that puts more than 0.99 on milk, keys as on the page."""
+    tokens = ["the", "cat", "drank", "the", "warm", "milk"]
+    keys = [(0, 0), (2, 0), (1, 1), (0, 0), (-1, 1), (0, 2)]
+    query = numbers_of(answer)
+    if len(query) != 2:
+        return f"a query has d_k = 2 numbers, not {len(query)}"
+    if not all(map(math.isfinite, query)):
+        return "the two numbers must be finite"
+    shrink = max(1.0, max(map(abs, query)) / 1e100)  # sums of the largest floats overflow
+    query = [number / shrink for number in query]
+    scores = [(query[0] * a + query[1] * b) / math.sqrt(2) for a, b in keys]
+    powers = [math.exp(s - max(scores)) for s in scores]
+    weights = [p / sum(powers) for p in powers]
+    if weights[5] > 0.99:
+        return None
+    best = max(range(6), key=weights.__getitem__)
+    if best != 5:
+        return f"it attends most to {tokens[best]!r}: rotate the arrow towards milk"
+    return (
+        f"milk gets {weights[5]:.3f}: the direction is right, and a longer arrow makes the "
+        "softmax sharper"
+    )
+
+
+@exercise("1.5")
+def unshuffle(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
+    """Undo a shuffle."""
+    generator = torch.Generator().manual_seed(0)
+    for order in (torch.tensor([3, 0, 4, 1, 2]), torch.tensor([6, 2, 0, 7, 3, 1, 5, 4])):
+        rows = torch.rand(len(order), 2, generator=generator)
+        out = answer(rows[order], order.clone())
+        fault = differs(out, rows)
+        if fault and not differs(out, rows[order][order]):
+            return "that shuffles a second time: you need the inverse order, order.argsort()"
+        if fault and (not isinstance(out, Tensor) or out.shape != rows.shape):
+            return fault
+        if fault:
+            return "row order[i] of your result must be row i of the shuffled one"
+    return None

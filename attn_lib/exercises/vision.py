@@ -1,0 +1,111 @@
+"""Images: sizes, patches joined, rollout, a detector of models that ignore the order."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attn_lib.exercises._verdict import differs, exercise, numbers_of
+
+
+@exercise("8.1")
+def vit_sizes(answer: Any) -> str | None:
+    """Images of 224 pixels, patches of 16, three channels, width 768."""
+    given = numbers_of(answer)
+    if len(given) != 2:
+        return f"two numbers are wanted, tokens and parameters of the embedding, not {len(given)}"
+    tokens, parameters = given
+    if tokens == 196:
+        return "196 is the number of patches: the class token is a token too"
+    if tokens != 197:
+        return "there are 224 / 16 patches in a row, and as many rows; then add the class token"
+    if parameters == 589_824:
+        return "the biases are missing, one for each of the 768 outputs"
+    if parameters in (196_608, 197_376):
+        return "a patch has three colours"
+    if parameters != 590_592:
+        return "each of the 16 times 16 times 3 numbers has a weight for each of the 768 outputs"
+    return None
+
+
+@exercise("8.2")
+def join(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
+    """From patches back to images, against fold."""
+    for B, channels, side, p in ((2, 1, 3, 2), (2, 3, 2, 5), (3, 2, 1, 4)):
+        images = torch.arange(B * channels * (side * p) ** 2, dtype=torch.float64)
+        images = images.view(B, channels, side * p, side * p)
+        patches = F.unfold(images, p, stride=p).mT
+        out = answer(patches.clone(), p, channels)
+        fault = differs(out, images)
+        if not fault:
+            continue
+        if torch.equal(patches.reshape(images.shape), out) if isinstance(out, Tensor) else False:
+            return "a reshape alone makes strips of pixels: bring each row of pixels together first"
+        if isinstance(out, Tensor) and out.shape == images.shape and not differs(out.mT, images):
+            return "rows and columns are swapped"
+        case = f"{channels} channels and {side} by {side} patches of {p}"
+        return f"for {case}: {fault}"
+    return None
+
+
+@exercise("8.3")
+def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
+    """The product of (A + I) / 2, last layer first."""
+    generator = torch.Generator().manual_seed(0)
+    for layers, B, H, T in ((1, 2, 3, 5), (3, 2, 2, 4)):
+        shape = (layers, B, H, T, T)
+        maps = torch.randn(shape, generator=generator, dtype=torch.float64).softmax(-1)
+        eye = torch.eye(T, dtype=torch.float64)
+
+        def product(steps: list[Tensor]) -> Tensor:
+            total = eye  # noqa: B023
+            for step in steps:
+                total = step @ total
+            return total.expand(B, T, T)  # noqa: B023
+
+        mean = maps.mean(dim=2)
+        steps = [(A + eye) / 2 for A in mean]
+        out = answer(list(maps.clone()))
+        fault = differs(out, product(steps))
+        if not fault:
+            continue
+        for found, wrong in (
+            ("the order is reversed: the first layer acts first", product(steps[::-1])),
+            ("the residual stream, I, is missing", product(list(mean))),
+            ("halve each factor, so that its rows sum to 1", product([2 * s for s in steps])),
+            ("average over the heads, do not add them up", product([H * A + eye for A in mean])),
+            ("this is the last layer alone: multiply the factors of all layers", steps[-1]),
+        ):
+            if not differs(out, wrong):
+                return found
+        return fault
+    return None
+
+
+@exercise("8.4")
+def ignores_order(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) -> str | None:
+    """A detector of models that ignore the order of patches, tried on known ones."""
+    generator = torch.Generator().manual_seed(0)
+    patches, W, positions = torch.randn(3, 9, 7, generator=generator, dtype=torch.float64)
+    patches = patches[None]
+
+    def attend(x: Tensor) -> Tensor:
+        return (x @ W[:7] @ x.mT).softmax(-1) @ x
+
+    models = {
+        "attention, then the mean": (lambda x: attend(x).mean(1), True),
+        "a network for each patch, then the largest": (lambda x: (x @ W[:7]).tanh().amax(1), True),
+        "the sum of all patches": (lambda x: x.sum(1), True),
+        "attention with positions": (lambda x: attend(x + positions).mean(1), False),
+        "the first patch alone": (lambda x: x[:, 0], False),
+        "the last patch alone": (lambda x: x[:, -1], False),
+        "neighbours multiplied": (lambda x: (x[:, 1:] * x[:, :-1]).sum(1), False),
+        "faint positions": (lambda x: attend(x + 0.01 * positions).mean(1), False),
+        "logits that are always the same": (lambda x: x.sum(1) * 0.0, True),
+    }
+    for name, (model, ignores) in models.items():
+        if bool(answer(model, patches.clone())) != ignores:
+            return f"{name}: it {'ignores' if ignores else 'uses'} the order, but you say otherwise"
+    return None

@@ -1,0 +1,436 @@
+"""Other libraries' models as classes of this library, and back: the same weights, equal outputs.
+
+``from_torch`` and ``to_torch`` exchange layers with PyTorch; ``from_transformers`` takes a model of
+the package transformers. What has no counterpart raises; nothing that changes outputs is dropped.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib._names import BERT, BERT_BLOCK, VISION, VISION_BLOCK
+from attn_lib.layers import MultiHeadAttention
+from attn_lib.models import SentenceEncoder
+from attn_lib.transformer import TransformerBlock
+from attn_lib.vision import VisionTransformer, resample_positions
+
+TorchBlock = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+
+
+@overload
+def from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention: ...
+@overload
+def from_torch(layer: TorchBlock) -> TransformerBlock: ...
+def from_torch(layer: nn.Module) -> MultiHeadAttention | TransformerBlock:
+    """A layer of this library with the weights of one of PyTorch's, and equal outputs.
+
+    The result is batch first, whatever ``layer`` is. PyTorch's decoder layer is not causal by
+    itself, and neither is the result: pass ``causal=True`` in each call.
+
+    Args:
+        layer: a ``torch.nn.MultiheadAttention``, ``TransformerEncoderLayer`` or
+            ``TransformerDecoderLayer``; its dropout, its order of norms and its mode (training or
+            evaluation) are taken over.
+
+    Returns:
+        A :class:`attn_lib.layers.MultiHeadAttention`, or a
+        :class:`attn_lib.transformer.TransformerBlock`, with cross-attention for a decoder layer.
+        It shares no memory with ``layer``.
+
+    Raises:
+        TypeError: another kind of module.
+        ValueError: what has no counterpart: ``kdim`` unlike ``vdim``, ``bias_k``,
+            ``add_zero_attn``, a block without biases, an activation other than relu and gelu.
+
+    Example:
+        >>> theirs = nn.MultiheadAttention(4, 2, batch_first=True)
+        >>> x = torch.randn(1, 3, 4)
+        >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-5)
+        True
+
+    Source: ``torch.nn.MultiheadAttention``, whose ``in_proj_weight`` holds the query, key and value
+    projections in this order; ``torch.nn.TransformerEncoderLayer`` and
+    ``torch.nn.TransformerDecoderLayer``, where ``linear1`` and ``linear2`` are the feed-forward
+    network and ``norm1``, ``norm2``, ``norm3`` follow the order of the sublayers.
+    """
+    if isinstance(layer, nn.MultiheadAttention):
+        return _attention_from_torch(layer)
+    if isinstance(layer, TorchBlock):
+        return _block_from_torch(layer)
+    raise TypeError(
+        "layer must be a MultiheadAttention, TransformerEncoderLayer or TransformerDecoderLayer "
+        f"of torch.nn, got {type(layer).__name__}"
+    )
+
+
+@overload
+def to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention: ...
+@overload
+def to_torch(layer: TransformerBlock) -> TorchBlock: ...
+def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
+    """The same weights as a layer of PyTorch with ``batch_first=True``.
+
+    Args:
+        layer: a :class:`attn_lib.layers.MultiHeadAttention` or a
+            :class:`attn_lib.transformer.TransformerBlock`.
+
+    Returns:
+        A ``torch.nn.MultiheadAttention`` for an attention layer; for a block a
+        ``TransformerEncoderLayer``, or a ``TransformerDecoderLayer`` if it has cross-attention. It
+        is in the mode of ``layer``, and shares no memory with it.
+
+    Raises:
+        TypeError: another kind of module.
+        ValueError: what PyTorch cannot express: widths of a head other than d_model / H, grouped
+            heads, another scale, softcap, rotary positions, LayerScale.
+
+    Example:
+        >>> block, x = TransformerBlock(6, 3, 24, activation="relu"), torch.randn(2, 5, 6)
+        >>> torch.allclose(to_torch(block)(x), block(x), atol=1e-5)
+        True
+
+    Source: as :func:`from_torch`.
+    """
+    if isinstance(layer, MultiHeadAttention):
+        return _attention_to_torch(layer)
+    if isinstance(layer, TransformerBlock):
+        return _block_to_torch(layer)
+    raise TypeError(
+        f"layer must be a MultiHeadAttention or a TransformerBlock, got {type(layer).__name__}"
+    )
+
+
+def _attention_from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
+    if layer.kdim != layer.vdim:
+        raise ValueError(
+            f"keys and values must have the same width, got kdim={layer.kdim} and vdim={layer.vdim}"
+        )
+    if layer.bias_k is not None or layer.add_zero_attn:
+        raise ValueError("add_bias_kv and add_zero_attn have no counterpart here")
+    ours = MultiHeadAttention(
+        layer.embed_dim,
+        layer.num_heads,
+        d_context=layer.kdim,
+        bias=layer.in_proj_bias is not None,
+        dropout=layer.dropout,
+    ).to(layer.out_proj.weight)
+    with torch.no_grad():
+        for mine, views in zip(_projections(ours), _torch_projections(layer), strict=True):
+            for name, view in views.items():
+                getattr(mine, name).copy_(view)
+    return ours.train(layer.training)
+
+
+def _attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
+    d_model = layer.q_proj.in_features
+    plain = (
+        layer.d_k == layer.d_v == d_model / layer.num_heads
+        and layer.num_kv_heads == layer.num_heads
+        and layer.scale == 1.0 / math.sqrt(layer.d_k)
+        and layer.softcap is None
+        and layer.rotary is None
+    )
+    if not plain:
+        raise ValueError(
+            "nn.MultiheadAttention needs d_k = d_v = d_model / num_heads, as many key heads, "
+            "the default scale, and neither softcap nor rotary positions"
+        )
+    theirs = nn.MultiheadAttention(
+        d_model,
+        layer.num_heads,
+        dropout=layer.dropout,
+        bias=layer.q_proj.bias is not None,
+        kdim=layer.k_proj.in_features,
+        vdim=layer.v_proj.in_features,
+        batch_first=True,
+    ).to(layer.out_proj.weight)
+    with torch.no_grad():
+        for mine, views in zip(_projections(layer), _torch_projections(theirs), strict=True):
+            for name, view in views.items():
+                view.copy_(getattr(mine, name))
+    return theirs.train(layer.training)
+
+
+def _projections(layer: MultiHeadAttention) -> list[nn.Linear]:
+    return [layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj]
+
+
+def _torch_projections(layer: nn.MultiheadAttention) -> list[dict[str, Tensor]]:
+    """Views of the weight and bias of each projection: queries, keys, values, output."""
+    weights: Iterable[Tensor]
+    if layer.in_proj_weight is not None:
+        weights = layer.in_proj_weight.chunk(3)
+    else:
+        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
+    views = [{"weight": weight} for weight in (*weights, layer.out_proj.weight)]
+    if layer.in_proj_bias is not None:
+        biases = (*layer.in_proj_bias.chunk(3), layer.out_proj.bias)
+        for view, bias in zip(views, biases, strict=True):
+            view["bias"] = bias
+    return views
+
+
+def _block_from_torch(layer: TorchBlock) -> TransformerBlock:
+    if layer.linear1.bias is None:
+        raise ValueError("a layer without biases has no counterpart here")
+    ours = TransformerBlock(
+        layer.linear1.in_features,
+        layer.self_attn.num_heads,
+        layer.linear1.out_features,
+        norm_first=layer.norm_first,
+        dropout=layer.dropout.p,
+        cross_attention=isinstance(layer, nn.TransformerDecoderLayer),
+        activation=_activation_name(layer),
+        eps=layer.norm1.eps,
+    ).to(layer.linear1.weight)
+    ours.attention = _attention_from_torch(layer.self_attn)
+    if isinstance(layer, nn.TransformerDecoderLayer):
+        ours.cross = _attention_from_torch(layer.multihead_attn)
+    for mine, theirs in zip(_plain_parts(ours), _torch_parts(layer), strict=True):
+        mine.load_state_dict(theirs.state_dict())
+    return ours.train(layer.training)
+
+
+def _block_to_torch(block: TransformerBlock) -> TorchBlock:
+    if block.attention_gain is not None:
+        raise ValueError("PyTorch's layers have no LayerScale")
+    up = block.feed_forward.up
+    options: dict[str, Any] = {
+        "dropout": block.dropout.p,
+        "activation": "relu" if isinstance(block.feed_forward.activation, nn.ReLU) else "gelu",
+        "layer_norm_eps": block.attention_norm.eps,
+        "norm_first": block.norm_first,
+    }
+    sizes = (up.in_features, block.attention.num_heads, up.out_features)
+    theirs: TorchBlock
+    if block.cross is None:
+        theirs = nn.TransformerEncoderLayer(*sizes, **options).to(up.weight)
+    else:
+        theirs = nn.TransformerDecoderLayer(*sizes, **options).to(up.weight)
+        theirs.multihead_attn = _attention_to_torch(block.cross)
+    theirs.self_attn = _attention_to_torch(block.attention)  # the one that is batch first
+    for mine, other in zip(_plain_parts(block), _torch_parts(theirs), strict=True):
+        other.load_state_dict(mine.state_dict())
+    return theirs.train(block.training)
+
+
+def _plain_parts(block: TransformerBlock) -> list[nn.Module]:
+    norms = [block.attention_norm, block.cross_norm, block.feed_forward_norm]
+    network: list[nn.Module] = [block.feed_forward.up, block.feed_forward.down]
+    return network + [norm for norm in norms if norm is not None]
+
+
+def _torch_parts(layer: TorchBlock) -> list[nn.Module]:
+    norms = [layer.norm1, layer.norm2, getattr(layer, "norm3", None)]
+    network: list[nn.Module] = [layer.linear1, layer.linear2]
+    return network + [norm for norm in norms if norm is not None]
+
+
+def _activation_name(layer: TorchBlock) -> str:
+    for name, function, module in (
+        ("relu", nn.functional.relu, nn.ReLU),
+        ("gelu", nn.functional.gelu, nn.GELU),
+    ):
+        used = layer.activation
+        if used is function or (
+            isinstance(used, module)
+            and torch.equal(used(torch.linspace(-3, 3, 7)), function(torch.linspace(-3, 3, 7)))
+        ):
+            return name
+    raise ValueError(f"activation must be relu or gelu, got {layer.activation}")
+
+
+def from_transformers(
+    model: nn.Module, *, image_size: int | None = None
+) -> SentenceEncoder | VisionTransformer:
+    """A model of this library with the weights of a model of the package transformers.
+
+    Args:
+        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``, recognised by its
+            ``model.config.model_type``. A pooler and a mask token are left out.
+        image_size: side of the images, in pixels, for a model of images; default: the size at
+            which it was trained. For any other size the positions are resampled.
+
+    Returns:
+        A :class:`attn_lib.models.SentenceEncoder` without a tokenizer, or a
+        :class:`attn_lib.vision.VisionTransformer` without classes. It is in evaluation mode and
+        in the dtype of the weights; its output, or that of ``features``, equals
+        ``last_hidden_state``.
+
+    Raises:
+        ValueError: another type of model; an activation other than the exact GELU; a weight that
+            is missing or has no counterpart here.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTModel
+        >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
+        ...                    intermediate_size=11, image_size=4, patch_size=2)
+        >>> theirs, images = ViTModel(config).eval(), torch.randn(1, 3, 4, 4)
+        >>> ours = from_transformers(theirs)
+        >>> torch.allclose(ours.features(images), theirs(images).last_hidden_state, atol=1e-5)
+        True
+
+    Source: ``BertModel``, ``ViTModel`` and ``Dinov2Model`` of the package transformers.
+    """
+    config: Any = getattr(model, "config", None)
+    kind = getattr(config, "model_type", None)
+    if kind not in ("bert", "vit", "dinov2"):
+        raise ValueError(f"model must be of type bert, vit or dinov2, got {kind!r}")
+    if config.hidden_act != "gelu":
+        raise ValueError(f"the activation must be gelu, got {config.hidden_act!r}")
+    state, heads, eps = model.state_dict(), config.num_attention_heads, config.layer_norm_eps
+    if kind == "bert":
+        return sentence_encoder(state, num_heads=heads, eps=eps)
+    return vision_transformer(state, num_heads=heads, eps=eps, image_size=image_size)
+
+
+def sentence_encoder(
+    state: Mapping[str, Tensor], *, num_heads: int, eps: float = 1e-12, tokenizer: Any = None
+) -> SentenceEncoder:
+    """The encoder whose weights have the names of ``BertModel``.
+
+    Args:
+        state: from names to tensors. A pooler, the second segment's embedding and a stored list
+            of positions are left out.
+        num_heads: H, which no shape of the weights shows.
+        eps: added to the variance in each LayerNorm; default 1e-12, as in ``BertModel``.
+        tokenizer: as in :class:`attn_lib.models.SentenceEncoder`; default: none.
+
+    Returns:
+        A model in evaluation mode, in the dtype of the weights.
+
+    Raises:
+        ValueError: a name that is missing or has no counterpart here.
+
+    Example:
+        >>> from transformers import BertConfig, BertModel
+        >>> config = BertConfig(vocab_size=7, hidden_size=6, num_attention_heads=3,
+        ...                     num_hidden_layers=2, intermediate_size=11)
+        >>> theirs, ids = BertModel(config).eval(), torch.tensor([[3, 1, 4, 1]])
+        >>> ours = sentence_encoder(theirs.state_dict(), num_heads=3)
+        >>> out = ours(ids, torch.tensor([4]))
+        >>> torch.allclose(out, theirs(ids).last_hidden_state, atol=1e-5)
+        True
+
+    Source: ``BertModel`` of the package transformers.
+    """
+    ours = _renamed(state, BERT, BERT_BLOCK, SentenceEncoder)
+    hidden = "encoder.blocks.0.feed_forward.up.weight"
+    _check_has(ours, "words.weight", "positions.table", "segment", hidden)
+    ours["segment"] = ours["segment"][0]  # this class has a single segment
+    vocab_size, d_model = ours["words.weight"].shape
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = SentenceEncoder(
+            vocab_size=vocab_size,
+            max_len=len(ours["positions.table"]),
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=len(ours[hidden]),
+            num_layers=_count_blocks(ours),
+            eps=eps,
+            tokenizer=tokenizer,
+        )
+    _filled(model, ours)
+    return model
+
+
+def vision_transformer(
+    state: Mapping[str, Tensor],
+    *,
+    num_heads: int,
+    image_size: int | None = None,
+    eps: float = 1e-12,
+) -> VisionTransformer:
+    """The model whose weights have the names of ``ViTModel`` or ``Dinov2Model``.
+
+    Two spellings are read: that of published files, and that of ``state_dict()`` in version 5 of
+    the package transformers.
+
+    Args:
+        state: from names to tensors. A pooler and a mask token are left out.
+        num_heads: H, which no shape of the weights shows.
+        image_size: side of the images, in pixels; default: the size at which the model was
+            trained. For any other size the positions are resampled.
+        eps: added to the variance in each LayerNorm: 1e-12, the default, in ``ViTModel``, and 1e-6
+            in ``Dinov2Model``.
+
+    Returns:
+        A model without classes, in evaluation mode, in the dtype of the weights.
+
+    Raises:
+        ValueError: a name that is missing or has no counterpart here.
+
+    Example:
+        >>> from transformers import ViTConfig, ViTModel
+        >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
+        ...                    intermediate_size=11, image_size=4, patch_size=2)
+        >>> model = vision_transformer(ViTModel(config).state_dict(), num_heads=3, image_size=6)
+        >>> model.image_size, len(model.positions.table)  # the class token and 3 · 3 patches
+        (6, 10)
+
+    Source: ``ViTModel`` and ``Dinov2Model`` of the package transformers.
+    """
+    ours = _renamed(state, VISION, VISION_BLOCK, VisionTransformer)
+    hidden, kernel = "encoder.blocks.0.feed_forward.up.weight", "patches.projection.weight"
+    _check_has(ours, "class_token", "positions.table", kernel, hidden)
+    for name in ("class_token", "positions.table"):
+        ours[name] = ours[name][0]  # (1, ...) in theirs, for the batch
+    width, channels, patch_size, _ = ours[kernel].shape
+    trained_size = patch_size * math.isqrt(len(ours["positions.table"]) - 1)
+    image_size = trained_size if image_size is None else image_size
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = VisionTransformer(
+            image_size=image_size,
+            patch_size=patch_size,
+            in_channels=channels,
+            num_classes=0,
+            d_model=width,
+            num_heads=num_heads,
+            d_ff=len(ours[hidden]),
+            num_layers=_count_blocks(ours),
+            layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
+            eps=eps,
+        )
+    ours["positions.table"] = resample_positions(ours["positions.table"], image_size // patch_size)
+    _filled(model, ours)
+    return model
+
+
+def _renamed(
+    state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
+) -> dict[str, Tensor]:
+    """A copy of each tensor, under our name for it."""
+    ours = {}
+    for name, tensor in state.items():
+        block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", name)
+        known, theirs = (inside, block[2]) if block else (outside, name)
+        module, dot, ending = theirs.rpartition(".")
+        if theirs in known:
+            found = known[theirs]
+        elif ending in ("weight", "bias") and module in known:
+            found = known[module] and known[module] + dot + ending
+        else:
+            raise ValueError(f"{name} has no counterpart in {kind.__name__}")
+        if found:
+            ours[f"encoder.blocks.{block[1]}.{found}" if block else found] = tensor.clone()
+    return ours
+
+
+def _check_has(state: dict[str, Tensor], *names: str) -> None:
+    for name in names:
+        if name not in state:
+            raise ValueError(f"the weights have no counterpart of {name}")
+
+
+def _count_blocks(state: dict[str, Tensor]) -> int:
+    return len({name.split(".")[2] for name in state if name.startswith("encoder.blocks.")})
+
+
+def _filled(model: nn.Module, state: dict[str, Tensor]) -> None:
+    _check_has(state, *sorted(model.state_dict()))
+    model.load_state_dict(state, assign=True)
+    model.eval()

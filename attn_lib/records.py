@@ -1,0 +1,59 @@
+"""Recorded runs: the results of the pages' own training, and the weights that came out of it.
+
+A page that trains for longer than a reader would wait is run once by ``book/_tools/record.py``;
+the numbers and weights that it stores under ``attn_lib/data`` are read here.
+"""
+
+import json
+from typing import Any
+
+from torch import Tensor
+
+from attn_lib.files import packaged
+
+
+def record(name: str) -> dict[str, Any]:
+    """The recorded results of a page's training, one for each seed.
+
+    Args:
+        name: file name of the page, without its ending, such as ``"03_many_heads"``.
+
+    Returns:
+        ``"torch"``, the version that ran; ``"seeds"``; and for each result a list with one entry
+        for each seed.
+
+    Raises:
+        FileNotFoundError: there is no such record; the message says what to do.
+        ValueError: the file is damaged or altered; the message says what to do.
+
+    Example:
+        >>> record("03_many_heads")["seeds"]
+        [0, 1, 2]
+
+    Source: ``book/_tools/record.py``, which runs the page's own cells.
+    """
+    return json.loads(packaged(f"{name}.json"))
+
+
+def shipped_tensors(name: str) -> dict[str, Tensor]:
+    """Weights that a page of the book trained, and that come with the library.
+
+    Args:
+        name: file name of the page, without its ending, such as ``"07_encoder_decoder"``.
+
+    Returns:
+        A dict from names to tensors, for ``load_state_dict``.
+
+    Raises:
+        FileNotFoundError: there are none; the message says what to do.
+        ValueError: the file is damaged or altered; the message says what to do.
+
+    Example:
+        >>> shipped_tensors("07_encoder_decoder")["output.weight"].shape
+        torch.Size([14, 64])
+
+    Source: ``book/_tools/record.py``, which runs the page's own cells.
+    """
+    from safetensors.torch import load  # an extra: the core needs torch, numpy and matplotlib
+
+    return load(packaged(f"{name}.safetensors"))
