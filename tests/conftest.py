@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("mutation" if "MUTANT_UNDER_TEST" in os.environ
 
 
 def pytest_sessionstart(session):
+    os.environ.pop("PYTEST_ADDOPTS", None)  # how this run is spread is not how its tests run pytest
     for name in files.SOURCES:
         files.fetch(name)
 
