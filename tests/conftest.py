@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("mutation" if "MUTANT_UNDER_TEST" in os.environ
 
 
 def pytest_sessionstart(session):
+    os.environ.pop("PYTEST_ADDOPTS", None)  # how this run is spread is not how its tests run pytest
     for name in files.SOURCES:
         files.fetch(name)
 
@@ -49,6 +50,19 @@ def check_count(config, number: int) -> None:
             f"{number} tests collected, tests/counts.json says {COUNTS['tests']}: "
             "set the new number there if the change is meant"
         )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each worker takes a file, or one of the pages that run alone: they take as long as files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            page = nodeid.startswith("tests/book/test_alone.py::test_a_notebook_runs_alone[")
+            return nodeid if page else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

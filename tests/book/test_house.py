@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,6 @@ import sys
 import pages
 import pytest
 import yaml
-from copies import without_addopts
 
 TESTS = sorted((pages.ROOT / "tests").rglob("*.py"))
 
@@ -116,7 +116,7 @@ def test_a_suite_that_shrank_turns_red(checkout, processes):
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-o", "testpaths=tests", *processes],
         cwd=checkout,
-        env=without_addopts(PYTHONPATH=str(checkout)),
+        env={**os.environ, "PYTHONPATH": str(checkout)},
         capture_output=True,
         text=True,
     )
