@@ -25,6 +25,7 @@ keeps what long runs found, :mod:`attn_lib.plotting` draws, :mod:`attn_lib.exerc
 answers.
 """
 
+from attn_lib.cache import Cache
 from attn_lib.functional import attention, attention_weights
 from attn_lib.layers import FeedForward, MultiHeadAttention, record_attention
 from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
@@ -33,6 +34,7 @@ from attn_lib.transformer import TransformerBlock, TransformerDecoder, Transform
 from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
 
 __all__ = [
+    "Cache",
     "DecoderLM",
     "FeedForward",
     "MultiHeadAttention",

@@ -157,8 +157,8 @@ def fused_attention(
 
     Args:
         q: (B, H, T, d_k) queries.
-        k: (B, H, S, d_k) keys.
-        v: (B, H, S, d_v) values.
+        k: (B, H_kv, S, d_k) keys; query head h uses key head h // (H / H_kv).
+        v: (B, H_kv, S, d_v) values.
         mask: as in :func:`attention`.
         bias: as in :func:`attention`.
         scale: as in :func:`attention`.
@@ -177,6 +177,8 @@ def fused_attention(
     """
     T, S, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
     allowed = closed = None
+    if causal and T != S and T == 1:
+        causal = False  # the last query attends to every key
     if mask is not None or bias is not None or (causal and T != S):
         # one combined mask: kernels disagree about a mask together with is_causal
         closed = _closed(mask, bias, causal, torch.Size((*q.shape[:-1], S)), q.device)
@@ -186,7 +188,14 @@ def fused_attention(
     width = max(q.shape[-1], d_v)
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=allowed, dropout_p=dropout_p, is_causal=causal, scale=scale
+        q,
+        k,
+        v,
+        attn_mask=allowed,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out[..., :d_v]
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_lib._checks import check_at_least_one, check_indices, check_sizes
-from attn_lib.layers import Cache
+from attn_lib.cache import Cache, one_pass
 from attn_lib.masks import padding_mask
 from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerDecoder, TransformerEncoder
@@ -117,11 +117,12 @@ class Transformer(nn.Module):
             context: (B, S, d_model) from :meth:`encode`.
             mask: (B, 1, 1, all tokens so far) bool, True = a real token.
             context_mask: (B, 1, 1, S) bool, True = a real token.
-            cache: keys and values of earlier calls; empty at first.
+            cache: keys and values of earlier calls.
         """
-        x = self.target(target, mask, _seen(cache, self.decoder))
-        x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache)
-        return self.output(x)
+        x = self.target(target, mask, 0 if cache is None else cache.length)
+        with one_pass(cache, self):
+            x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache)
+            return self.output(x)
 
 
 class DecoderLM(nn.Module):
@@ -176,7 +177,7 @@ class DecoderLM(nn.Module):
         Args:
             tokens: (B, T) integers below ``vocab_size``, after what ``cache`` holds.
             mask: (B, 1, 1, all tokens so far) bool, True = a real token.
-            cache: keys and values of earlier calls; empty at first.
+            cache: keys and values of earlier calls.
 
         Returns:
             (B, T, vocab_size) logits; row t depends on the tokens up to t.
@@ -185,8 +186,9 @@ class DecoderLM(nn.Module):
             ValueError: tokens or mask out of range or shape; more tokens than ``max_len``.
             TypeError: tokens that are not integers; a mask that is not bool.
         """
-        x = self.embedding(tokens, mask, _seen(cache, self.decoder))
-        return self.output(self.decoder(x, mask=mask, cache=cache))
+        x = self.embedding(tokens, mask, 0 if cache is None else cache.length)
+        with one_pass(cache, self):
+            return self.output(self.decoder(x, mask=mask, cache=cache))
 
 
 @torch.no_grad()
@@ -242,7 +244,7 @@ def generate(
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
     if mask is not None and not mask[..., -1].all():
         raise ValueError("the last token of every row must be real: put the padding on the left")
-    cache: Cache = {}
+    cache = Cache()
     new = tokens
     ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)  # (B, 1)
     for _ in range(max_new_tokens):
@@ -412,9 +414,3 @@ class _Embedding(nn.Module):
             raise ValueError(
                 f"mask must be (B, 1, 1, {seen + T}) with B={B}, got {tuple(mask.shape)}"
             )
-
-
-def _seen(cache: Cache | None, decoder: TransformerDecoder) -> int:
-    """How many tokens a cache holds."""
-    past = None if cache is None else cache.get(decoder.blocks[0].get_submodule("attention"))
-    return 0 if past is None else past[0].shape[-2]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from attn_lib._checks import check_at_least_one
-from attn_lib.layers import Cache, FeedForward, MultiHeadAttention
+from attn_lib.cache import Cache, one_pass
+from attn_lib.layers import FeedForward, MultiHeadAttention
 
 
 class TransformerBlock(nn.Module):
@@ -120,11 +121,12 @@ class TransformerBlock(nn.Module):
             raise ValueError("context_mask needs a context")
 
         attend = partial(self.attention, mask=mask, bias=bias, causal=causal, cache=cache)
-        x = self._add(x, attend, self.attention_norm, self.attention_gain)
-        if self.cross is not None and self.cross_norm is not None:
-            cross = partial(self.cross, context=context, mask=context_mask, cache=cache)
-            x = self._add(x, cross, self.cross_norm, self.cross_gain)
-        return self._add(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_gain)
+        with one_pass(cache, self):
+            x = self._add(x, attend, self.attention_norm, self.attention_gain)
+            if self.cross is not None and self.cross_norm is not None:
+                cross = partial(self.cross, context=context, mask=context_mask, cache=cache)
+                x = self._add(x, cross, self.cross_norm, self.cross_gain)
+            return self._add(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_gain)
 
     def _add(
         self,
@@ -177,6 +179,8 @@ class TransformerEncoder(nn.Module):
         self,
         x: Tensor,
         context: Tensor | None = None,
+        *,
+        cache: Cache | None = None,
         **options: Any,
     ) -> Tensor:
         """Every block in turn, with the same options as :meth:`TransformerBlock.forward`.
@@ -184,14 +188,16 @@ class TransformerEncoder(nn.Module):
         Args:
             x: (B, T, d_model).
             context: (B, S, d_model) for blocks with cross-attention.
-            options: ``mask``, ``bias``, ``causal``, ``context_mask``, ``cache``.
+            cache: keys and values of earlier calls.
+            options: ``mask``, ``bias``, ``causal``, ``context_mask``.
 
         Returns:
             (B, T, d_model).
         """
-        for block in self.blocks:
-            x = block(x, context, **options)
-        return self.norm(x)
+        with one_pass(cache, self):
+            for block in self.blocks:
+                x = block(x, context, cache=cache, **options)
+            return self.norm(x)
 
 
 class TransformerDecoder(TransformerEncoder):

@@ -8,7 +8,7 @@ import torch
 from cases import FILLER, ORDERS, SIZES, TARGET, draw, language_model, shaken
 from torch import nn
 
-from attn_lib import causal_mask, interop, padding_mask
+from attn_lib import Cache, causal_mask, interop, padding_mask
 from attn_lib.masks import to_blocked
 from attn_lib.models import DecoderLM, Transformer, generate
 from attn_lib.positions import LearnedPositions
@@ -148,13 +148,13 @@ def test_models_with_a_cache_in_any_split_equal_the_full_pass(kind, side):
     full = call(TARGET, mask=mask)
     assert len(SPLITS) == 2**4
     for pieces in SPLITS:
-        cache, outs, end = {}, [], 0
+        cache, outs, end = Cache(), [], 0
         for tokens in TARGET.split(pieces, dim=1):
             end += tokens.shape[1]
             so_far = None if mask is None else mask[..., :end]
             outs.append(call(tokens, mask=so_far, cache=cache))
         torch.testing.assert_close(torch.cat(outs, 1), full, msg=lambda m, p=pieces: f"{p}: {m}")
-        assert len(cache) == (2 if kind == "language model" else 4)
+        assert cache.length == 5
 
 
 def written_by_full_passes(call, tokens, n, *, temperature=0.0, mask=None, generator=None):
@@ -499,7 +499,7 @@ def test_bad_sources_are_named():
 
 def test_a_mask_counts_what_the_cache_holds():
     for kind in KINDS:
-        call, cache = writer(kind)[0], {}
+        call, cache = writer(kind)[0], Cache()
         call(TARGET[:, :3], cache=cache)
         with pytest.raises(ValueError, match=r"\(B, 1, 1, 5\) with B=2, got \(2, 1, 1, 2\)$"):
             call(TARGET[:, 3:], mask=torch.ones(2, 1, 1, 2).bool(), cache=cache)

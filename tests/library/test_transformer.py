@@ -6,7 +6,7 @@ import torch
 from cases import ORDERS, draw, shaken
 from torch import nn
 
-from attn_lib import causal_mask, interop, padding_mask
+from attn_lib import Cache, causal_mask, interop, padding_mask
 from attn_lib.masks import to_blocked
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 
@@ -245,10 +245,10 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces):
     ).double()
     x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
     options = {"causal": True, "context_mask": padding_mask(torch.tensor([7, 4]), 7)}
-    cache = {}
+    cache = Cache()
     outs = [stack(part, context, cache=cache, **options) for part in x.split(pieces, dim=1)]
     torch.testing.assert_close(torch.cat(outs, dim=1), stack(x, context, **options))
-    assert len(cache) == 4
+    assert cache.length == sum(pieces)
 
 
 # ---------------------------------------------------------------- refused
