@@ -29,13 +29,24 @@ def pytest_sessionstart(session):
         files.fetch(name)
 
 
-def pytest_collection_modifyitems(session, config, items):
+def pytest_collection_modifyitems(config, items):
+    if not hasattr(config, "workerinput"):
+        check_count(config, len(items))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node, ids):
+    """Where workers collect, the process that started them counts: its word is heard."""
+    check_count(node.config, len(ids))
+
+
+def check_count(config, number: int) -> None:
     """A run of everything must find every test: a suite must not shrink in silence."""
     whole = config.args_source == Config.ArgsSource.TESTPATHS
     chosen = config.option.keyword or config.option.markexpr or config.option.deselect
-    if whole and not chosen and len(items) != COUNTS["tests"]:
+    if whole and not chosen and number != COUNTS["tests"]:
         raise pytest.UsageError(
-            f"{len(items)} tests collected, tests/counts.json says {COUNTS['tests']}: "
+            f"{number} tests collected, tests/counts.json says {COUNTS['tests']}: "
             "set the new number there if the change is meant"
         )
 

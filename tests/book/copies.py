@@ -25,13 +25,18 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
+def without_addopts(**variables):
+    """This process's variables, but for what they tell pytest, and some more."""
+    return {**os.environ, "PYTEST_ADDOPTS": "", **variables}
+
+
 def run_nbval(root, *options, pages="book", **environment):
     """The pytest part of the command, with the library of that copy."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nbval", pages, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval", pages, *options]
     return subprocess.run(
         command,
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), **environment},
+        env=without_addopts(PYTHONPATH=str(root), **environment),
         capture_output=True,
         text=True,
     )
