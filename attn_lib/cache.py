@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 _Place = tuple[str, int]  # the layer's key, and its earlier calls within the pass
+_NOTHING = nullcontext()
 _OTHER_CONTEXT = "the cache was filled with another context: start with an empty one"
 
 
@@ -84,12 +85,18 @@ class Cache:
         """How many tokens were given so far."""
         return max((entry.length for entry in self._entries.values()), default=0)
 
+    @property
+    def in_pass(self) -> bool:
+        """Whether a forward pass is under way."""
+        return self._calls is not None
+
     @contextmanager
     def forward_pass(self, module: nn.Module) -> Iterator[None]:
         """All that a module appends in one call is kept, or, if the call raises, nothing of it.
 
         Args:
-            module: the outermost module of the call; inner ones join its pass.
+            module: the outermost module of the call; inner ones join its pass by
+                :func:`one_pass`.
 
         Raises:
             ValueError: a layer called by itself, after a copy of it has used this cache.
@@ -101,9 +108,6 @@ class Cache:
             >>> cache.length
             2
         """
-        if self._calls is not None:
-            yield
-            return
         key = _key(module)
         if key in self._owners and self._owners[key]() not in (None, module):
             raise ValueError(
@@ -259,7 +263,7 @@ class Cache:
 
 
 def one_pass(cache: Cache | None, module: nn.Module) -> AbstractContextManager[None]:
-    """:meth:`Cache.forward_pass` where there is a cache.
+    """:meth:`Cache.forward_pass` where there is a cache, and none is under way.
 
     Args:
         cache: may be None.
@@ -274,12 +278,12 @@ def one_pass(cache: Cache | None, module: nn.Module) -> AbstractContextManager[N
 
     Source: ``contextlib.nullcontext``.
     """
-    return nullcontext() if cache is None else cache.forward_pass(module)
+    return _NOTHING if cache is None or cache.in_pass else cache.forward_pass(module)
 
 
 def _key(module: nn.Module) -> str:
     """Modules without a key of their own are told apart by where they are."""
-    return getattr(module, "cache_key", f"{id(module):x}")
+    return module.__dict__.get("cache_key") or f"{id(module):x}"
 
 
 def _check_fits(new: Tensor, old: Tensor) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from attn_lib._checks import (
     check_bias,
     check_device,
+    check_flag,
     check_float,
     check_mask,
     check_number,
@@ -73,7 +74,7 @@ def attention_weights(
 
     Source: Vaswani et al. (2017), equation 1; chapter 1.
     """
-    _check_inputs(q, k, None, mask, bias)
+    _check_inputs(q, k, None, mask, bias, causal)
     with _full_precision(q):
         return _weights(q, k, mask, bias, scale, softcap, causal)[0].to(q.dtype)
 
@@ -125,7 +126,7 @@ def attention(
 
     Source: Vaswani et al. (2017), equation 1; chapter 1.
     """
-    _check_inputs(q, k, v, mask, bias)
+    _check_inputs(q, k, v, mask, bias, causal)
     with _full_precision(q):
         weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)
         used = _dropped(weights, dropout_p)
@@ -176,6 +177,9 @@ def fused_attention(
     Source: ``torch.nn.functional.scaled_dot_product_attention``.
     """
     T, S, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
+    if scale is not None and scale <= 0.0:
+        # the kernel multiplies its own -inf by the scale, which would open or destroy closed cells
+        q, scale = q * scale, 1.0
     allowed = closed = None
     if causal and T != S and T == 1:
         causal = False  # the last query attends to every key
@@ -283,8 +287,6 @@ def _closed(
         parts.append(~mask)
     if bias is not None:
         parts.append(bias == -math.inf)
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, got {causal!r}")
     if causal:
         parts.append(~causal_mask(*shape[-2:]).to(device))
     if not parts:
@@ -307,7 +309,12 @@ def _full_precision(x: Tensor) -> AbstractContextManager:
 
 
 def _check_inputs(
-    q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
 ) -> None:
     for name, x in (("q", q), ("k", k)):
         check_float(name, x)
@@ -327,6 +334,7 @@ def _check_inputs(
         )
     if v is not None:
         _check_values(k, v)
+    check_flag("causal", causal)
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
     if mask is not None:
         check_mask(mask, shape, q.device)

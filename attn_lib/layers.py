@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from attn_lib._checks import (
     check_at_least_one,
     check_bias,
+    check_flag,
     check_mask,
+    check_number,
     check_probability,
     check_rotary_width,
 )
@@ -53,7 +55,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """
     if num_heads < 1 or x.shape[-1] % num_heads:
         raise ValueError(f"num_heads={num_heads} must divide the width {x.shape[-1]}")
-    return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(-3, -2)
+    width = x.shape[-1] // num_heads
+    return x.reshape(*x.shape[:-1], num_heads, width).transpose(-3, -2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -142,6 +145,10 @@ class MultiHeadAttention(nn.Module):
             check_rotary_width(d_k)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.d_k, self.d_v = d_k, d_v
+        if scale is not None:
+            check_number("scale", scale)
+            if not math.isfinite(scale):
+                raise ValueError(f"scale must be finite, got {scale}")
         self.scale = 1.0 / math.sqrt(d_k) if scale is None else scale
         self.softcap, self.rotary, self.dropout = softcap, rotary, dropout
         self.cache_key = new_cache_key()
@@ -184,6 +191,9 @@ class MultiHeadAttention(nn.Module):
                 or context; a context for a layer with rotary positions.
             TypeError: a mask that is not bool; a bias of another dtype.
         """
+        check_flag("causal", causal)
+        if context is not None and context.dtype == torch.bool:
+            raise TypeError("context must be floating point, got bool: pass a mask as mask=…")
         self._check_inputs(x, x if context is None else context)
         if context is not None and self.rotary is not None:
             raise ValueError(
@@ -283,6 +293,7 @@ class FeedForward(nn.Module):
         d_model: width of the input and of the output.
         d_ff: width of the hidden layer.
         activation: ``"gelu"`` or ``"relu"``.
+        bias: whether the two projections have one.
         dropout: dropout on the hidden activations, in training only.
 
     Raises:
@@ -295,19 +306,28 @@ class FeedForward(nn.Module):
     Source: Vaswani et al. (2017), section 3.3.
     """
 
-    def __init__(self, d_model: int, d_ff: int, *, activation: str = "gelu", dropout: float = 0.0):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         check_at_least_one(d_model=d_model, d_ff=d_ff)
         known = {"gelu": nn.GELU, "relu": nn.ReLU}
         if activation not in known:
             raise ValueError(f"activation must be one of {', '.join(known)}, got {activation!r}")
         check_probability("dropout", dropout)
-        self.up, self.activation = nn.Linear(d_model, d_ff), known[activation]()
-        self.dropout, self.down = nn.Dropout(dropout), nn.Linear(d_ff, d_model)
+        self.up, self.activation = nn.Linear(d_model, d_ff, bias=bias), known[activation]()
+        self.dropout, self.down = nn.Dropout(dropout), nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to (..., d_model)."""
-        return self.down(self.dropout(self.activation(self.up(x))))
+        hidden = self.activation(self.up(x))
+        return self.down(self.dropout(hidden) if self.training else hidden)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ of the book.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_lib._checks import check_at_least_one, check_indices, check_sizes
+from attn_lib._checks import (
+    check_at_least_one,
+    check_indices,
+    check_no_cross_attention,
+    check_number,
+    check_sizes,
+)
 from attn_lib.cache import Cache, one_pass
 from attn_lib.masks import padding_mask
 from attn_lib.positions import LearnedPositions
@@ -30,18 +37,17 @@ class Transformer(nn.Module):
         target_vocab_size: number of tokens that can be written.
         max_len: longest sequence of either kind, padding not counted.
         d_model: width of the residual streams.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
-        num_layers: number of blocks in the encoder, and again in the decoder.
         dropout: as in a block, and on the embeddings.
-        block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
+        block: ``num_layers``, the number of blocks in the encoder and again in the decoder; and
+            the other arguments of every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
         TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
 
     Example:
-        >>> model = Transformer(11, 7, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)
+        >>> sizes = {"d_model": 6, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = Transformer(source_vocab_size=11, target_vocab_size=7, max_len=5, **sizes)
         >>> source, target = torch.tensor([[10, 3, 4, 1]]), torch.tensor([[0, 6]])
         >>> model(source, target).shape
         torch.Size([1, 2, 7])
@@ -51,21 +57,19 @@ class Transformer(nn.Module):
 
     def __init__(
         self,
+        *,
         source_vocab_size: int,
         target_vocab_size: int,
         max_len: int,
         d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        *,
         dropout: float = 0.0,
         **block: Any,
     ):
         super().__init__()
-        block = {**block, "dropout": dropout}
-        self.encoder = TransformerEncoder(d_model, num_heads, d_ff, num_layers, **block)
-        self.decoder = TransformerDecoder(d_model, num_heads, d_ff, num_layers, **block)
+        block = {**block, "d_model": d_model, "dropout": dropout}
+        self.max_len = max_len
+        self.encoder = TransformerEncoder(**block)
+        self.decoder = TransformerDecoder(**block)
         self.source = _Embedding(source_vocab_size, max_len, d_model, dropout)
         self.target = _Embedding(target_vocab_size, max_len, d_model, dropout)
         self.output = nn.Linear(d_model, target_vocab_size)
@@ -132,18 +136,17 @@ class DecoderLM(nn.Module):
         vocab_size: number of tokens.
         max_len: longest sequence, padding not counted.
         d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
-        num_layers: number of blocks.
         dropout: as in a block, and on the embeddings.
-        block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
+        block: ``num_layers``, and the other arguments of every
+            :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
         TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
 
     Example:
-        >>> model = DecoderLM(11, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)
+        >>> sizes = {"d_model": 6, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = DecoderLM(vocab_size=11, max_len=5, **sizes)
         >>> model(torch.tensor([[10, 3, 4]])).shape
         torch.Size([1, 3, 11])
 
@@ -153,19 +156,18 @@ class DecoderLM(nn.Module):
 
     def __init__(
         self,
+        *,
         vocab_size: int,
         max_len: int,
         d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        *,
         dropout: float = 0.0,
         **block: Any,
     ):
         super().__init__()
-        block = {**block, "dropout": dropout, "cross_attention": False}
-        self.decoder = TransformerDecoder(d_model, num_heads, d_ff, num_layers, **block)
+        check_no_cross_attention("DecoderLM", block)
+        block = {**block, "d_model": d_model, "dropout": dropout, "cross_attention": False}
+        self.max_len = max_len
+        self.decoder = TransformerDecoder(**block)
         self.embedding = _Embedding(vocab_size, max_len, d_model, dropout)
         self.output = nn.Linear(d_model, vocab_size)
 
@@ -198,34 +200,39 @@ def generate(
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
+    top_p: float | None = None,
     mask: Tensor | None = None,
     end: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Append one token at a time, each chosen by the logits after the tokens so far.
 
-    Every step computes the newest token alone; keys and values of the others are cached.
+    Every step computes the newest token alone; keys and values of the others are cached. It stops
+    early when every row has written ``end``.
 
     Args:
         model: called as ``model(tokens, mask=…, cache=…)``, returns (B, T, vocabulary) logits: a
             :class:`DecoderLM` or, with its context filled in by ``functools.partial``, the
-            ``decode`` of a :class:`Transformer`. Call ``model.eval()`` first; dropout is not
-            switched off here.
+            ``decode`` of a :class:`Transformer`. In evaluation mode.
         tokens: (B, T) integers, T at least 1: where each row starts.
-        max_new_tokens: how many to append, at least 0.
+        max_new_tokens: how many to append at most, at least 0.
         temperature: 0 takes the best token; above, tokens are drawn with probability
             softmax(logits / temperature).
+        top_p: if given, draw only among the most probable tokens that together have at least
+            this probability, in (0, 1].
         mask: (B, 1, 1, T) bool, True = a real token. Rows of unequal length are padded on the
             *left*: the last token must be real.
         end: a row that has written this token writes nothing else after it.
         generator: of the random draws; default PyTorch's global one.
 
     Returns:
-        (B, T + max_new_tokens) integers.
+        (B, at most T + max_new_tokens) integers.
 
     Raises:
         ValueError: no token to start from; padding at the end of a row; a negative
-            ``max_new_tokens``; a temperature that is negative or not finite.
+            ``max_new_tokens``; a temperature that is negative or not finite; a ``top_p`` outside
+            (0, 1], or with a temperature of 0; a model in training mode, or with too small a
+            ``max_len``; logits that are NaN or infinite; a model that uses a layer twice.
         TypeError: ``max_new_tokens`` that is not an integer.
 
     Example:
@@ -235,33 +242,83 @@ def generate(
         tensor([[0, 1, 2, 3],
                 [3, 4, 4, 4]])
 
-    Source: chapter 7, which builds it without and with the cache.
+    Source: Holtzman et al. (2020), "The Curious Case of Neural Text Degeneration", for ``top_p``;
+    built in chapter 7, without and with the cache.
     """
-    check_sizes(max_new_tokens=max_new_tokens)
-    if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise ValueError(f"tokens must be (B, T) with T at least 1, got {tuple(tokens.shape)}")
-    if not 0.0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
-    if mask is not None and not mask[..., -1].all():
-        raise ValueError("the last token of every row must be real: put the padding on the left")
-    cache = Cache()
-    new = tokens
+    _check_start(model, tokens, mask, max_new_tokens)
+    _check_choice(temperature, top_p)
+    cache, new, written = Cache(), tokens, [tokens]
     ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)  # (B, 1)
-    for _ in range(max_new_tokens):
+    for step in range(max_new_tokens):
         logits = model(new, mask=mask, cache=cache)[:, -1]  # (B, vocabulary)
-        if temperature == 0.0:
-            new = logits.argmax(dim=-1, keepdim=True)
-        else:
-            below = logits - logits.amax(dim=-1, keepdim=True)  # no overflow in the division
-            weights = (below / temperature).softmax(dim=-1)
-            new = torch.multinomial(weights, 1, generator=generator)
+        if cache.length not in (0, tokens.shape[1] + step):
+            raise ValueError(
+                f"the cache holds {cache.length} tokens after {tokens.shape[1] + step} were given: "
+                "the model uses a layer twice; call its layers through one TransformerDecoder"
+            )
+        new = _chosen(logits, temperature, top_p, generator)
         if end is not None:
             new = new.masked_fill(ended, end)
             ended = ended | (new == end)
-        tokens = torch.cat([tokens, new], dim=1)
+        written.append(new)
+        if end is not None and bool(ended.all()):
+            break
         if mask is not None:
             mask = F.pad(mask, (0, 1), value=True)
-    return tokens
+    return torch.cat(written, dim=1)
+
+
+def _check_start(
+    model: Callable[..., Tensor], tokens: Tensor, mask: Tensor | None, max_new_tokens: int
+) -> None:
+    check_sizes(max_new_tokens=max_new_tokens)
+    if tokens.dim() != 2 or tokens.shape[1] == 0:
+        raise ValueError(f"tokens must be (B, T) with T at least 1, got {tuple(tokens.shape)}")
+    if mask is not None and not mask[..., -1].all():
+        raise ValueError("the last token of every row must be real: put the padding on the left")
+    called = getattr(model, "func", model)  # of functools.partial
+    module = getattr(called, "__self__", called)  # of a method
+    if not isinstance(module, nn.Module):
+        return
+    if module.training:
+        raise ValueError("the model is in training mode: call model.eval() first")
+    real = tokens.shape[1] if mask is None else int(mask.sum(dim=-1).max())
+    max_len = getattr(module, "max_len", math.inf)
+    if max_new_tokens and real + max_new_tokens - 1 > max_len:
+        raise ValueError(
+            f"{real} tokens and max_new_tokens={max_new_tokens} need a model with max_len of at "
+            f"least {real + max_new_tokens - 1}, got {max_len}"
+        )
+
+
+def _check_choice(temperature: float, top_p: float | None) -> None:
+    check_number("temperature", temperature)
+    if not 0.0 <= temperature <= sys.float_info.max:
+        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+    if top_p is None:
+        return
+    check_number("top_p", top_p)
+    if not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be in (0, 1], got {top_p}")
+    if temperature == 0.0:
+        raise ValueError("top_p needs a temperature above 0: at 0 the best token is taken")
+
+
+def _chosen(
+    logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """(B, vocabulary) to (B, 1)."""
+    best, token = logits.max(dim=-1, keepdim=True)  # NaN counts as larger than any number
+    if not math.isfinite(best.sum()):
+        raise ValueError("the model's logits must be finite, got NaN or infinity")
+    if temperature == 0.0:
+        return token
+    weights = ((logits - best).double() / temperature).softmax(dim=-1)  # no overflow
+    if top_p is not None:
+        ordered, order = weights.sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # of the more probable ones
+        weights = weights.masked_fill((before >= top_p).gather(-1, order.argsort(dim=-1)), 0.0)
+    return torch.multinomial(weights, 1, generator=generator)
 
 
 class SentenceEncoder(nn.Module):
@@ -315,7 +372,12 @@ class SentenceEncoder(nn.Module):
         self.segment = nn.Parameter(torch.zeros(d_model))
         self.norm = nn.LayerNorm(d_model, eps=eps)
         self.encoder = TransformerEncoder(
-            d_model, num_heads, d_ff, num_layers, norm_first=False, eps=eps
+            num_layers=num_layers,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            norm_first=False,
+            eps=eps,
         )
         self.tokenizer = tokenizer
 

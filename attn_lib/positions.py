@@ -98,7 +98,8 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
 
     Args:
         x: (..., T, d_k) queries or keys, floating point, d_k even.
-        positions: (T,) or (..., T) integers or floats: position of each row.
+        positions: (T,), or one axis for each of ``x`` but the last, integers or floats: position
+            of each row. For x (B, H, T, d_k) with positions of each example: (B, 1, T).
         base: ratio of the slowest to the fastest rotation, above 0.
 
     Returns:
@@ -106,7 +107,7 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
 
     Raises:
         TypeError: ``x`` is not floating point.
-        ValueError: d_k odd; positions that do not end in T; base not positive.
+        ValueError: d_k odd; positions of another shape; base not positive.
 
     Example:
         >>> apply_rope(torch.tensor([[1.0, 0.0]]), torch.tensor([torch.pi / 3]))
@@ -120,6 +121,13 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
     check_rotary_width(d_k)
     if positions.shape[-1:] != (T,):
         raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
+    leading = positions.shape[:-1]
+    fits = len(leading) in (0, x.dim() - 2)  # no axis is guessed to be the batch or the heads
+    if not fits or any(n != 1 and n != size for n, size in zip(leading, x.shape, strict=False)):
+        raise ValueError(
+            f"positions must be (T,), or have one axis for each of x {tuple(x.shape)} but the "
+            f"last, of its size or 1, got shape {tuple(positions.shape)}"
+        )
     angles = _angles(positions, d_k, base)  # (..., T, d_k / 2)
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -156,7 +164,7 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
     check_at_least_one(num_heads=num_heads)
     check_sizes(T=T, S=S)
     distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
-    slopes = torch.tensor(_alibi_slopes(num_heads))
+    slopes = torch.tensor(_alibi_slopes(num_heads), dtype=torch.float32)
     return slopes[:, None, None] * -distance.clamp(min=0)
 
 

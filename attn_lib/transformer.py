@@ -4,6 +4,7 @@ Source: Vaswani et al. (2017), "Attention Is All You Need", section 3; the order
 first: Xiong et al. (2020). Built by hand in chapters 6 and 7 of the book.
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -35,15 +36,16 @@ class TransformerBlock(nn.Module):
         eps: added to the variance in each LayerNorm.
         layer_scale: if given, each sublayer's output is multiplied by a learned number per
             channel, which starts at this value.
-        attention: passed on to :class:`attn_lib.layers.MultiHeadAttention`, for example
-            ``num_kv_heads`` or ``rotary``; not to the cross-attention.
+        bias: whether projections, feed-forward network and norms have one.
+        attention: options of :class:`attn_lib.layers.MultiHeadAttention`, for example
+            ``{"num_kv_heads": 2, "rotary": 1e4}``; not for the cross-attention.
 
     Raises:
         ValueError: sizes that do not fit; an unknown activation; a dropout outside [0, 1].
         TypeError: sizes that are not integers.
 
     Example:
-        >>> TransformerBlock(6, 3, 24)(torch.zeros(2, 5, 6)).shape
+        >>> TransformerBlock(d_model=6, num_heads=3, d_ff=24)(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
     Source: Vaswani et al. (2017), sections 3.1 and 5.4; chapter 6. LayerScale: Touvron et al.
@@ -52,28 +54,30 @@ class TransformerBlock(nn.Module):
 
     def __init__(
         self,
+        *,
         d_model: int,
         num_heads: int,
         d_ff: int,
-        *,
         norm_first: bool = True,
         dropout: float = 0.0,
         cross_attention: bool = False,
         activation: str = "gelu",
         eps: float = 1e-5,
         layer_scale: float | None = None,
-        **attention: Any,
+        bias: bool = True,
+        attention: dict[str, Any] | None = None,
     ):
         super().__init__()
         self.norm_first = norm_first
-        self.attention = MultiHeadAttention(d_model, num_heads, dropout=dropout, **attention)
-        self.attention_norm = nn.LayerNorm(d_model, eps=eps)
+        common: dict[str, Any] = {"dropout": dropout, "bias": bias}
+        self.attention = MultiHeadAttention(d_model, num_heads, **{**common, **(attention or {})})
+        self.attention_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
         self.cross = self.cross_norm = None
         if cross_attention:
-            self.cross = MultiHeadAttention(d_model, num_heads, dropout=dropout)
-            self.cross_norm = nn.LayerNorm(d_model, eps=eps)
-        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=dropout)
-        self.feed_forward_norm = nn.LayerNorm(d_model, eps=eps)
+            self.cross = MultiHeadAttention(d_model, num_heads, **common)
+            self.cross_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
+        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, **common)
+        self.feed_forward_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
         self.attention_gain = self.cross_gain = self.feed_forward_gain = None
@@ -138,7 +142,7 @@ class TransformerBlock(nn.Module):
         added = sublayer(norm(x) if self.norm_first else x)
         if gain is not None:
             added = added * gain
-        x = x + self.dropout(added)
+        x = x + (self.dropout(added) if self.training else added)
         return x if self.norm_first else norm(x)
 
 
@@ -146,34 +150,28 @@ class TransformerEncoder(nn.Module):
     """A stack of blocks, and a last LayerNorm where the blocks have theirs first.
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
         num_layers: number of blocks, at least 1.
-        block: passed on to every :class:`TransformerBlock`.
+        block: arguments of every :class:`TransformerBlock`, its sizes among them.
 
     Raises:
         ValueError: as :class:`TransformerBlock`.
         TypeError: as :class:`TransformerBlock`.
 
     Example:
-        >>> TransformerEncoder(6, 3, 24, num_layers=2)(torch.zeros(2, 5, 6)).shape
+        >>> encoder = TransformerEncoder(d_model=6, num_heads=3, d_ff=24, num_layers=2)
+        >>> encoder(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
     Source: Vaswani et al. (2017), section 3.1; chapter 6.
     """
 
-    def __init__(self, d_model: int, num_heads: int, d_ff: int, num_layers: int, **block: Any):
+    def __init__(self, *, num_layers: int, **block: Any):
         super().__init__()
         check_at_least_one(num_layers=num_layers)
-        blocks = [TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers)]
+        blocks = [TransformerBlock(**block) for _ in range(num_layers)]
         self.blocks, first = nn.ModuleList(blocks), blocks[0]
         # pre-norm blocks leave their output unnormalised; normalise once at the end
-        self.norm = (
-            nn.LayerNorm(d_model, eps=first.attention_norm.eps)
-            if first.norm_first
-            else nn.Identity()
-        )
+        self.norm = copy.deepcopy(first.attention_norm) if first.norm_first else nn.Identity()
 
     def forward(
         self,
@@ -193,7 +191,14 @@ class TransformerEncoder(nn.Module):
 
         Returns:
             (B, T, d_model).
+
+        Raises:
+            ValueError: a cache without ``causal=True``; as :meth:`TransformerBlock.forward`.
         """
+        if cache is not None and not options.get("causal", False):
+            raise ValueError(
+                "a cache needs causal=True: otherwise earlier tokens would have to see later ones"
+            )
         with one_pass(cache, self):
             for block in self.blocks:
                 x = block(x, context, cache=cache, **options)
@@ -204,38 +209,24 @@ class TransformerDecoder(TransformerEncoder):
     """A stack of causal blocks, each attending to a context as well.
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
         num_layers: number of blocks, at least 1.
         cross_attention: False for a decoder that stands alone, as in a language model.
-        block: passed on to every :class:`TransformerBlock`.
+        block: arguments of every :class:`TransformerBlock`, its sizes among them.
 
     Raises:
         ValueError: as :class:`TransformerBlock`.
         TypeError: as :class:`TransformerBlock`.
 
     Example:
-        >>> decoder = TransformerDecoder(6, 3, 24, num_layers=2)
+        >>> decoder = TransformerDecoder(d_model=6, num_heads=3, d_ff=24, num_layers=2)
         >>> decoder(torch.zeros(2, 5, 6), torch.zeros(2, 7, 6)).shape
         torch.Size([2, 5, 6])
 
     Source: Vaswani et al. (2017), section 3.1; chapter 7.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        *,
-        cross_attention: bool = True,
-        **block: Any,
-    ):
-        super().__init__(
-            d_model, num_heads, d_ff, num_layers, cross_attention=cross_attention, **block
-        )
+    def __init__(self, *, num_layers: int, cross_attention: bool = True, **block: Any):
+        super().__init__(num_layers=num_layers, cross_attention=cross_attention, **block)
 
     def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
         """As :meth:`TransformerEncoder.forward`, always with ``causal=True``.

@@ -18,7 +18,12 @@ SOURCE = torch.tensor([[18, 3, 4, 1, 7, 2, 9], [5, 5, 11, 8, 0, 0, 0]])
 
 
 def translator(seed=8, max_len=17, **options):
-    return shaken(Transformer(19, 13, max_len, **SIZES, **options), seed).eval()
+    return shaken(
+        Transformer(
+            source_vocab_size=19, target_vocab_size=13, max_len=max_len, **SIZES, **options
+        ),
+        seed,
+    ).eval()
 
 
 def writer(kind, side="none"):
@@ -101,7 +106,10 @@ def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, t
 
 def test_models_pass_their_options_on():
     options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "scale": 2.0}
-    models = DecoderLM(13, 5, **SIZES, **options), Transformer(19, 13, 5, **SIZES, **options)
+    models = (
+        DecoderLM(vocab_size=13, max_len=5, **SIZES, **options),
+        Transformer(source_vocab_size=19, target_vocab_size=13, max_len=5, **SIZES, **options),
+    )
     blocks = [m for model in models for m in model.modules() if isinstance(m, TransformerBlock)]
     assert len(blocks) == 2 + 4
     for block in blocks:
@@ -126,7 +134,9 @@ def test_what_enters_is_dropped_in_training_only():
 
 def test_vectors_and_places_start_at_one_size():
     torch.manual_seed(0)
-    embedding = DecoderLM(101, 103, 50, 5, 11, 1).embedding
+    embedding = DecoderLM(
+        vocab_size=101, max_len=103, d_model=50, num_heads=5, d_ff=11, num_layers=1
+    ).embedding
     for weight in (embedding.vectors.weight, embedding.positions.table):
         assert 0.019 < float(weight.detach().std()) < 0.021
 
@@ -538,4 +548,4 @@ def test_bad_sizes_of_models_are_named(sizes, error, message):
     with pytest.raises(error, match=message):
         DecoderLM(*sizes, **SIZES)
     with pytest.raises(error, match=message):
-        Transformer(13, *sizes, **SIZES)
+        Transformer(source_vocab_size=13, *sizes, **SIZES)
