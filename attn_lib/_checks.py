@@ -1,4 +1,4 @@
-"""The argument checks that several modules share: each raises with the rule and what came."""
+"""The argument checks that several modules share: each states the rule and what came instead."""
 
 import numbers
 from typing import Any
@@ -18,7 +18,7 @@ def found(x: Any) -> str:
 def check_sizes(**sizes: int) -> None:
     """Integers of at least 0."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
             raise TypeError(f"{name} must be an integer, got {size!r}")
         if size < 0:
             raise ValueError(f"{name} must be at least 0, got {name}={size}")
@@ -39,7 +39,7 @@ def check_flag(name: str, value: bool) -> None:
 
 
 def check_number(name: str, value: float) -> None:
-    """A real number; True and False are none."""
+    """A real number; True and False are refused."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
 
@@ -52,7 +52,7 @@ def check_probability(name: str, value: float) -> None:
 
 
 def check_rotary_width(d_k: int) -> None:
-    """Rotary positions rotate pairs of numbers."""
+    """An even width of at least 2: rotary positions rotate pairs of channels."""
     if d_k % 2 or d_k == 0:
         raise ValueError(f"rotary positions need an even width d_k, got {d_k}")
 
@@ -87,7 +87,7 @@ def check_integers(name: str, x: Tensor, *, axes: int) -> None:
 
 
 def check_indices(name: str, x: Tensor, size: int) -> None:
-    """Integers that choose among ``size`` rows of a table: a bool would choose by truth."""
+    """Integers that index a table of ``size`` rows; a bool tensor would act as a mask there."""
     if x.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} must be integers, int64 or int32, got {x.dtype}")
     # a compiled graph cannot branch on values, so this check is skipped there
@@ -114,12 +114,12 @@ def check_mask(mask: Tensor, shape: torch.Size, device: torch.device) -> None:
 
 
 def check_bias(bias: Tensor, shape: torch.Size, q: Tensor) -> None:
-    """Numbers to add to the scores: the dtype of the queries, a mask's shape, no NaN or +inf."""
+    """Numbers to add to the scores: of the queries' dtype and a mask's shape, no NaN or +inf."""
     check_float("bias", bias)
     if bias.dtype != q.dtype:
         raise TypeError(f"bias must have the dtype of q, got {bias.dtype} and {q.dtype}")
     check_broadcast("bias", bias, shape, q.device)
-    # a compiled graph cannot branch on values: there, NaN or +inf make the whole row NaN
+    # a compiled graph cannot branch on values: there, a NaN or +inf makes its whole row NaN
     readable = bias.device.type != "meta" and not torch.compiler.is_compiling()
     if readable and bool((bias.isnan() | bias.isposinf()).any()):
         raise ValueError("bias must not hold NaN or +inf; -inf closes a cell")

@@ -1,6 +1,6 @@
-"""How the package transformers names the weights of its models, and what they are called here."""
+"""The names of weights in the package transformers, and what the same weights are called here."""
 
-# their name of a part: our name of it; an empty one is left out
+# their name of a module or weight: our name; an empty one is left out
 BERT = {
     "embeddings.word_embeddings": "words",
     "embeddings.position_embeddings.weight": "positions.table",
@@ -18,7 +18,7 @@ VISION = {
     "layernorm": "encoder.norm",
     "pooler.dense": "",
 }
-# the same within a block, whose names stand after "encoder.layer.0." or "layers.0."
+# the same within a block, where the names follow "encoder.layer.0." or "layers.0."
 BERT_BLOCK = {
     "attention.self.query": "attention.q_proj",
     "attention.self.key": "attention.k_proj",

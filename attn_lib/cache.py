@@ -289,11 +289,11 @@ def _key(module: nn.Module) -> str:
 def _check_fits(new: Tensor, old: Tensor) -> None:
     if new.shape[0] != old.shape[0]:
         raise ValueError(
-            f"x and cache must have one batch size, got {new.shape[0]} and {old.shape[0]}"
+            f"x and cache must have the same batch size, got {new.shape[0]} and {old.shape[0]}"
         )
     if (new.dtype, new.device) != (old.dtype, old.device):
         raise ValueError(
-            f"x and cache must have one dtype and device, got {new.dtype} on {new.device} and "
+            f"x and cache must have the same dtype and device, got {new.dtype} on {new.device} and "
             f"{old.dtype} on {old.device}"
         )
 

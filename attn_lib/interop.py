@@ -1,7 +1,7 @@
 """Other libraries' models as classes of this library, and back: the same weights, equal outputs.
 
-``from_torch`` and ``to_torch`` exchange layers with PyTorch, ``from_transformers`` takes a model
-of the package transformers. What has no counterpart raises; nothing is dropped in silence.
+``from_torch`` and ``to_torch`` exchange layers with PyTorch; ``from_transformers`` takes a model of
+the package transformers. What has no counterpart raises; nothing that changes outputs is dropped.
 """
 
 import math
@@ -26,18 +26,20 @@ def from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention: ...
 @overload
 def from_torch(layer: TorchBlock) -> TransformerBlock: ...
 def from_torch(layer: nn.Module) -> MultiHeadAttention | TransformerBlock:
-    """A layer of this library with the weights of one of PyTorch's.
+    """A layer of this library with the weights of one of PyTorch's, and equal outputs.
+
+    The result is batch first, whatever ``layer`` is. PyTorch's decoder layer is not causal by
+    itself, and neither is the result: pass ``causal=True`` in each call.
 
     Args:
         layer: a ``torch.nn.MultiheadAttention``, ``TransformerEncoderLayer`` or
-            ``TransformerDecoderLayer``; its dropout, its order of norms and its mode, training or
-            not, come along.
+            ``TransformerDecoderLayer``; its dropout, its order of norms and its mode (training or
+            evaluation) are taken over.
 
     Returns:
         A :class:`attn_lib.layers.MultiHeadAttention`, or a
-        :class:`attn_lib.transformer.TransformerBlock`, with cross-attention for a decoder layer;
-        hiding the future stays the caller's part (``causal=True``). It is batch first whatever
-        ``layer`` is, and shares no memory with it.
+        :class:`attn_lib.transformer.TransformerBlock`, with cross-attention for a decoder layer.
+        It shares no memory with ``layer``.
 
     Raises:
         TypeError: another kind of module.
@@ -46,13 +48,14 @@ def from_torch(layer: nn.Module) -> MultiHeadAttention | TransformerBlock:
 
     Example:
         >>> theirs = nn.MultiheadAttention(4, 2, batch_first=True)
-        >>> x = torch.ones(1, 3, 4)
-        >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
+        >>> x = torch.randn(1, 3, 4)
+        >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-5)
         True
 
-    Source: the layout of ``in_proj_weight``: queries, keys, values, in this order. ``linear1``
-    and ``linear2`` are the feed-forward network; ``norm1``, ``norm2`` and, in a decoder layer,
-    ``norm3`` belong to the sublayers in their order.
+    Source: ``torch.nn.MultiheadAttention``, whose ``in_proj_weight`` holds the query, key and value
+    projections in this order; ``torch.nn.TransformerEncoderLayer`` and
+    ``torch.nn.TransformerDecoderLayer``, where ``linear1`` and ``linear2`` are the feed-forward
+    network and ``norm1``, ``norm2``, ``norm3`` follow the order of the sublayers.
     """
     if isinstance(layer, nn.MultiheadAttention):
         return _attention_from_torch(layer)
@@ -76,9 +79,9 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
             :class:`attn_lib.transformer.TransformerBlock`.
 
     Returns:
-        A layer of its own, in the same mode: a ``torch.nn.MultiheadAttention``, or a
-        ``TransformerEncoderLayer``; a ``TransformerDecoderLayer`` where the block has
-        cross-attention.
+        A ``torch.nn.MultiheadAttention`` for an attention layer; for a block a
+        ``TransformerEncoderLayer``, or a ``TransformerDecoderLayer`` if it has cross-attention. It
+        is in the mode of ``layer``, and shares no memory with it.
 
     Raises:
         TypeError: another kind of module.
@@ -103,7 +106,7 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
 def _attention_from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
     if layer.kdim != layer.vdim:
         raise ValueError(
-            f"keys and values of one width are needed, got kdim={layer.kdim} and vdim={layer.vdim}"
+            f"keys and values must have the same width, got kdim={layer.kdim} and vdim={layer.vdim}"
         )
     if layer.bias_k is not None or layer.add_zero_attn:
         raise ValueError("add_bias_kv and add_zero_attn have no counterpart here")
@@ -183,7 +186,9 @@ def _pairs(
 
 
 def _block_from_torch(layer: TorchBlock) -> TransformerBlock:
+    attentions = [m for m in layer.modules() if isinstance(m, nn.MultiheadAttention)]
     rates = {part.p for part in layer.modules() if isinstance(part, nn.Dropout)}
+    rates |= {attention.dropout for attention in attentions}
     if len(rates) > 1:
         raise ValueError(f"one dropout for all sublayers is needed, got {sorted(rates)}")
     ours = TransformerBlock(
@@ -221,7 +226,7 @@ def _block_to_torch(block: TransformerBlock) -> TorchBlock:
     else:
         theirs = nn.TransformerDecoderLayer(*sizes, **options).to(up.weight)
         theirs.multihead_attn = _attention_to_torch(block.cross)
-    theirs.self_attn = _attention_to_torch(block.attention)  # attention alone is batch first
+    theirs.self_attn = _attention_to_torch(block.attention)  # the one that is batch first
     for mine, other in zip(_plain_parts(block), _torch_parts(theirs), strict=True):
         _copy_part(mine, other)
     return theirs.train(block.training)
@@ -268,15 +273,16 @@ def from_transformers(
     """A model of this library with the weights of a model of the package transformers.
 
     Args:
-        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``, told apart by
+        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``, recognised by its
             ``model.config.model_type``. A pooler and a mask token are left out.
-        image_size: for images: their side; default that of the training. For another one the
-            positions are resampled.
+        image_size: side of the images, in pixels, for a model of images; default: the size at
+            which it was trained. For any other size the positions are resampled.
 
     Returns:
         A :class:`attn_lib.models.SentenceEncoder` without a tokenizer, or a
-        :class:`attn_lib.vision.VisionTransformer` without classes: in evaluation mode, in the
-        dtype of the weights, equal to ``last_hidden_state``.
+        :class:`attn_lib.vision.VisionTransformer` without classes. It is in evaluation mode and
+        in the dtype of the weights; its output, or that of ``features``, equals
+        ``last_hidden_state``.
 
     Raises:
         ValueError: another type of model; an activation other than the exact GELU; a weight that
@@ -286,12 +292,12 @@ def from_transformers(
         >>> from transformers import ViTConfig, ViTModel
         >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
         ...                    intermediate_size=11, image_size=4, patch_size=2)
-        >>> theirs, images = ViTModel(config).eval(), torch.ones(1, 3, 4, 4)
+        >>> theirs, images = ViTModel(config).eval(), torch.randn(1, 3, 4, 4)
         >>> ours = from_transformers(theirs)
         >>> torch.allclose(ours.features(images), theirs(images).last_hidden_state, atol=1e-5)
         True
 
-    Source: the modules ``bert``, ``vit`` and ``dinov2`` of the package transformers.
+    Source: ``BertModel``, ``ViTModel`` and ``Dinov2Model`` of the package transformers.
     """
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
@@ -311,11 +317,11 @@ def sentence_encoder(
     """The encoder whose weights have the names of ``BertModel``.
 
     Args:
-        state: name to tensor. A pooler, the second kind of segment and a stored list of
-            positions are left out.
-        num_heads: H, which no shape tells.
-        eps: added to the variance in each LayerNorm.
-        tokenizer: as in :class:`attn_lib.models.SentenceEncoder`.
+        state: from names to tensors. A pooler, the second segment's embedding and a stored list
+            of positions are left out.
+        num_heads: H, which no shape of the weights shows.
+        eps: added to the variance in each LayerNorm; default 1e-12, as in ``BertModel``.
+        tokenizer: as in :class:`attn_lib.models.SentenceEncoder`; default: none.
 
     Returns:
         A model in evaluation mode, in the dtype of the weights.
@@ -327,15 +333,18 @@ def sentence_encoder(
         >>> from transformers import BertConfig, BertModel
         >>> config = BertConfig(vocab_size=7, hidden_size=6, num_attention_heads=3,
         ...                     num_hidden_layers=2, intermediate_size=11)
-        >>> sentence_encoder(BertModel(config).state_dict(), num_heads=3).encoder.blocks[0].training
-        False
+        >>> theirs, ids = BertModel(config).eval(), torch.tensor([[3, 1, 4, 1]])
+        >>> ours = sentence_encoder(theirs.state_dict(), num_heads=3)
+        >>> out = ours(ids, torch.tensor([4]))
+        >>> torch.allclose(out, theirs(ids).last_hidden_state, atol=1e-5)
+        True
 
-    Source: the module ``bert`` of the package transformers.
+    Source: ``BertModel`` of the package transformers.
     """
     ours = _renamed(state, BERT, BERT_BLOCK, SentenceEncoder)
     hidden = "encoder.blocks.0.feed_forward.up.weight"
     _check_has(ours, "words.weight", "positions.table", "segment", hidden)
-    ours["segment"] = ours["segment"][0]  # one kind of segment is all that this class knows
+    ours["segment"] = ours["segment"][0]  # this class has a single segment
     vocab_size, d_model = ours["words.weight"].shape
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
         model = SentenceEncoder(
@@ -361,16 +370,16 @@ def vision_transformer(
 ) -> VisionTransformer:
     """The model whose weights have the names of ``ViTModel`` or ``Dinov2Model``.
 
-    Both spellings are read: that of published files and that of ``state_dict()`` in version 5
-    of the package transformers. A pooler and a mask token are left out.
+    Two spellings are read: that of published files, and that of ``state_dict()`` in version 5 of
+    the package transformers.
 
     Args:
-        state: name to tensor.
-        num_heads: H, which no shape tells.
-        image_size: side of the images; default that of the training. For another one the
-            positions are resampled.
-        eps: added to the variance in each LayerNorm: 1e-12 in ``ViTModel``, 1e-6 in
-            ``Dinov2Model``.
+        state: from names to tensors. A pooler and a mask token are left out.
+        num_heads: H, which no shape of the weights shows.
+        image_size: side of the images, in pixels; default: the size at which the model was
+            trained. For any other size the positions are resampled.
+        eps: added to the variance in each LayerNorm: 1e-12, the default, in ``ViTModel``, and 1e-6
+            in ``Dinov2Model``.
 
     Returns:
         A model without classes, in evaluation mode, in the dtype of the weights.
@@ -382,16 +391,17 @@ def vision_transformer(
         >>> from transformers import ViTConfig, ViTModel
         >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
         ...                    intermediate_size=11, image_size=4, patch_size=2)
-        >>> vision_transformer(ViTModel(config).state_dict(), num_heads=3).image_size
-        4
+        >>> model = vision_transformer(ViTModel(config).state_dict(), num_heads=3, image_size=6)
+        >>> model.image_size, len(model.positions.table)  # the class token and 3 · 3 patches
+        (6, 10)
 
-    Source: the modules ``vit`` and ``dinov2`` of the package transformers.
+    Source: ``ViTModel`` and ``Dinov2Model`` of the package transformers.
     """
     ours = _renamed(state, VISION, VISION_BLOCK, VisionTransformer)
     hidden, kernel = "encoder.blocks.0.feed_forward.up.weight", "patches.projection.weight"
     _check_has(ours, "class_token", "positions.table", kernel, hidden)
     for name in ("class_token", "positions.table"):
-        ours[name] = ours[name][0]  # theirs have an axis for the batch
+        ours[name] = ours[name][0]  # (1, ...) in theirs, for the batch
     width, channels, patch_size, _ = ours[kernel].shape
     trained_size = patch_size * math.isqrt(len(ours["positions.table"]) - 1)
     image_size = trained_size if image_size is None else image_size
@@ -416,16 +426,16 @@ def vision_transformer(
 def _renamed(
     state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
 ) -> dict[str, Tensor]:
-    """The tensors by our names, each a copy of its own."""
+    """A copy of each tensor, under our name for it."""
     ours = {}
     for name, tensor in state.items():
         block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", name)
         known, theirs = (inside, block[2]) if block else (outside, name)
-        part, dot, ending = theirs.rpartition(".")
+        module, dot, ending = theirs.rpartition(".")
         if theirs in known:
             found = known[theirs]
-        elif ending in ("weight", "bias") and part in known:
-            found = known[part] and known[part] + dot + ending
+        elif ending in ("weight", "bias") and module in known:
+            found = known[module] and known[module] + dot + ending
         else:
             raise ValueError(f"{name} has no counterpart in {kind.__name__}")
         if found:

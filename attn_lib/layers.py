@@ -1,7 +1,7 @@
-"""The attention layer and the feed-forward layer, and a way to see the weights of a model.
+"""The attention layer and the feed-forward layer, and a way to record the weights of a model.
 
-The fast path is PyTorch's ``scaled_dot_product_attention``; ``attn_lib.attention`` is the
-reference that the tests hold it equal to.
+The fast path is PyTorch's ``scaled_dot_product_attention``; the tests hold it equal to the
+reference, ``attn_lib.attention``. The book's page on many heads builds the attention layer by hand.
 """
 
 import math
@@ -29,22 +29,22 @@ _recorders: list[tuple[dict[nn.Module, str], dict[str, Tensor]]] = []
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Cut the last axis into heads, and bring the heads before the positions.
+    """Cut the last axis into heads, and move the heads before the positions.
 
-    A ``view`` alone to (B, H, T, d) would have the same shape and scramble heads and positions.
+    A ``view`` alone to (B, H, T, d) would have the same shape, but scramble heads and positions.
 
     Args:
         x: (B, T, H · d).
-        num_heads: H.
+        num_heads: H, at least 1.
 
     Returns:
-        (B, H, T, d).
+        (B, H, T, d): head h holds channels h · d to (h + 1) · d of each position.
 
     Raises:
-        ValueError: a width that H does not divide.
+        ValueError: H below 1, or a width that H does not divide.
 
     Example:
-        >>> split_heads(torch.arange(8).view(1, 2, 4), 2)  # head 0 has the first half of each row
+        >>> split_heads(torch.arange(8).view(1, 2, 4), 2)  # head 0: the first half of each row
         tensor([[[[0, 1],
                   [4, 5]],
         <BLANKLINE>
@@ -60,7 +60,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """Undo :func:`split_heads`.
+    """Undo :func:`split_heads`: put the heads of each position side by side.
 
     Args:
         x: (B, H, T, d).
@@ -75,39 +75,43 @@ def merge_heads(x: Tensor) -> Tensor:
 
     Source: Vaswani et al. (2017), section 3.2.2.
     """
+    # (B, H, T, d) to (B, T, H, d) to (B, T, H · d)
     return x.transpose(-3, -2).flatten(-2)
 
 
 class MultiHeadAttention(nn.Module):
     """concat(head_1, …, head_H) W^O with head_h = attention(x W_h^Q, context W_h^K, context W_h^V).
 
-    The layer returns its output alone; :func:`record_attention` shows the weights. d_model, H, d_k
-    and d_v are independent of each other once d_k is given.
+    The layer returns its output alone; :func:`record_attention` gives the weights. Once d_k is
+    given, d_model, H, d_k and d_v are independent of each other.
 
     Args:
         d_model: width of the input and of the output.
-        num_heads: H, number of query heads.
-        d_k: width of a query or key; default d_model / H, which must be whole.
-        d_v: width of a value; default d_k.
+        num_heads: H, the number of query heads.
+        d_k: width of a query or key, per head; default d_model / H, which must be whole.
+        d_v: width of a value, per head; default d_k.
         d_context: width of ``context``; default d_model.
-        num_kv_heads: number of key and value heads, a divisor of H; default H. Query head h uses
-            key head h // (H / num_kv_heads).
+        num_kv_heads: H_kv, the number of key and value heads, a divisor of H; default H. Query
+            head h uses key head h // (H / H_kv).
         scale: multiplies the scores; default 1/sqrt(d_k).
-        softcap: if given, bounds the scores, as in
-            :func:`attn_lib.functional.attention_weights`; takes the slower, explicit path.
-        rotary: if given, the base of rotary positions; key s stands at s, and the queries are
-            the last T of the S positions.
-        bias: whether the four projections have a bias (not the ``bias`` of :meth:`forward`).
-        dropout: probability of dropping an attention weight, in training only.
+        softcap: bounds the scores, as in :func:`attn_lib.functional.attention_weights`, on a
+            slower path that computes the weights explicitly; default: no bound.
+        rotary: base of rotary positions, where key s has position s and the queries are the last
+            T of the S positions; default: no rotary positions.
+        bias: whether the four projections have a bias (not the ``bias`` of :meth:`forward`);
+            default True.
+        dropout: probability of dropping an attention weight, in training only; default 0.
 
     Raises:
-        ValueError: sizes that do not fit; a dropout outside [0, 1].
+        ValueError: sizes that do not fit; an odd d_k with ``rotary``; a dropout outside [0, 1].
         TypeError: sizes that are not integers.
 
     Example:
-        >>> layer = MultiHeadAttention(4, 8, d_k=64, d_v=32)
-        >>> layer(torch.zeros(2, 5, 4)).shape
-        torch.Size([2, 5, 4])
+        >>> layer, x = MultiHeadAttention(6, 3), torch.randn(2, 5, 6)
+        >>> q, k, v = (split_heads(p(x), 3) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+        >>> out, weights = attention(q, k, v)
+        >>> torch.allclose(layer(x), layer.out_proj(merge_heads(out)), atol=1e-5)
+        True
 
     Source: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023).
     """
@@ -170,8 +174,8 @@ class MultiHeadAttention(nn.Module):
         """Let the positions of ``x`` attend to those of ``context``.
 
         Args:
-            x: (B, T, d_model).
-            context: (B, S, d_context), where keys and values come from; default ``x``.
+            x: (B, T, d_model), from which the queries are projected.
+            context: (B, S, d_context), from which keys and values are projected; default ``x``.
             mask: bool, True = may attend: (T, S), or four axes that broadcast to (B, H, T, S).
                 Positions of ``context`` that it closes to every query may hold anything (with a
                 ``cache``, their gradient may not).
@@ -183,8 +187,8 @@ class MultiHeadAttention(nn.Module):
                 with it, they are computed once.
 
         Returns:
-            (B, T, d_model); for a query that may attend to nothing, what ``out_proj`` makes of
-            zeros.
+            (B, T, d_model); for a query that may attend to nothing, the output projection of
+            zeros, which is its bias.
 
         Raises:
             ValueError: shapes that do not fit; NaN or +inf in ``bias``; a cache of another batch
@@ -252,7 +256,7 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None,
         causal: bool,
     ) -> Tensor:
-        """(B, H, T, d_v), by the fused kernel where it can; the weights go to who records them."""
+        """(B, H, T, d_v), by the fused kernel unless there is a softcap; recorders get weights."""
         options: dict[str, Any] = {
             "mask": mask,
             "bias": bias,
@@ -282,7 +286,8 @@ class MultiHeadAttention(nn.Module):
                 )
         if x.shape[0] != context.shape[0]:
             raise ValueError(
-                f"x and context must have one batch size, got {x.shape[0]} and {context.shape[0]}"
+                f"x and context must have the same batch size, got {x.shape[0]} "
+                f"and {context.shape[0]}"
             )
 
 
@@ -297,13 +302,15 @@ class FeedForward(nn.Module):
         dropout: dropout on the hidden activations, in training only.
 
     Raises:
-        ValueError: an unknown activation; a dropout outside [0, 1].
+        ValueError: a size below 1; an unknown activation; a dropout outside [0, 1].
+        TypeError: sizes that are not integers.
 
     Example:
-        >>> FeedForward(4, 16)(torch.zeros(2, 3, 4)).shape
-        torch.Size([2, 3, 4])
+        >>> layer, x = FeedForward(4, 16, activation="relu"), torch.randn(2, 3, 4)
+        >>> torch.allclose(layer(x), layer.down(layer.up(x).clamp(min=0.0)))
+        True
 
-    Source: Vaswani et al. (2017), section 3.3.
+    Source: Vaswani et al. (2017), section 3.3; GELU: Hendrycks and Gimpel (2016).
     """
 
     def __init__(
@@ -332,26 +339,30 @@ class FeedForward(nn.Module):
 
 @contextmanager
 def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Inside the ``with`` block, keep the weights of every attention layer of a model.
+    """Inside the ``with`` block, record the weights of every attention layer of a model.
 
     The output of the model does not change, not by one bit: the weights are computed beside it,
-    from the very queries, keys, mask and bias.
+    from the same queries, keys, mask and bias.
 
     Args:
         model: a module that holds :class:`MultiHeadAttention` layers, or is one.
 
     Yields:
-        Name of the layer in ``model`` to (B, H, T, S) weights of its latest call, before
-        dropout, detached. A model that is itself a layer has the name ``""``.
+        A dict from the layer's name in ``model`` to the (B, H, T, S) weights of its latest call,
+        before dropout and detached; rows sum to 1, or to 0 where nothing may be attended to. A
+        model that is itself a layer has the name ``""``.
 
     Example:
         >>> layer = MultiHeadAttention(4, 2)
         >>> with record_attention(layer) as maps:
-        ...     out = layer(torch.zeros(1, 3, 4))
-        >>> maps[""].shape
-        torch.Size([1, 2, 3, 3])
+        ...     out = layer(torch.zeros(1, 3, 4), causal=True)  # equal tokens: uniform attention
+        >>> maps[""][0, 1]
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000],
+                [0.3333, 0.3333, 0.3333]])
 
-    Source: weights obtained from a second forward pass, or kept after dropout, mislead.
+    Source: ``need_weights=True, average_attn_weights=False`` of ``torch.nn.MultiheadAttention``,
+    which returns the same weights, but in training after dropout.
     """
     names: dict[nn.Module, str] = {
         module: name

@@ -1,7 +1,7 @@
-"""Whole models: those that write token by token, and one that makes a vector of a sentence.
+"""Whole models: two that write token by token, and one that maps a sentence to a vector.
 
-Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in chapter 7
-of the book.
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in the book's
+page on the encoder and decoder.
 """
 
 import math
@@ -30,12 +30,12 @@ class Transformer(nn.Module):
     """An encoder that reads one sequence and a decoder that writes another.
 
     Each side has its own vocabulary and its own learned positions. Padding does not advance the
-    position, so that it may stand on either side.
+    position, so sequences may be padded on either side.
 
     Args:
         source_vocab_size: number of tokens that can be read.
         target_vocab_size: number of tokens that can be written.
-        max_len: longest sequence of either kind, padding not counted.
+        max_len: length of the longest sequence of either kind, in tokens, padding not counted.
         d_model: width of the residual streams.
         dropout: as in a block, and on the embeddings.
         block: ``num_layers``, the number of blocks in the encoder and again in the decoder; and
@@ -49,10 +49,13 @@ class Transformer(nn.Module):
         >>> sizes = {"d_model": 6, "num_heads": 3, "d_ff": 24, "num_layers": 2}
         >>> model = Transformer(source_vocab_size=11, target_vocab_size=7, max_len=5, **sizes)
         >>> source, target = torch.tensor([[10, 3, 4, 1]]), torch.tensor([[0, 6]])
-        >>> model(source, target).shape
+        >>> logits = model(source, target)
+        >>> logits.shape
         torch.Size([1, 2, 7])
+        >>> torch.allclose(logits[:, :1], model(source, target[:, :1]), atol=1e-5)  # causal
+        True
 
-    Source: Vaswani et al. (2017), figure 1, with learned positions; chapter 7.
+    Source: Vaswani et al. (2017), figure 1; learned positions: Gehring et al. (2017).
     """
 
     def __init__(
@@ -87,22 +90,35 @@ class Transformer(nn.Module):
         Args:
             source: (B, S) integers below ``source_vocab_size``.
             target: (B, T) integers below ``target_vocab_size``.
-            source_mask: (B, 1, 1, S) bool, True = a real token.
-            target_mask: (B, 1, 1, T) bool, True = a real token.
+            source_mask: (B, 1, 1, S) bool, True = a real token; default: all are real.
+            target_mask: (B, 1, 1, T) bool, True = a real token; default: all are real.
 
         Returns:
-            (B, T, target_vocab_size) logits; row t depends on ``source`` and on
-            the first t + 1 tokens of ``target``.
+            (B, T, target_vocab_size) logits; row t depends on ``source`` and on the tokens of
+            ``target`` up to t.
 
         Raises:
-            ValueError: tokens or masks out of range or shape; more tokens than ``max_len``.
+            ValueError: tokens out of range; tokens or masks of another shape; more real tokens
+                than ``max_len``.
             TypeError: tokens that are not integers; a mask that is not bool.
         """
         context = self.encode(source, mask=source_mask)
         return self.decode(target, context, mask=target_mask, context_mask=source_mask)
 
     def encode(self, source: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, S) tokens and their (B, 1, 1, S) mask to (B, S, d_model): the decoder's context."""
+        """The decoder's context: what the encoder makes of the source.
+
+        Args:
+            source: (B, S) integers below ``source_vocab_size``.
+            mask: (B, 1, 1, S) bool, True = a real token; default: all are real.
+
+        Returns:
+            (B, S, d_model); rows of padding mean nothing.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+            TypeError: as :meth:`forward`.
+        """
         return self.encoder(self.source(source, mask), mask=mask)
 
     def decode(
@@ -114,10 +130,11 @@ class Transformer(nn.Module):
         context_mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Logits (B, T, target_vocab_size) for what follows each token of ``target``.
+        """Logits for what follows each token of ``target``, given the encoder's output.
 
         Args:
-            target: (B, T) integers, after what ``cache`` holds.
+            target: (B, T) integers below ``target_vocab_size``, the tokens that follow those in
+                ``cache``.
             context: (B, S, d_model) from :meth:`encode`.
             mask: (B, 1, 1, all tokens so far) bool, True = a real token.
             context_mask: (B, 1, 1, S) bool, True = a real token.
@@ -130,11 +147,11 @@ class Transformer(nn.Module):
 
 
 class DecoderLM(nn.Module):
-    """A decoder alone: from the tokens so far, logits for the next one.
+    """A decoder without an encoder: from the tokens so far, logits for the next one.
 
     Args:
-        vocab_size: number of tokens.
-        max_len: longest sequence, padding not counted.
+        vocab_size: number of tokens in the vocabulary.
+        max_len: length of the longest sequence, in tokens, padding not counted.
         d_model: width of the residual stream.
         dropout: as in a block, and on the embeddings.
         block: ``num_layers``, and the other arguments of every
@@ -150,8 +167,8 @@ class DecoderLM(nn.Module):
         >>> model(torch.tensor([[10, 3, 4]])).shape
         torch.Size([1, 3, 11])
 
-    Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", for the
-    order with the norm first and learned positions; chapter 7.
+    Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", section
+    2.3, for pre-norm blocks and learned positions.
     """
 
     def __init__(
@@ -185,7 +202,8 @@ class DecoderLM(nn.Module):
             (B, T, vocab_size) logits; row t depends on the tokens up to t.
 
         Raises:
-            ValueError: tokens or mask out of range or shape; more tokens than ``max_len``.
+            ValueError: tokens out of range; tokens or a mask of another shape; more real tokens
+                than ``max_len``.
             TypeError: tokens that are not integers; a mask that is not bool.
         """
         x = self.embedding(tokens, mask, 0 if cache is None else cache.length)
@@ -205,7 +223,7 @@ def generate(
     end: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Append one token at a time, each chosen by the logits after the tokens so far.
+    """Append one token at a time, each chosen by the logits that follow the tokens so far.
 
     Every step computes the newest token alone; keys and values of the others are cached. It stops
     early when every row has written ``end``.
@@ -316,27 +334,27 @@ def _chosen(
     weights = ((logits - best).double() / temperature).softmax(dim=-1)  # no overflow
     if top_p is not None:
         ordered, order = weights.sort(dim=-1, descending=True)
-        before = ordered.cumsum(dim=-1) - ordered  # of the more probable ones
+        before = F.pad(ordered.cumsum(dim=-1)[..., :-1], (1, 0))  # of the more probable ones
         weights = weights.masked_fill((before >= top_p).gather(-1, order.argsort(dim=-1)), 0.0)
     return torch.multinomial(weights, 1, generator=generator)
 
 
 class SentenceEncoder(nn.Module):
-    """An encoder that reads a sentence, and the mean of its tokens' vectors.
+    """An encoder that reads a sentence; the mean of its tokens' vectors represents the sentence.
 
-    Word, position and segment embeddings are added and normalised; then post-norm blocks, as in
+    Word, position and segment embeddings are added and normalised; post-norm blocks follow, as in
     BERT. :func:`attn_lib.pretrained.minilm` is one with trained weights.
 
     Args:
         vocab_size: number of tokens that can be read.
-        max_len: longest sentence, in tokens.
+        max_len: length of the longest sentence, in tokens.
         d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
         num_layers: number of blocks.
-        eps: added to the variance in each LayerNorm.
-        tokenizer: what :meth:`encode` reads texts with: ``tokenizer.encode(text).ids`` is the
-            list of a text's tokens; default none.
+        eps: added to the variance in each LayerNorm; default 1e-12, as in BERT.
+        tokenizer: what :meth:`encode` splits texts with: ``tokenizer.encode(text).ids`` is the
+            list of a text's tokens; default: none, and only tokens can be read.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
@@ -346,8 +364,10 @@ class SentenceEncoder(nn.Module):
         >>> model = SentenceEncoder(
         ...     vocab_size=7, max_len=5, d_model=6, num_heads=3, d_ff=24, num_layers=2
         ... )
-        >>> model(torch.tensor([[3, 1, 4], [2, 0, 0]]), torch.tensor([3, 1])).shape
-        torch.Size([2, 3, 6])
+        >>> out = model(torch.tensor([[3, 1, 4], [2, 0, 0]]), torch.tensor([3, 1]))
+        >>> alone = model(torch.tensor([[2]]), torch.tensor([1]))  # the second row, unpadded
+        >>> torch.allclose(out[1, :1], alone[0], atol=1e-5)
+        True
 
     Source: Devlin et al. (2019), "BERT", section 3; Reimers and Gurevych (2019),
     "Sentence-BERT".
@@ -382,7 +402,7 @@ class SentenceEncoder(nn.Module):
         self.tokenizer = tokenizer
 
     def embed(self, ids: Tensor) -> Tensor:
-        """What the first block receives: word plus position plus segment, normalised.
+        """What the first block receives: word, position and segment embeddings, normalised.
 
         Args:
             ids: (..., T) integers below ``vocab_size``, T at most ``max_len``.
@@ -401,7 +421,7 @@ class SentenceEncoder(nn.Module):
         return self.norm(self.positions(self.words(ids)) + self.segment)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Vectors of tokens, each aware of its sentence.
+        """A vector for each token, computed from the whole sentence.
 
         Args:
             ids: (B, T) integers below ``vocab_size``, T at most ``max_len``; padding may be any
@@ -419,16 +439,17 @@ class SentenceEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, texts: list[str]) -> Tensor:
-        """One vector a text: the mean over its tokens, [CLS] and [SEP] included, of length 1.
+        """One vector for each text: the mean over its tokens, [CLS] and [SEP] included.
 
         Args:
-            texts: at least one text, each of at most ``max_len`` tokens; none is cut off.
+            texts: at least one text, each of at most ``max_len`` tokens; none is truncated.
 
         Returns:
-            (len(texts), d_model); the product of two rows is their cosine similarity.
+            (len(texts), d_model), rows of length 1: the product of two rows is their cosine
+            similarity.
 
         Raises:
-            ValueError: no tokenizer; no text, or one that is too long.
+            ValueError: a model without a tokenizer; no text, or one that is too long.
             TypeError: a single string in place of a list.
         """
         if self.tokenizer is None:
@@ -440,7 +461,7 @@ class SentenceEncoder(nn.Module):
         rows = [torch.tensor(self.tokenizer.encode(text).ids) for text in texts]
         lengths = torch.tensor([len(row) for row in rows])
         out = self(nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
-        real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]
+        real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]  # (B, T, 1)
         mean = out.masked_fill(~real, 0.0).sum(dim=1) / lengths[:, None]
         return nn.functional.normalize(mean, dim=-1)
 

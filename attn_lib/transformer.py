@@ -1,7 +1,8 @@
-"""Transformer layers and stacks: attention and a feed-forward network around a residual stream.
+"""Transformer blocks and stacks: attention and a feed-forward network around a residual stream.
 
 Source: Vaswani et al. (2017), "Attention Is All You Need", section 3; the order with the norm
-first: Xiong et al. (2020). Built by hand in chapters 6 and 7 of the book.
+first: Xiong et al. (2020). Built by hand in the book's pages on the block and on the encoder and
+decoder.
 """
 
 import copy
@@ -18,17 +19,17 @@ from attn_lib.layers import FeedForward, MultiHeadAttention
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a feed-forward network; each sublayer adds its output to the stream.
+    """x + sublayer(norm(x)), first for attention, then for the feed-forward network.
 
-    With ``norm_first`` a sublayer computes x + sublayer(norm(x)), and the residual stream itself
-    is never normalised; without, norm(x + sublayer(x)), the order of the paper. Cross-attention,
-    where there is any, stands between the two.
+    That is pre-norm, the default: the residual stream itself is never normalised. With
+    ``norm_first=False`` each sublayer computes norm(x + sublayer(x)), the order of the paper.
+    Cross-attention, where there is any, is a third sublayer between the two.
 
     Args:
         d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward network.
-        norm_first: which of the two orders.
+        num_heads: H, the number of heads.
+        d_ff: number of hidden activations of the feed-forward network.
+        norm_first: True, the default, for pre-norm; False for post-norm.
         dropout: probability, in training only, of dropping an attention weight, a hidden
             activation of the feed-forward network, and a number of a sublayer's output.
         cross_attention: whether there is a sublayer that attends to ``context``.
@@ -48,8 +49,8 @@ class TransformerBlock(nn.Module):
         >>> TransformerBlock(d_model=6, num_heads=3, d_ff=24)(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), sections 3.1 and 5.4; chapter 6. LayerScale: Touvron et al.
-    (2021), "Going deeper with Image Transformers", section 2; chapter 8.
+    Source: Vaswani et al. (2017), sections 3.1 and 5.4; pre-norm: Xiong et al. (2020). LayerScale:
+    Touvron et al. (2021), "Going deeper with Image Transformers", section 2.
     """
 
     def __init__(
@@ -98,29 +99,30 @@ class TransformerBlock(nn.Module):
         context_mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Args as in :meth:`attn_lib.layers.MultiHeadAttention.forward`.
+        """The residual stream after this block.
 
         Args:
             x: (B, T, d_model).
             context: (B, S, d_model), for a block with cross-attention, and only there.
-            mask: who may attend to whom within ``x``.
-            bias: added to the scores within ``x``.
-            causal: whether each position of ``x`` attends to itself and earlier ones only.
-            context_mask: who may attend to which position of ``context``.
-            cache: keys and values of earlier calls.
+            mask: as in :meth:`attn_lib.layers.MultiHeadAttention.forward`, within ``x``.
+            bias: added to the scaled scores within ``x``.
+            causal: whether each position of ``x`` attends only to itself and earlier positions;
+                default False.
+            context_mask: bool, True = may attend: which positions of ``context`` each position of
+                ``x`` may attend to.
+            cache: keys and values of earlier calls, as in
+                :meth:`attn_lib.layers.MultiHeadAttention.forward`.
 
         Returns:
             (B, T, d_model).
 
         Raises:
             ValueError: a context without cross-attention, or the reverse; shapes that do not fit.
+            TypeError: a mask that is not bool; a bias of another dtype.
         """
         if (context is None) != (self.cross is None):
-            having = "no" if self.cross is None else "a"
-            raise ValueError(
-                f"this block has {having} cross-attention: context must be "
-                f"{'None' if self.cross is None else '(B, S, d_model)'}"
-            )
+            having, wanted = ("no ", "None") if self.cross is None else ("", "(B, S, d_model)")
+            raise ValueError(f"this block has {having}cross-attention: context must be {wanted}")
         if context is None and context_mask is not None:
             raise ValueError("context_mask needs a context")
 
@@ -147,7 +149,7 @@ class TransformerBlock(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """A stack of blocks, and a last LayerNorm where the blocks have theirs first.
+    """norm(block_L(… block_1(x))): a stack of blocks, and a last LayerNorm if they are pre-norm.
 
     Args:
         num_layers: number of blocks, at least 1.
@@ -162,7 +164,7 @@ class TransformerEncoder(nn.Module):
         >>> encoder(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), section 3.1; chapter 6.
+    Source: Vaswani et al. (2017), section 3.1; the last norm: Xiong et al. (2020).
     """
 
     def __init__(self, *, num_layers: int, **block: Any):
@@ -181,7 +183,7 @@ class TransformerEncoder(nn.Module):
         cache: Cache | None = None,
         **options: Any,
     ) -> Tensor:
-        """Every block in turn, with the same options as :meth:`TransformerBlock.forward`.
+        """Every block after the other, with the same options for each.
 
         Args:
             x: (B, T, d_model).
@@ -206,7 +208,7 @@ class TransformerEncoder(nn.Module):
 
 
 class TransformerDecoder(TransformerEncoder):
-    """A stack of causal blocks, each attending to a context as well.
+    """A stack of causal blocks, each of which attends to a context as well.
 
     Args:
         num_layers: number of blocks, at least 1.
@@ -222,7 +224,8 @@ class TransformerDecoder(TransformerEncoder):
         >>> decoder(torch.zeros(2, 5, 6), torch.zeros(2, 7, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), section 3.1; chapter 7.
+    Source: Vaswani et al. (2017), section 3.1; without an encoder: Radford et al. (2019),
+    "Language Models are Unsupervised Multitask Learners".
     """
 
     def __init__(self, *, num_layers: int, cross_attention: bool = True, **block: Any):
@@ -232,11 +235,16 @@ class TransformerDecoder(TransformerEncoder):
         """As :meth:`TransformerEncoder.forward`, always with ``causal=True``.
 
         Args:
-            x: (B, T, d_model), after what ``cache`` holds.
-            context: (B, S, d_model), unless the decoder stands alone.
-            options: ``mask``, ``bias``, ``context_mask``, ``cache``.
+            x: (B, T, d_model), the positions that follow those in ``cache``.
+            context: (B, S, d_model), unless the decoder has no cross-attention.
+            options: ``mask``, ``bias``, ``context_mask``, ``cache``, as in
+                :meth:`TransformerBlock.forward`.
 
         Returns:
             (B, T, d_model); row t depends on the rows up to t, and on all of ``context``.
+
+        Raises:
+            ValueError: as :meth:`TransformerBlock.forward`.
+            TypeError: as :meth:`TransformerBlock.forward`; a ``causal`` among the options.
         """
         return super().forward(x, context, causal=True, **options)

@@ -14,7 +14,7 @@ INF = math.inf
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 ORDERS = {"post-norm": False, "pre-norm": True}
 TARGET = torch.tensor([[10, 3, 4, 1, 6], [0, 7, 7, 12, 12]])
-FILLER = {  # side: which of the source's and of the target's tokens are real
+PADDING = {  # side: which of the source's and of the target's tokens are real
     "none": (None, None),
     "right": (padding_mask(torch.tensor([7, 4]), 7), padding_mask(torch.tensor([5, 3]), 5)),
     "left": (

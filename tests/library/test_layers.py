@@ -162,7 +162,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
     st.sampled_from(["nothing", "padding", "window", "bias"]),
 )
 def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
-    """Outputs and gradients; the queries of a later piece see all that came before."""
+    """Outputs and gradients; the queries of a later piece attend to all that came before."""
     layer, T = layer_of(**options), sum(pieces)
     x = draw(2, T, 6).requires_grad_()
     given = {}
@@ -210,15 +210,15 @@ def test_a_cache_keeps_what_a_context_has_shown():
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
 @pytest.mark.parametrize("source", ["self", "cross"])
-def test_filler_may_hold_anything_with_a_cache_too(garbage, source):
+def test_padding_may_hold_anything_with_a_cache_too(garbage, source):
     layer, x, context = layer_of(), draw(2, 4, 6), draw(2, 4, 6, seed=1)
     filled, mask = (x if source == "self" else context), padding_mask(torch.tensor([4, 2]), 4)
     results = []
-    for filler in (0.0, garbage):
-        filled[1, 2:], cache = filler, Cache()
+    for padding in (0.0, garbage):
+        filled[1, 2:], cache = padding, Cache()
         given = (x, None) if source == "self" else (x[:, :2], context)
         results.append(layer(*given, mask=mask, cache=cache)[:, :2])
-        if source == "self":  # the filler is closed to the next query too
+        if source == "self":  # the padding is closed to the next query too
             wider = torch.cat([mask, torch.ones(2, 1, 1, 1).bool()], dim=-1)
             results.append(layer(context[:, :1], mask=wider, cache=cache))
     half = len(results) // 2
@@ -226,7 +226,7 @@ def test_filler_may_hold_anything_with_a_cache_too(garbage, source):
         assert torch.equal(clean, dirty)
 
 
-def test_what_is_closed_now_may_be_seen_later():
+def test_what_is_closed_now_may_be_attended_to_later():
     layer, x = layer_of(), draw(1, 3, 6)
     mask = torch.tensor([[True, False], [True, False]])
     cache = Cache()
@@ -247,7 +247,7 @@ def test_autocast_takes_a_bias_of_any_dtype():
 def test_a_cache_of_another_batch_is_refused():
     layer, cache = layer_of(), Cache()
     layer(draw(2, 3, 6), cache=cache)
-    with pytest.raises(ValueError, match=r"^x and cache must have one batch size, got 1 and 2$"):
+    with pytest.raises(ValueError, match=r"^x and cache .* the same batch size, got 1 and 2$"):
         layer(draw(1, 5, 6), cache=cache)
 
 
@@ -275,7 +275,7 @@ def test_an_empty_example_harms_nobody():
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
-def test_filler_of_a_context_may_hold_anything(garbage):
+def test_padding_of_a_context_may_hold_anything(garbage):
     layer = layer_of()
     x, context = draw(2, 4, 6), draw(2, 5, 6, seed=1)
     mask = padding_mask(torch.tensor([5, 3]), 5)
@@ -476,7 +476,7 @@ BAD_CALLS = [
     ({"x": draw(4, 6)}, ValueError, r"x must be \(batch, length, 6\), got \(4, 6\)"),
     ({"x": draw(2, 4, 5)}, ValueError, r"x must be .*got \(2, 4, 5\)"),
     ({"context": draw(2, 4, 7)}, ValueError, "context must be"),
-    ({"context": draw(3, 4, 6)}, ValueError, "one batch size, got 2 and 3"),
+    ({"context": draw(3, 4, 6)}, ValueError, "same batch size, got 2 and 3"),
     ({"mask": torch.ones(4, 4)}, TypeError, "mask must be a bool tensor"),
     ({"mask": [[True]]}, TypeError, "mask must be a bool tensor, .* got list"),
     ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(4, 4\) of the scores"),

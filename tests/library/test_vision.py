@@ -118,7 +118,7 @@ def test_only_the_positions_know_where_a_patch_is():
 
 
 def test_options_reach_the_blocks_and_dropout_what_enters_them():
-    model = model_of(dropout=0.25, eps=1e-3, num_kv_heads=1)
+    model = model_of(dropout=0.25, eps=1e-3, attention={"num_kv_heads": 1})
     assert [block.attention.dropout for block in model.encoder.blocks] == [0.25, 0.25]
     assert [block.attention.num_kv_heads for block in model.encoder.blocks] == [1, 1]
     assert model.encoder.norm.eps == 1e-3
@@ -160,8 +160,10 @@ def test_class_token_and_positions_start_small_and_apart():
     ],
 )
 def test_bad_models_are_named(sizes, options, error, message):
+    names = ("image_size", "patch_size", "in_channels", "num_classes")
+    sizes = dict(zip(names, sizes, strict=True))
     with pytest.raises(error, match=message):
-        VisionTransformer(*sizes, **SIZES, **options)
+        VisionTransformer(**sizes, **SIZES, **options)
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 10, 10), (2, 2, 15, 20), (2, 2, 15), (2, 15, 15, 2)])
@@ -192,7 +194,7 @@ def test_the_model_can_be_exported():
 # ---------------------------------------------------------------- LayerScale
 
 
-def test_a_gain_multiplies_what_each_part_adds():
+def test_a_gain_multiplies_what_each_sublayer_adds():
     torch.manual_seed(0)
     for first in (True, False):
         block = TransformerBlock(
@@ -295,7 +297,7 @@ def test_equals_vit_in_single_precision():
     torch.testing.assert_close(ours.features(images), expected, atol=1e-5, rtol=0)
 
 
-def test_every_tensor_of_theirs_has_its_place():
+def test_every_tensor_of_theirs_has_a_counterpart():
     """Altering any of them alters the output as it alters theirs."""
     theirs, images = witness("dinov2"), draw(2, 2, 15, 15)
     for name, p in theirs.named_parameters():
