@@ -26,6 +26,7 @@ data, :mod:`attn_lib.records` reads the results of long runs, :mod:`attn_lib.plo
 :mod:`attn_lib.exercises` checks your answers.
 """
 
+from attn_lib.cache import Cache
 from attn_lib.functional import attention, attention_weights
 from attn_lib.layers import FeedForward, MultiHeadAttention, record_attention
 from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
@@ -34,6 +35,7 @@ from attn_lib.transformer import TransformerBlock, TransformerDecoder, Transform
 from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
 
 __all__ = [
+    "Cache",
     "DecoderLM",
     "FeedForward",
     "MultiHeadAttention",

@@ -18,7 +18,7 @@ def found(x: Any) -> str:
 def check_sizes(**sizes: int) -> None:
     """Integers of at least 0."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
             raise TypeError(f"{name} must be an integer, got {size!r}")
         if size < 0:
             raise ValueError(f"{name} must be at least 0, got {name}={size}")
@@ -30,6 +30,12 @@ def check_at_least_one(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, got {size}")
+
+
+def check_flag(name: str, value: bool) -> None:
+    """True or False, and not a number that stands for one."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 def check_number(name: str, value: float) -> None:
@@ -49,6 +55,12 @@ def check_rotary_width(d_k: int) -> None:
     """An even width of at least 2: rotary positions rotate pairs of channels."""
     if d_k % 2 or d_k == 0:
         raise ValueError(f"rotary positions need an even width d_k, got {d_k}")
+
+
+def check_no_cross_attention(name: str, block: dict[str, Any]) -> None:
+    """Options of the blocks of a model that has no context to attend to."""
+    if block.get("cross_attention"):
+        raise ValueError(f"{name} has no context: its blocks have no cross-attention")
 
 
 def check_float(name: str, x: Tensor) -> None:
@@ -123,7 +135,8 @@ def check_broadcast(name: str, x: Tensor, shape: torch.Size, device: torch.devic
             f"example {name}[:, None]"
         )
     wanted = shape[-x.dim() :]
-    if any(have not in (1, want) for have, want in zip(x.shape, wanted, strict=True)):
+    # by != alone: `in` decides by identity first, which a symbolic size fails
+    if any(have != 1 and have != want for have, want in zip(x.shape, wanted, strict=True)):
         raise ValueError(
             f"{name} must broadcast to {tuple(wanted)} of the scores {tuple(shape)}, "
             f"got shape {tuple(x.shape)}"

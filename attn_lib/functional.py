@@ -18,6 +18,7 @@ from torch import Tensor
 from attn_lib._checks import (
     check_bias,
     check_device,
+    check_flag,
     check_float,
     check_mask,
     check_number,
@@ -77,7 +78,7 @@ def attention_weights(
     Source: Vaswani et al. (2017), equation 1, built by hand in the page on one head. The softcap:
     the ``softcap`` attribute of ONNX's ``Attention`` operator.
     """
-    _check_inputs(q, k, None, mask, bias)
+    _check_inputs(q, k, None, mask, bias, causal)
     with _full_precision(q):
         return _weights(q, k, mask, bias, scale, softcap, causal)[0].to(q.dtype)
 
@@ -129,7 +130,7 @@ def attention(
 
     Source: Vaswani et al. (2017), equation 1, built by hand in the page on one head.
     """
-    _check_inputs(q, k, v, mask, bias)
+    _check_inputs(q, k, v, mask, bias, causal)
     with _full_precision(q):
         weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)
         used = _dropped(weights, dropout_p)
@@ -161,8 +162,8 @@ def fused_attention(
 
     Args:
         q: (B, H, T, d_k) queries.
-        k: (B, H, S, d_k) keys.
-        v: (B, H, S, d_v) values.
+        k: (B, H_kv, S, d_k) keys; query head h uses key head h // (H / H_kv).
+        v: (B, H_kv, S, d_v) values.
         mask: as in :func:`attention`.
         bias: as in :func:`attention`.
         scale: as in :func:`attention`.
@@ -181,7 +182,12 @@ def fused_attention(
     Source: ``torch.nn.functional.scaled_dot_product_attention``.
     """
     T, S, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
+    if scale is not None and scale <= 0.0:
+        # the kernel multiplies its own -inf by the scale, which would open or destroy closed cells
+        q, scale = q * scale, 1.0
     allowed = closed = None
+    if causal and T != S and T == 1:
+        causal = False  # the last query attends to every key
     if mask is not None or bias is not None or (causal and T != S):
         # one combined mask: kernels disagree about a mask together with is_causal
         closed = _closed(mask, bias, causal, torch.Size((*q.shape[:-1], S)), q.device)
@@ -191,7 +197,14 @@ def fused_attention(
     width = max(q.shape[-1], d_v)
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=allowed, dropout_p=dropout_p, is_causal=causal, scale=scale
+        q,
+        k,
+        v,
+        attn_mask=allowed,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out[..., :d_v]
 
@@ -280,8 +293,6 @@ def _closed(
         parts.append(~mask)
     if bias is not None:
         parts.append(bias == -math.inf)
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, got {causal!r}")
     if causal:
         parts.append(~causal_mask(*shape[-2:]).to(device))
     if not parts:
@@ -304,7 +315,12 @@ def _full_precision(x: Tensor) -> AbstractContextManager:
 
 
 def _check_inputs(
-    q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
 ) -> None:
     for name, x in (("q", q), ("k", k)):
         check_float(name, x)
@@ -324,6 +340,7 @@ def _check_inputs(
         )
     if v is not None:
         _check_values(k, v)
+    check_flag("causal", causal)
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
     if mask is not None:
         check_mask(mask, shape, q.device)

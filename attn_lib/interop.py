@@ -6,7 +6,7 @@ the package transformers. What has no counterpart raises; nothing that changes o
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 import torch
@@ -44,7 +44,7 @@ def from_torch(layer: nn.Module) -> MultiHeadAttention | TransformerBlock:
     Raises:
         TypeError: another kind of module.
         ValueError: what has no counterpart: ``kdim`` unlike ``vdim``, ``bias_k``,
-            ``add_zero_attn``, a block without biases, an activation other than relu and gelu.
+            ``add_zero_attn``, an activation other than relu and gelu, dropouts that differ.
 
     Example:
         >>> theirs = nn.MultiheadAttention(4, 2, batch_first=True)
@@ -89,9 +89,8 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
             heads, another scale, softcap, rotary positions, LayerScale.
 
     Example:
-        >>> block, x = TransformerBlock(6, 3, 24, activation="relu"), torch.randn(2, 5, 6)
-        >>> torch.allclose(to_torch(block)(x), block(x), atol=1e-5)
-        True
+        >>> to_torch(TransformerBlock(d_model=6, num_heads=3, d_ff=24)).linear1.out_features
+        24
 
     Source: as :func:`from_torch`.
     """
@@ -119,9 +118,8 @@ def _attention_from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
         dropout=layer.dropout,
     ).to(layer.out_proj.weight)
     with torch.no_grad():
-        for mine, views in zip(_projections(ours), _torch_projections(layer), strict=True):
-            for name, view in views.items():
-                getattr(mine, name).copy_(view)
+        for mine, theirs, rows in _pairs(ours, layer):
+            mine.copy_(theirs[rows]).requires_grad_(theirs.requires_grad)
     return ours.train(layer.training)
 
 
@@ -148,50 +146,66 @@ def _attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
         vdim=layer.v_proj.in_features,
         batch_first=True,
     ).to(layer.out_proj.weight)
+    trained: dict[Tensor, set[bool]] = {}
     with torch.no_grad():
-        for mine, views in zip(_projections(layer), _torch_projections(theirs), strict=True):
-            for name, view in views.items():
-                view.copy_(getattr(mine, name))
+        for mine, other, rows in _pairs(layer, theirs):
+            other[rows].copy_(mine)
+            trained.setdefault(other, set()).add(mine.requires_grad)
+    for other, flags in trained.items():
+        if len(flags) > 1:
+            raise ValueError(
+                "nn.MultiheadAttention keeps the projections of queries, keys and values in one "
+                "parameter: all three must require gradients, or none"
+            )
+        other.requires_grad_(flags.pop())
     return theirs.train(layer.training)
 
 
-def _projections(layer: MultiHeadAttention) -> list[nn.Linear]:
-    return [layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj]
-
-
-def _torch_projections(layer: nn.MultiheadAttention) -> list[dict[str, Tensor]]:
-    """Views of the weight and bias of each projection: queries, keys, values, output."""
-    weights: Iterable[Tensor]
-    if layer.in_proj_weight is not None:
-        weights = layer.in_proj_weight.chunk(3)
-    else:
-        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
-    views = [{"weight": weight} for weight in (*weights, layer.out_proj.weight)]
-    if layer.in_proj_bias is not None:
-        biases = (*layer.in_proj_bias.chunk(3), layer.out_proj.bias)
-        for view, bias in zip(views, biases, strict=True):
-            view["bias"] = bias
-    return views
+def _pairs(
+    ours: MultiHeadAttention, theirs: nn.MultiheadAttention
+) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Each of our parameters, the one of theirs that holds it, and in which rows."""
+    d_model = theirs.embed_dim
+    for i, (mine, alone) in enumerate(
+        (
+            (ours.q_proj, theirs.q_proj_weight),
+            (ours.k_proj, theirs.k_proj_weight),
+            (ours.v_proj, theirs.v_proj_weight),
+        )
+    ):
+        rows = slice(i * d_model, (i + 1) * d_model)
+        if theirs.in_proj_weight is None:
+            yield mine.weight, alone, slice(None)
+        else:
+            yield mine.weight, theirs.in_proj_weight, rows
+        if theirs.in_proj_bias is not None:
+            yield mine.bias, theirs.in_proj_bias, rows
+    yield ours.out_proj.weight, theirs.out_proj.weight, slice(None)
+    if theirs.out_proj.bias is not None:
+        yield ours.out_proj.bias, theirs.out_proj.bias, slice(None)
 
 
 def _block_from_torch(layer: TorchBlock) -> TransformerBlock:
-    if layer.linear1.bias is None:
-        raise ValueError("a layer without biases has no counterpart here")
+    attentions = [m for m in layer.modules() if isinstance(m, nn.MultiheadAttention)]
+    rates = {part.p for part in layer.modules() if isinstance(part, nn.Dropout)}
+    rates |= {attention.dropout for attention in attentions}
+    if len(rates) > 1:
+        raise ValueError(f"one dropout for all sublayers is needed, got {sorted(rates)}")
     ours = TransformerBlock(
-        layer.linear1.in_features,
-        layer.self_attn.num_heads,
-        layer.linear1.out_features,
+        d_model=layer.linear1.in_features,
+        num_heads=layer.self_attn.num_heads,
+        d_ff=layer.linear1.out_features,
         norm_first=layer.norm_first,
         dropout=layer.dropout.p,
         cross_attention=isinstance(layer, nn.TransformerDecoderLayer),
         activation=_activation_name(layer),
-        eps=layer.norm1.eps,
+        bias=layer.linear1.bias is not None,
     ).to(layer.linear1.weight)
     ours.attention = _attention_from_torch(layer.self_attn)
     if isinstance(layer, nn.TransformerDecoderLayer):
         ours.cross = _attention_from_torch(layer.multihead_attn)
     for mine, theirs in zip(_plain_parts(ours), _torch_parts(layer), strict=True):
-        mine.load_state_dict(theirs.state_dict())
+        _copy_part(theirs, mine)
     return ours.train(layer.training)
 
 
@@ -200,9 +214,9 @@ def _block_to_torch(block: TransformerBlock) -> TorchBlock:
         raise ValueError("PyTorch's layers have no LayerScale")
     up = block.feed_forward.up
     options: dict[str, Any] = {
+        "bias": up.bias is not None,
         "dropout": block.dropout.p,
         "activation": "relu" if isinstance(block.feed_forward.activation, nn.ReLU) else "gelu",
-        "layer_norm_eps": block.attention_norm.eps,
         "norm_first": block.norm_first,
     }
     sizes = (up.in_features, block.attention.num_heads, up.out_features)
@@ -214,8 +228,17 @@ def _block_to_torch(block: TransformerBlock) -> TorchBlock:
         theirs.multihead_attn = _attention_to_torch(block.cross)
     theirs.self_attn = _attention_to_torch(block.attention)  # the one that is batch first
     for mine, other in zip(_plain_parts(block), _torch_parts(theirs), strict=True):
-        other.load_state_dict(mine.state_dict())
+        _copy_part(mine, other)
     return theirs.train(block.training)
+
+
+def _copy_part(source: nn.Module, target: nn.Module) -> None:
+    """A linear layer or LayerNorm: its weights, whether they are trained, and its eps."""
+    target.load_state_dict(source.state_dict())
+    for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        mine.requires_grad_(theirs.requires_grad)
+    if isinstance(source, nn.LayerNorm) and isinstance(target, nn.LayerNorm):
+        target.eps = source.eps
 
 
 def _plain_parts(block: TransformerBlock) -> list[nn.Module]:

@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from attn_lib._checks import (
     check_at_least_one,
     check_bias,
+    check_flag,
     check_mask,
+    check_number,
     check_probability,
     check_rotary_width,
 )
+from attn_lib.cache import Cache, new_cache_key, one_pass
 from attn_lib.functional import attention, attention_weights, closed_to_all, fused_attention
 from attn_lib.positions import apply_rope
-
-Cache = dict[nn.Module, tuple[Tensor, Tensor, Tensor | None]]
-"""Layer to its keys, its values, and the context they were projected from (None: ``x`` itself)."""
 
 _recorders: list[tuple[dict[nn.Module, str], dict[str, Tensor]]] = []
 
@@ -55,8 +55,8 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """
     if num_heads < 1 or x.shape[-1] % num_heads:
         raise ValueError(f"num_heads={num_heads} must divide the width {x.shape[-1]}")
-    # (B, T, H · d) to (B, T, H, d) to (B, H, T, d)
-    return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(-3, -2)
+    width = x.shape[-1] // num_heads
+    return x.reshape(*x.shape[:-1], num_heads, width).transpose(-3, -2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -149,8 +149,13 @@ class MultiHeadAttention(nn.Module):
             check_rotary_width(d_k)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.d_k, self.d_v = d_k, d_v
+        if scale is not None:
+            check_number("scale", scale)
+            if not math.isfinite(scale):
+                raise ValueError(f"scale must be finite, got {scale}")
         self.scale = 1.0 / math.sqrt(d_k) if scale is None else scale
         self.softcap, self.rotary, self.dropout = softcap, rotary, dropout
+        self.cache_key = new_cache_key()
         self.q_proj = nn.Linear(d_model, num_heads * d_k, bias=bias)
         self.k_proj = nn.Linear(d_context, num_kv_heads * d_k, bias=bias)
         self.v_proj = nn.Linear(d_context, num_kv_heads * d_v, bias=bias)
@@ -172,65 +177,75 @@ class MultiHeadAttention(nn.Module):
             x: (B, T, d_model), from which the queries are projected.
             context: (B, S, d_context), from which keys and values are projected; default ``x``.
             mask: bool, True = may attend: (T, S), or four axes that broadcast to (B, H, T, S).
-                Positions of ``context`` that it closes to every query may hold anything, NaN
-                included; with a ``cache``, NaN there still reaches the gradients.
-            bias: added to the scaled scores; shapes as ``mask``, dtype as ``x`` (under autocast
-                any dtype).
-            causal: if True, the queries are the last T of the S positions and attend to no later
-                key. Default False.
-            cache: a dict, empty at first and the same in every call, that holds the keys and
-                values of a sequence given piece by piece. Without ``context``, those of ``x`` are
-                appended, and S counts all positions so far; with ``context``, they are computed
-                once. Entries are keyed by layer: a layer used twice needs two caches.
+                Positions of ``context`` that it closes to every query may hold anything (with a
+                ``cache``, their gradient may not).
+            bias: added to the scaled scores; shapes as ``mask``. In the dtype of ``x``; under
+                autocast in any.
+            causal: if True, the queries are the last T of S positions and see no later key.
+            cache: keys and values of a sequence that is given piece by piece; the same in every
+                call. Without ``context``, those of ``x`` are appended, and S counts them all;
+                with it, they are computed once.
 
         Returns:
             (B, T, d_model); for a query that may attend to nothing, the output projection of
             zeros, which is its bias.
 
         Raises:
-            ValueError: shapes that do not fit; NaN or +inf in ``bias``; a cache filled with
-                another batch size or context.
+            ValueError: shapes that do not fit; NaN or +inf in ``bias``; a cache of another batch
+                or context; a context for a layer with rotary positions.
             TypeError: a mask that is not bool; a bias of another dtype.
         """
-        source, past = x if context is None else context, None
-        self._check_inputs(x, source)
-        if cache is not None and self in cache:
-            past = cache[self]
-            self._check_cache(past, x, context)
-        seen = 0 if past is None or context is not None else past[0].shape[-2]
+        check_flag("causal", causal)
+        if context is not None and context.dtype == torch.bool:
+            raise TypeError("context must be floating point, got bool: pass a mask as mask=…")
+        self._check_inputs(x, x if context is None else context)
+        if context is not None and self.rotary is not None:
+            raise ValueError(
+                "rotary positions are of one sequence: a layer that has them takes no context"
+            )
+        with one_pass(cache, self):
+            return self._forward(x, context, mask, bias, causal, cache)
+
+    def _forward(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        causal: bool,
+        cache: Cache | None,
+    ) -> Tensor:
+        source = x if context is None else context
+        seen = 0 if cache is None or context is not None else cache.seen(self)
         shape = torch.Size((x.shape[0], self.num_heads, x.shape[1], seen + source.shape[1]))
         closed = None
         if mask is not None:
             check_mask(mask, shape, x.device)
             closed = closed_to_all(mask)[..., None]  # (S, 1) or (B, S, 1)
-        if cache is None and closed is not None:
-            source = source.masked_fill(closed, 0.0)  # 0 · NaN is NaN
-
-        # (B, T, d_model) to (B, T, H · d_k) to (B, H, T, d_k)
-        q = split_heads(self.q_proj(x), self.num_heads)
-        if past is not None and context is not None:
-            k, v = past[:2]
-        else:
-            # (B, S, d_context) to (B, H_kv, S, d_k) and (B, H_kv, S, d_v)
-            k = split_heads(self.k_proj(source), self.num_kv_heads)
-            v = split_heads(self.v_proj(source), self.num_kv_heads)
-            if past is not None:  # S grows from the new positions to all positions so far
-                k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
-        if cache is not None:
-            cache[self] = (k, v, context)
-            if closed is not None:  # not in the cache: a later query may attend to it
-                k = k.masked_fill(closed.unsqueeze(-3), 0.0)
-                v = v.masked_fill(closed.unsqueeze(-3), 0.0)
-        if self.rotary is not None:
-            q, k = _rotated(q, k, self.rotary)
-        group = self.num_heads // self.num_kv_heads
-        if group > 1:  # (B, H_kv, S, .) to (B, H, S, .)
-            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        if closed is not None and cache is None:
+            source = source.masked_fill(closed, 0.0)
+        q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, d_k)
         if bias is not None:
             bias = bias.to(q.dtype) if torch.is_autocast_enabled(x.device.type) else bias
             check_bias(bias, shape, q)
-        out = self._attend(q, k, v, mask, bias, causal)  # (B, H, T, d_v)
-        return self.out_proj(merge_heads(out))  # (B, T, H · d_v) to (B, T, d_model)
+        if cache is not None and context is not None:
+            k, v = cache.of_context(self, context, self._keys_values)
+        else:
+            k, v = self._keys_values(source)  # (B, H_kv, S, d_k), (B, H_kv, S, d_v)
+        if self.rotary is not None:
+            positions = torch.arange(seen, shape[-1], device=x.device)
+            q, k = (apply_rope(t, positions, base=self.rotary) for t in (q, k))
+        if cache is not None and context is None:
+            k, v = cache.append(self, k, v)
+        if cache is not None and closed is not None and not _harmless(k, v):
+            # cleared in this call only: a later query may attend to it
+            k, v = (t.masked_fill(closed.unsqueeze(-3), 0.0) for t in (k, v))
+        out = self._attend(q, k, v, mask, bias, causal)
+        return self.out_proj(merge_heads(out))  # (B, H, T, d_v) to (B, T, d_model)
+
+    def _keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        k = split_heads(self.k_proj(source), self.num_kv_heads)
+        return k, split_heads(self.v_proj(source), self.num_kv_heads)
 
     def _attend(
         self,
@@ -251,22 +266,14 @@ class MultiHeadAttention(nn.Module):
         for names, maps in _recorders:
             if self in names:
                 with torch.no_grad():
-                    maps[names[self]] = attention_weights(q, k, softcap=self.softcap, **options)
+                    maps[names[self]] = attention_weights(
+                        q, _repeated(k, q), softcap=self.softcap, **options
+                    )
         dropout_p = self.dropout if self.training else 0.0
         if self.softcap is None:
             return fused_attention(q, k, v, dropout_p=dropout_p, **options)
+        k, v = _repeated(k, q), _repeated(v, q)
         return attention(q, k, v, softcap=self.softcap, dropout_p=dropout_p, **options)[0]
-
-    def _check_cache(
-        self, past: tuple[Tensor, Tensor, Tensor | None], x: Tensor, context: Tensor | None
-    ) -> None:
-        k, _, seen = past
-        if context is not seen:
-            raise ValueError("the cache was filled with another context: start with an empty one")
-        if k.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"x and cache must have the same batch size, got {x.shape[0]} and {k.shape[0]}"
-            )
 
     def _check_inputs(self, x: Tensor, context: Tensor) -> None:
         for name, tensor, width in (
@@ -289,9 +296,10 @@ class FeedForward(nn.Module):
 
     Args:
         d_model: width of the input and of the output.
-        d_ff: number of hidden activations.
-        activation: ``"gelu"``, the exact one and the default, or ``"relu"``.
-        dropout: probability of dropping a hidden activation, in training only; default 0.
+        d_ff: width of the hidden layer.
+        activation: ``"gelu"`` or ``"relu"``.
+        bias: whether the two projections have one.
+        dropout: dropout on the hidden activations, in training only.
 
     Raises:
         ValueError: a size below 1; an unknown activation; a dropout outside [0, 1].
@@ -305,19 +313,28 @@ class FeedForward(nn.Module):
     Source: Vaswani et al. (2017), section 3.3; GELU: Hendrycks and Gimpel (2016).
     """
 
-    def __init__(self, d_model: int, d_ff: int, *, activation: str = "gelu", dropout: float = 0.0):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         check_at_least_one(d_model=d_model, d_ff=d_ff)
         known = {"gelu": nn.GELU, "relu": nn.ReLU}
         if activation not in known:
             raise ValueError(f"activation must be one of {', '.join(known)}, got {activation!r}")
         check_probability("dropout", dropout)
-        self.up, self.activation = nn.Linear(d_model, d_ff), known[activation]()
-        self.dropout, self.down = nn.Dropout(dropout), nn.Linear(d_ff, d_model)
+        self.up, self.activation = nn.Linear(d_model, d_ff, bias=bias), known[activation]()
+        self.dropout, self.down = nn.Dropout(dropout), nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to (..., d_model)."""
-        return self.down(self.dropout(self.activation(self.up(x))))
+        hidden = self.activation(self.up(x))
+        return self.down(self.dropout(hidden) if self.training else hidden)
 
 
 @contextmanager
@@ -360,9 +377,15 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         _recorders[:] = [other for other in _recorders if other is not recorder]
 
 
-def _rotated(q: Tensor, k: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """Queries and keys with rotary positions: the queries are the last T of the S positions."""
-    T, S = q.shape[-2], k.shape[-2]
-    positions = torch.arange(max(S, T), device=q.device)
-    rotated_q = apply_rope(q, positions[positions.numel() - T :], base=base)
-    return rotated_q, apply_rope(k, positions[positions.numel() - S :], base=base)
+def _repeated(x: Tensor, q: Tensor) -> Tensor:
+    """(B, H_kv, S, ·) to (B, H, S, ·): query head h uses key head h // (H / H_kv)."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+def _harmless(k: Tensor, v: Tensor) -> bool:
+    """A weight of zero keeps moderate keys and values out; a norm reads them without a copy."""
+    # a compiled graph cannot branch on values
+    if torch.compiler.is_compiling() or k.device.type == "meta":
+        return False
+    norm = torch.linalg.vector_norm
+    return bool(norm(k.detach()) + norm(v.detach()) < 1e15)

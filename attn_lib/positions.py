@@ -108,16 +108,16 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
 
     Args:
         x: (..., T, d_k) queries or keys, floating point, d_k even.
-        positions: (T,) or (..., T) integers or floats: position of each row.
-        base: sets the slowest rotation, which approaches 1/base radians per position as d_k
-            grows; above 0; default 10,000.
+        positions: (T,), or one axis for each of ``x`` but the last, integers or floats: position
+            of each row. For x (B, H, T, d_k) with positions of each example: (B, 1, T).
+        base: ratio of the slowest to the fastest rotation, above 0.
 
     Returns:
         (..., T, d_k) in the dtype of ``x``; each pair keeps its length.
 
     Raises:
         TypeError: ``x`` is not floating point.
-        ValueError: d_k odd or 0; positions whose last axis is not T; base not positive.
+        ValueError: d_k odd; positions of another shape; base not positive.
 
     Example:
         >>> x = torch.tensor([[1.0, 1.0, 0.0, 0.0]])  # two pairs, (1, 0) and (1, 0)
@@ -133,6 +133,13 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
     check_rotary_width(d_k)
     if positions.shape[-1:] != (T,):
         raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
+    leading = positions.shape[:-1]
+    fits = len(leading) in (0, x.dim() - 2)  # no axis is guessed to be the batch or the heads
+    if not fits or any(n != 1 and n != size for n, size in zip(leading, x.shape, strict=False)):
+        raise ValueError(
+            f"positions must be (T,), or have one axis for each of x {tuple(x.shape)} but the "
+            f"last, of its size or 1, got shape {tuple(positions.shape)}"
+        )
     angles = _angles(positions, d_k, base)  # (..., T, d_k / 2)
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -170,7 +177,7 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
     check_at_least_one(num_heads=num_heads)
     check_sizes(T=T, S=S)
     distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
-    slopes = torch.tensor(_alibi_slopes(num_heads))
+    slopes = torch.tensor(_alibi_slopes(num_heads), dtype=torch.float32)
     return slopes[:, None, None] * -distance.clamp(min=0)
 
 

@@ -196,6 +196,7 @@ def dinov2_inputs(images: Tensor) -> Tensor:
 
     Raises:
         TypeError: images that are not uint8.
+        ValueError: images without three colours.
 
     Example:
         >>> dinov2_inputs(torch.tensor([[[124]], [[116]], [[104]]], dtype=torch.uint8)).flatten()
@@ -206,6 +207,8 @@ def dinov2_inputs(images: Tensor) -> Tensor:
     """
     if images.dtype != torch.uint8:
         raise TypeError(f"images must be uint8, got {images.dtype}")
+    if images.dim() < 3 or images.shape[-3] != 3:
+        raise ValueError(f"images must be (..., 3, height, width), got {tuple(images.shape)}")
     mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.float32)[:, None, None]
     deviation = torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32)[:, None, None]
     return (images.float() / 255 - mean) / deviation

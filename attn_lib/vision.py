@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_lib._checks import check_at_least_one, check_sizes
+from attn_lib._checks import check_at_least_one, check_no_cross_attention, check_sizes
 from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerEncoder
 
@@ -82,45 +82,40 @@ class VisionTransformer(nn.Module):
         in_channels: number of channels of a pixel, 3 for colour.
         num_classes: number of logits; with 0 the model returns the pooled vector instead.
         d_model: width of the residual stream.
-        num_heads: H, the number of heads of each block.
-        d_ff: number of hidden activations of each feed-forward network.
-        num_layers: number of blocks, at least 1.
-        pool: ``"class"``, the default: the vector of a learned token that precedes the patches;
-            or ``"mean"``: the mean over the patches, without such a token.
-        dropout: as in :class:`attn_lib.transformer.TransformerBlock`, and on the input of the
-            first block; default 0.
-        block: passed on to every block, for example ``layer_scale`` or ``eps``.
+        pool: ``"class"``, the vector of a learned token that stands before the patches and is no
+            part of the image; or ``"mean"`` over the patches, and there is no such token.
+        dropout: as :class:`attn_lib.transformer.TransformerBlock`, and on what enters the first.
+        block: ``num_layers``, and the other arguments of every
+            :class:`attn_lib.transformer.TransformerBlock`, such as ``num_heads`` and ``d_ff``.
 
     Raises:
         ValueError: sizes that do not fit; an unknown ``pool``.
         TypeError: sizes that are not integers.
 
     Example:
-        >>> model = VisionTransformer(28, 7, 1, 10, d_model=16, num_heads=4, d_ff=32, num_layers=2)
-        >>> images = torch.randn(2, 1, 28, 28)
-        >>> tokens = model.features(images)  # the class token, then 4 · 4 patches
-        >>> tokens.shape, torch.allclose(model(images), model.head(tokens[:, 0]), atol=1e-5)
-        (torch.Size([2, 17, 16]), True)
+        >>> sizes = {"d_model": 16, "num_heads": 4, "d_ff": 32, "num_layers": 2}
+        >>> image = {"image_size": 28, "patch_size": 7, "in_channels": 1}
+        >>> model = VisionTransformer(**image, num_classes=10, **sizes)
+        >>> model(torch.zeros(2, 1, 28, 28)).shape, model.features(torch.zeros(2, 1, 28, 28)).shape
+        (torch.Size([2, 10]), torch.Size([2, 17, 16]))
 
     Source: Dosovitskiy et al. (2021), section 3.1.
     """
 
     def __init__(
         self,
+        *,
         image_size: int,
         patch_size: int,
         in_channels: int,
         num_classes: int,
         d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        *,
         pool: str = "class",
         dropout: float = 0.0,
         **block: Any,
     ):
         super().__init__()
+        check_no_cross_attention("VisionTransformer", block)
         check_sizes(num_classes=num_classes)
         check_at_least_one(image_size=image_size, patch_size=patch_size)
         if image_size % patch_size:
@@ -134,8 +129,7 @@ class VisionTransformer(nn.Module):
             nn.init.normal_(self.class_token, std=0.02)  # as large as the positions
         length = (image_size // patch_size) ** 2 + (pool == "class")
         self.positions, self.dropout = LearnedPositions(length, d_model), nn.Dropout(dropout)
-        block = {**block, "dropout": dropout, "cross_attention": False}
-        self.encoder = TransformerEncoder(d_model, num_heads, d_ff, num_layers, **block)
+        self.encoder = TransformerEncoder(**{**block, "d_model": d_model, "dropout": dropout})
         self.head = nn.Linear(d_model, num_classes) if num_classes else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:

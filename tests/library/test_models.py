@@ -8,7 +8,7 @@ import torch
 from cases import ORDERS, PADDING, SIZES, TARGET, draw, language_model, shaken
 from torch import nn
 
-from attn_lib import causal_mask, interop, padding_mask
+from attn_lib import Cache, causal_mask, interop, padding_mask
 from attn_lib.masks import to_blocked
 from attn_lib.models import DecoderLM, Transformer, generate
 from attn_lib.positions import LearnedPositions
@@ -18,7 +18,12 @@ SOURCE = torch.tensor([[18, 3, 4, 1, 7, 2, 9], [5, 5, 11, 8, 0, 0, 0]])
 
 
 def translator(seed=8, max_len=17, **options):
-    return shaken(Transformer(19, 13, max_len, **SIZES, **options), seed).eval()
+    return shaken(
+        Transformer(
+            source_vocab_size=19, target_vocab_size=13, max_len=max_len, **SIZES, **options
+        ),
+        seed,
+    ).eval()
 
 
 def writer(kind, side="none"):
@@ -100,8 +105,11 @@ def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, t
 
 
 def test_models_pass_their_options_on():
-    options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "scale": 2.0}
-    models = DecoderLM(13, 5, **SIZES, **options), Transformer(19, 13, 5, **SIZES, **options)
+    options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "attention": {"scale": 2.0}}
+    models = (
+        DecoderLM(vocab_size=13, max_len=5, **SIZES, **options),
+        Transformer(source_vocab_size=19, target_vocab_size=13, max_len=5, **SIZES, **options),
+    )
     blocks = [m for model in models for m in model.modules() if isinstance(m, TransformerBlock)]
     assert len(blocks) == 2 + 4
     for block in blocks:
@@ -126,7 +134,9 @@ def test_what_enters_is_dropped_in_training_only():
 
 def test_token_and_position_embeddings_start_at_one_size():
     torch.manual_seed(0)
-    embedding = DecoderLM(101, 103, 50, 5, 11, 1).embedding
+    embedding = DecoderLM(
+        vocab_size=101, max_len=103, d_model=50, num_heads=5, d_ff=11, num_layers=1
+    ).embedding
     for weight in (embedding.vectors.weight, embedding.positions.table):
         assert 0.019 < float(weight.detach().std()) < 0.021
 
@@ -148,13 +158,13 @@ def test_models_with_a_cache_in_any_split_equal_the_full_pass(kind, side):
     full = call(TARGET, mask=mask)
     assert len(SPLITS) == 2**4
     for pieces in SPLITS:
-        cache, outs, end = {}, [], 0
+        cache, outs, end = Cache(), [], 0
         for tokens in TARGET.split(pieces, dim=1):
             end += tokens.shape[1]
             so_far = None if mask is None else mask[..., :end]
             outs.append(call(tokens, mask=so_far, cache=cache))
         torch.testing.assert_close(torch.cat(outs, 1), full, msg=lambda m, p=pieces: f"{p}: {m}")
-        assert len(cache) == (2 if kind == "language model" else 4)
+        assert cache.length == 5
 
 
 def written_by_full_passes(call, tokens, n, *, temperature=0.0, mask=None, generator=None):
@@ -256,7 +266,8 @@ def test_a_row_ends_with_its_end_and_no_other_does(temperature):
             written = without[5:]
             stop = written.index(end) + 1 if end in written else 11
             if temperature == 0.0:  # draws after an end differ: the context does
-                assert row == without[: 5 + stop] + [end] * (11 - stop)
+                written_on = without[: 5 + stop] + [end] * (11 - stop)
+                assert row == written_on[: len(row)]  # it stops when both rows have ended
             assert row[: 5 + stop] == without[: 5 + stop]
             assert set(row[5 + stop :]) <= {end}
             seen.add(stop == 11)
@@ -309,7 +320,7 @@ def test_padding_does_not_advance_the_position():
     with pytest.raises(ValueError, match=r"^positions must be 0 to 2, got 0 to 3$"):
         model(TARGET[:, :4])
     assert generate(model, TARGET[:, :2], max_new_tokens=2).shape == (2, 4)  # the last is not read
-    with pytest.raises(ValueError, match=r"^positions must be 0 to 2, got 3 to 3$"):
+    with pytest.raises(ValueError, match=r"need a model with max_len of at least 4, got 3$"):
         generate(model, TARGET[:, :2], max_new_tokens=3)
 
 
@@ -499,7 +510,7 @@ def test_bad_sources_are_named():
 
 def test_a_mask_counts_what_the_cache_holds():
     for kind in KINDS:
-        call, cache = writer(kind)[0], {}
+        call, cache = writer(kind)[0], Cache()
         call(TARGET[:, :3], cache=cache)
         with pytest.raises(ValueError, match=r"\(B, 1, 1, 5\) with B=2, got \(2, 1, 1, 2\)$"):
             call(TARGET[:, 3:], mask=torch.ones(2, 1, 1, 2).bool(), cache=cache)
@@ -529,13 +540,14 @@ def test_what_cannot_be_written_on_is_named(options, error, message):
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ((0, 5), ValueError, "vocab_size must be at least 1, got 0"),
-        ((13, 0), ValueError, "max_len must be at least 1, got 0"),
-        ((13.0, 5), TypeError, "vocab_size must be an integer, got 13.0"),
+        ({"vocab_size": 0, "max_len": 5}, ValueError, "vocab_size must be at least 1, got 0"),
+        ({"vocab_size": 13, "max_len": 0}, ValueError, "max_len must be at least 1, got 0"),
+        ({"vocab_size": 13.0, "max_len": 5}, TypeError, "vocab_size must be an integer, got 13.0"),
     ],
 )
 def test_bad_sizes_of_models_are_named(sizes, error, message):
     with pytest.raises(error, match=message):
-        DecoderLM(*sizes, **SIZES)
+        DecoderLM(**sizes, **SIZES)
+    of_target = {"source_vocab_size": 13, "target_vocab_size": sizes.pop("vocab_size"), **sizes}
     with pytest.raises(error, match=message):
-        Transformer(13, *sizes, **SIZES)
+        Transformer(**of_target, **SIZES)

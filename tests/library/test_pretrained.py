@@ -198,7 +198,10 @@ def test_shipped_weights_come_back_as_written(tmp_path, monkeypatch):
     """Into a model, bit by bit; damage and what to do about it: ``test_datasets.py``."""
     monkeypatch.setattr(files, "DATA", tmp_path)
     torch.manual_seed(0)
-    models = [DecoderLM(13, 5, 6, 3, 11, num_layers=2) for _ in range(2)]
+    models = [
+        DecoderLM(vocab_size=13, max_len=5, d_model=6, num_heads=3, d_ff=11, num_layers=2)
+        for _ in range(2)
+    ]
     save_file(models[0].state_dict(), tmp_path / "99_test.safetensors")
     checksums(tmp_path)
     models[1].load_state_dict(records.shipped_tensors("99_test"))

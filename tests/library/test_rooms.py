@@ -14,6 +14,7 @@ ORDER = [
     "masks",
     "functional",
     "positions",
+    "cache",
     "layers",
     "transformer",
     "models",
