@@ -1,12 +1,10 @@
-"""The attention layer and the feed-forward layer, and a way to see the weights of a model.
+"""The attention layer and the feed-forward layer.
 
 The fast path is PyTorch's ``scaled_dot_product_attention``; ``attn_lib.attention`` is the
 reference that the tests hold it equal to.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,13 +17,11 @@ from attn_lib._checks import (
     check_probability,
     check_rotary_width,
 )
-from attn_lib.functional import attention, attention_weights, closed_to_all, fused_attention
+from attn_lib.functional import attention, closed_to_all, fused_attention
 from attn_lib.positions import apply_rope
 
 Cache = dict[nn.Module, tuple[Tensor, Tensor, Tensor | None]]
 """Layer to keys and values per head, and the context they were made from (None: of ``x``)."""
-
-_recorders: list[tuple[dict[nn.Module, str], dict[str, Tensor]]] = []
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -80,8 +76,8 @@ def merge_heads(x: Tensor) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """concat(head_1, …, head_H) W^O with head_h = attention(x W_h^Q, context W_h^K, context W_h^V).
 
-    The layer returns its output alone; :func:`record_attention` shows the weights. d_model, H, d_k
-    and d_v are independent of each other once d_k is given.
+    The layer returns its output alone; :func:`attn_lib.recording.record_attention` shows the
+    weights. d_model, H, d_k and d_v are independent of each other once d_k is given.
 
     Args:
         d_model: width of the input and of the output.
@@ -233,17 +229,13 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None,
         causal: bool,
     ) -> Tensor:
-        """(B, H, T, d_v), by the fused kernel where it can; the weights go to who records them."""
+        """(B, H, T, d_v), by the fused kernel where it can."""
         options: dict[str, Any] = {
             "mask": mask,
             "bias": bias,
             "scale": self.scale,
             "causal": causal,
         }
-        for names, maps in _recorders:
-            if self in names:
-                with torch.no_grad():
-                    maps[names[self]] = attention_weights(q, k, softcap=self.softcap, **options)
         dropout_p = self.dropout if self.training else 0.0
         if self.softcap is None:
             return fused_attention(q, k, v, dropout_p=dropout_p, **options)
@@ -307,42 +299,6 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to (..., d_model)."""
         return self.down(self.dropout(self.activation(self.up(x))))
-
-
-@contextmanager
-def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Inside the ``with`` block, keep the weights of every attention layer of a model.
-
-    The output of the model does not change, not by one bit: the weights are computed beside it,
-    from the very queries, keys, mask and bias.
-
-    Args:
-        model: a module that holds :class:`MultiHeadAttention` layers, or is one.
-
-    Yields:
-        Name of the layer in ``model`` to (B, H, T, S) weights of its latest call, before
-        dropout, detached. A model that is itself a layer has the name ``""``.
-
-    Example:
-        >>> layer = MultiHeadAttention(4, 2)
-        >>> with record_attention(layer) as maps:
-        ...     out = layer(torch.zeros(1, 3, 4))
-        >>> maps[""].shape
-        torch.Size([1, 2, 3, 3])
-
-    Source: weights obtained from a second forward pass, or kept after dropout, mislead.
-    """
-    names: dict[nn.Module, str] = {
-        module: name
-        for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention)
-    }
-    recorder: tuple[dict[nn.Module, str], dict[str, Tensor]] = (names, {})
-    _recorders.append(recorder)
-    try:
-        yield recorder[1]
-    finally:
-        _recorders[:] = [other for other in _recorders if other is not recorder]
 
 
 def _rotated(q: Tensor, k: Tensor, base: float) -> tuple[Tensor, Tensor]:
