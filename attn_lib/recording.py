@@ -42,8 +42,9 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     kernel sets to zero hold numbers.
 
     Only calls inside ``model``, in this thread, inside the block are recorded. Compiled graphs hide
-    their calls: a model of which any part ran compiled raises on leaving (with ``fullgraph=True``,
-    ``torch.compile`` may refuse on its own). A scripted part of a model is skipped unnoticed.
+    their calls: a model of which any part ran compiled raises on leaving, if ``torch.compile``
+    did not refuse to run beside a recording. A scripted part of a model is skipped unnoticed.
+    Where NaN parameters vanish in the fused kernel, the weights show them.
 
     Args:
         model: any module.
