@@ -19,18 +19,20 @@ Where to start: :mod:`attn_lib.functional` is the formula and :mod:`attn_lib.mas
 attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
 :mod:`attn_lib.positions` tells it the position of each token; :mod:`attn_lib.transformer` stacks
 such layers, :mod:`attn_lib.models` builds whole models for text from them, and
-:mod:`attn_lib.vision` one for images. :mod:`attn_lib.pretrained` fills these models with real
-trained weights, and :mod:`attn_lib.interop` with those of your own models in PyTorch or
-transformers. Beside them, :mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small
-data, :mod:`attn_lib.records` reads the results of long runs, :mod:`attn_lib.plotting` draws, and
+:mod:`attn_lib.vision` one for images. :mod:`attn_lib.recording` shows the attention weights of any
+PyTorch model. :mod:`attn_lib.pretrained` fills these models with real trained weights, and
+:mod:`attn_lib.interop` with those of your own models in PyTorch or transformers. Beside them,
+:mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data,
+:mod:`attn_lib.records` reads the results of long runs, :mod:`attn_lib.plotting` draws, and
 :mod:`attn_lib.exercises` checks your answers.
 """
 
 from attn_lib.cache import Cache
 from attn_lib.functional import attention, attention_weights
-from attn_lib.layers import FeedForward, MultiHeadAttention, record_attention
+from attn_lib.layers import FeedForward, MultiHeadAttention
 from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
 from attn_lib.models import DecoderLM, SentenceEncoder, Transformer, generate
+from attn_lib.recording import record_attention
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
 

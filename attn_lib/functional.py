@@ -10,10 +10,12 @@ book's page on one head; the pages on masks and on scaling derive the rest.
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from attn_lib._checks import (
     check_bias,
@@ -130,6 +132,10 @@ def attention(
 
     Source: Vaswani et al. (2017), equation 1, built by hand in the page on one head.
     """
+    if has_torch_function((q, k, v)):  # so that a recording sees this call
+        options: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap}
+        options |= {"causal": causal, "dropout_p": dropout_p}
+        return handle_torch_function(attention, (q, k, v), q, k, v, **options)
     _check_inputs(q, k, v, mask, bias, causal)
     with _full_precision(q):
         weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)

@@ -1,12 +1,10 @@
-"""The attention layer and the feed-forward layer, and a way to record the weights of a model.
+"""The attention layer and the feed-forward layer.
 
 The fast path is PyTorch's ``scaled_dot_product_attention``; the tests hold it equal to the
 reference, ``attn_lib.attention``. The book's page on many heads builds the attention layer by hand.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,10 +20,8 @@ from attn_lib._checks import (
     check_rotary_width,
 )
 from attn_lib.cache import Cache, new_cache_key, one_pass
-from attn_lib.functional import attention, attention_weights, closed_to_all, fused_attention
+from attn_lib.functional import attention, closed_to_all, fused_attention
 from attn_lib.positions import apply_rope
-
-_recorders: list[tuple[dict[nn.Module, str], dict[str, Tensor]]] = []
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -82,8 +78,8 @@ def merge_heads(x: Tensor) -> Tensor:
 class MultiHeadAttention(nn.Module):
     """concat(head_1, …, head_H) W^O with head_h = attention(x W_h^Q, context W_h^K, context W_h^V).
 
-    The layer returns its output alone; :func:`record_attention` gives the weights. Once d_k is
-    given, d_model, H, d_k and d_v are independent of each other.
+    The layer returns its output alone; :func:`attn_lib.recording.record_attention`
+    gives the weights. Once d_k is given, d_model, H, d_k and d_v are independent of each other.
 
     Args:
         d_model: width of the input and of the output.
@@ -256,19 +252,13 @@ class MultiHeadAttention(nn.Module):
         bias: Tensor | None,
         causal: bool,
     ) -> Tensor:
-        """(B, H, T, d_v), by the fused kernel unless there is a softcap; recorders get weights."""
+        """(B, H, T, d_v), by the fused kernel where it can."""
         options: dict[str, Any] = {
             "mask": mask,
             "bias": bias,
             "scale": self.scale,
             "causal": causal,
         }
-        for names, maps in _recorders:
-            if self in names:
-                with torch.no_grad():
-                    maps[names[self]] = attention_weights(
-                        q, _repeated(k, q), softcap=self.softcap, **options
-                    )
         dropout_p = self.dropout if self.training else 0.0
         if self.softcap is None:
             return fused_attention(q, k, v, dropout_p=dropout_p, **options)
@@ -335,46 +325,6 @@ class FeedForward(nn.Module):
         """(..., d_model) to (..., d_model)."""
         hidden = self.activation(self.up(x))
         return self.down(self.dropout(hidden) if self.training else hidden)
-
-
-@contextmanager
-def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Inside the ``with`` block, record the weights of every attention layer of a model.
-
-    The output of the model does not change, not by one bit: the weights are computed beside it,
-    from the same queries, keys, mask and bias.
-
-    Args:
-        model: a module that holds :class:`MultiHeadAttention` layers, or is one.
-
-    Yields:
-        A dict from the layer's name in ``model`` to the (B, H, T, S) weights of its latest call,
-        before dropout and detached; rows sum to 1, or to 0 where nothing may be attended to. A
-        model that is itself a layer has the name ``""``.
-
-    Example:
-        >>> layer = MultiHeadAttention(4, 2)
-        >>> with record_attention(layer) as maps:
-        ...     out = layer(torch.zeros(1, 3, 4), causal=True)  # equal tokens: uniform attention
-        >>> maps[""][0, 1]
-        tensor([[1.0000, 0.0000, 0.0000],
-                [0.5000, 0.5000, 0.0000],
-                [0.3333, 0.3333, 0.3333]])
-
-    Source: ``need_weights=True, average_attn_weights=False`` of ``torch.nn.MultiheadAttention``,
-    which returns the same weights, but in training after dropout.
-    """
-    names: dict[nn.Module, str] = {
-        module: name
-        for name, module in model.named_modules()
-        if isinstance(module, MultiHeadAttention)
-    }
-    recorder: tuple[dict[nn.Module, str], dict[str, Tensor]] = (names, {})
-    _recorders.append(recorder)
-    try:
-        yield recorder[1]
-    finally:
-        _recorders[:] = [other for other in _recorders if other is not recorder]
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:

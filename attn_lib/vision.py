@@ -216,7 +216,7 @@ def attention_rollout(maps: Iterable[Tensor]) -> Tensor:
 
     Args:
         maps: (B, H, T, T) weights of each layer, first layer first, for example
-            ``maps.values()`` of :func:`attn_lib.layers.record_attention`.
+            ``maps.values()`` of :func:`attn_lib.recording.record_attention`.
 
     Returns:
         (B, T, T), in [0, 1]: row i gives the share of each input in position i. Rows sum to 1,

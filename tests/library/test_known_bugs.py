@@ -26,9 +26,10 @@ from torch import nn
 import attn_lib
 from attn_lib import attention, attention_weights, causal_mask, padding_mask, window_mask
 from attn_lib.functional import fused_attention
-from attn_lib.layers import MultiHeadAttention, record_attention
+from attn_lib.layers import MultiHeadAttention
 from attn_lib.masks import from_additive, from_binary, from_blocked, to_additive
 from attn_lib.positions import alibi_bias, sinusoidal
+from attn_lib.recording import record_attention
 
 INF = math.inf
 both_paths = pytest.mark.parametrize("softcap", [None, 2.0], ids=["fast", "softcap"])

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_lib.layers import MultiHeadAttention, record_attention
+from attn_lib.layers import MultiHeadAttention
+from attn_lib.recording import record_attention
 
 B, T, S = 2, 5, 11  # S: length of another context
 E, H, D = 21, 3, 7  # width and heads of most layers, E = H · D

@@ -13,6 +13,7 @@ ORDER = [
     "_checks",
     "masks",
     "functional",
+    "recording",
     "positions",
     "cache",
     "layers",

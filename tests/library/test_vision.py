@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 
 from attn_lib import interop
-from attn_lib.layers import record_attention
+from attn_lib.recording import record_attention
 from attn_lib.transformer import TransformerBlock, TransformerEncoder
 from attn_lib.vision import (
     PatchEmbedding,

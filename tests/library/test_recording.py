@@ -1,0 +1,822 @@
+"""Weights of any model: against other libraries' own, against loops, and in every bad moment."""
+
+import copy
+import gc
+import io
+import itertools
+import math
+import pickle
+import threading
+import weakref
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from cases import draw, layer_of
+from hypothesis import given
+from hypothesis import strategies as st
+from oracle import attention_by_loops
+from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import checkpoint
+
+import attn_lib
+from attn_lib import attention_weights, record_attention
+from attn_lib.layers import split_heads
+
+INF = math.inf
+
+
+class Kernel(nn.Module):
+    """Calls the kernel and nothing else."""
+
+    def forward(self, *args, **options):
+        return F.scaled_dot_product_attention(*args, **options)
+
+
+class Model(nn.Module):
+    """A projection and the kernel, T queries of three heads."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.q_proj, self.dropout = nn.Linear(6, 6), dropout
+
+    def forward(self, x):
+        q = split_heads(self.q_proj(x), 3)
+        p = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=p).transpose(1, 2).flatten(2)
+
+
+class Multi(nn.Module):
+    """Self-attention by PyTorch's layer."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.inner = nn.MultiheadAttention(6, 3, batch_first=True, **options)
+
+    def forward(self, x):
+        return self.inner(x, x, x, need_weights=False)[0]
+
+
+KINDS = {
+    "kernel": lambda p, seed: Model(p),
+    "multi": lambda p, seed: Multi(dropout=p),
+    "ours": lambda p, seed: layer_of(seed, torch.float32, dropout=p),
+    "softcap": lambda p, seed: layer_of(seed, torch.float32, dropout=p, softcap=2.0),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def model_of(kind, dropout=0.0, seed=0):
+    torch.manual_seed(seed)
+    return KINDS[kind](dropout, seed)
+
+
+def inputs(*shape, seed=0):
+    return draw(*shape, seed=seed, dtype=torch.float32)
+
+
+def hooks():
+    return [
+        *torch_module._global_forward_hooks.values(),
+        *torch_module._global_forward_pre_hooks.values(),
+        *torch_module._global_forward_hooks_always_called.values(),
+    ]
+
+
+# ---------------------------------------------------------------- other libraries' models
+
+TEXT = {
+    "vocab_size": 31,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+}
+GPT2 = {"vocab_size": 31, "n_embd": 24, "n_layer": 2, "n_head": 6}
+IMAGE = {**TEXT, "image_size": 8, "patch_size": 4, "num_channels": 2}
+HUGGING_FACE = {
+    "Llama": ({**TEXT, "num_key_value_heads": 2}, "left", "layers.{}.self_attn"),
+    "Bert": (TEXT, "right", "encoder.layer.{}.attention.self"),
+    "GPT2": (GPT2, "left", "h.{}.attn"),
+    "ViT": (IMAGE, None, "layers.{}.attention"),
+}
+
+
+def hugging_face(name, kind):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(
+        **HUGGING_FACE[name][0], attn_implementation=kind
+    )
+    return getattr(transformers, f"{name}Model")(config).eval()
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+@torch.no_grad()
+def test_hugging_face_models_give_their_own_eager_weights(name):
+    _, padded, layer_name = HUGGING_FACE[name]
+    model, eager = (hugging_face(name, kind) for kind in ("sdpa", "eager"))
+    real = torch.ones(2, 7, dtype=torch.long)
+    if padded:
+        real[1, slice(0, 3) if padded == "left" else slice(4, 7)] = 0
+        given_to = {
+            "input_ids": torch.randint(31, (2, 7), generator=torch.Generator().manual_seed(1)),
+            "attention_mask": real,
+        }
+    else:
+        given_to = {"pixel_values": inputs(2, 2, 8, 8)}
+    plain = model(**given_to).last_hidden_state
+    with record_attention(model) as maps:
+        assert torch.equal(model(**given_to).last_hidden_state, plain)
+    expected = eager(**given_to, output_attentions=True).attentions
+    assert list(maps) == [layer_name.format(i) for i in range(2)]
+    for got, weights in zip(maps.values(), expected, strict=True):
+        assert got.shape == weights.shape
+        rows = real.bool() if padded else torch.ones(2, got.shape[-2], dtype=torch.bool)
+        got, weights = (w.transpose(1, 2)[rows] for w in (got, weights))
+        torch.testing.assert_close(got, weights, rtol=1e-5, atol=1e-6)
+        assert (got - 1 / got.shape[-1]).abs().max() > 1e-3  # no uniform rows compared
+
+
+def test_an_eager_model_of_hugging_face_is_told_what_to_do():
+    model = hugging_face("Bert", "eager")
+    with (
+        pytest.raises(RuntimeError, match=r"BertModel ran.*attn_implementation='sdpa'"),
+        record_attention(model),
+    ):
+        model(torch.zeros(1, 3, dtype=torch.long))
+
+
+MASKS = {
+    "none": {},
+    "bool": {"attn_mask": torch.ones(5, 7, dtype=torch.bool).triu(3)},
+    "float": {"attn_mask": torch.full((5, 7), -INF).triu(3)},
+    "per head": {"attn_mask": draw(6, 5, 7, dtype=torch.float32)},
+    "padding": {"key_padding_mask": torch.arange(7) >= torch.tensor([[7], [4]])},
+    "both": {
+        "attn_mask": torch.ones(5, 7, dtype=torch.bool).triu(3),
+        "key_padding_mask": torch.arange(7) >= torch.tensor([[7], [4]]),
+    },
+}
+LAYERS = {
+    "plain": {},
+    "widths": {"kdim": 4, "vdim": 5},
+    "extra keys": {"add_bias_kv": True, "add_zero_attn": True},
+}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("layout", ["batch first", "batch second", "unbatched"])
+@pytest.mark.parametrize("options", LAYERS)
+@pytest.mark.parametrize("masked", MASKS)
+def test_the_layer_of_pytorch_gives_its_own_weights_per_head(masked, options, layout, asked):
+    torch.manual_seed(0)
+    masks = dict(MASKS[masked])
+    if layout == "unbatched":  # those of example 0 or 1 alone
+        one = {"attn_mask": slice(3) if masked == "per head" else ..., "key_padding_mask": 1}
+        masks = {name: mask[one[name]] for name, mask in masks.items()}
+    layer = nn.MultiheadAttention(
+        6, 3, batch_first=layout == "batch first", dropout=0.3, **LAYERS[options]
+    )
+    k_width, v_width = (4, 5) if options == "widths" else (6, 6)
+    q, k, v = inputs(2, 5, 6), inputs(2, 7, k_width, seed=1), inputs(2, 7, v_width, seed=2)
+    if layout == "batch second":
+        q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    elif layout == "unbatched":
+        q, k, v = q[0], k[0], v[0]
+    torch.manual_seed(1)
+    plain = layer(q, k, v, need_weights=asked, **masks)
+    state = torch.random.get_rng_state()
+    torch.manual_seed(1)
+    with record_attention(layer) as maps:
+        out = layer(q, k, v, need_weights=asked, **masks)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(out[0], plain[0])
+    assert out[1] is None if not asked else torch.equal(out[1], plain[1])
+    layer.eval()
+    _, expected = layer(q, k, v, average_attn_weights=False, **masks)
+    expected = expected if expected.dim() == 4 else expected[None]
+    assert list(maps) == [""]
+    assert maps[""].shape == expected.shape == (*expected.shape[:2], 5, expected.shape[-1])
+    torch.testing.assert_close(maps[""], expected)
+
+
+@pytest.mark.parametrize("by", ["bool", "float", "padding", "unbatched", "per head"])
+def test_a_query_of_pytorchs_layer_without_a_key_has_zeros(by):
+    layer, x = nn.MultiheadAttention(6, 3, batch_first=True), inputs(2, 5, 6)
+    closed = torch.zeros(5, 5, dtype=torch.bool)
+    closed[2] = True
+    empty = (slice(None), slice(None), 2)
+    if by == "padding":
+        options = {"key_padding_mask": torch.tensor([[False] * 5, [True] * 5])}
+        empty = (1,)
+    elif by == "unbatched":
+        x, options, empty = x[0], {"key_padding_mask": torch.tensor([True] * 5)}, (0,)
+    elif by == "per head":
+        options = {"attn_mask": torch.zeros(6, 5, 5, dtype=torch.bool)}
+        options["attn_mask"][4, 2] = True  # of example 1, head 1
+        empty = (1, 1, 2)
+    else:
+        mask = closed if by == "bool" else torch.zeros(5, 5).masked_fill(closed, -INF)
+        options = {"attn_mask": mask}
+    with record_attention(layer) as maps:
+        layer(x, x, x, need_weights=False, **options)
+    expected = torch.ones(maps[""].shape[:-1])
+    expected[empty] = 0.0
+    torch.testing.assert_close(maps[""].sum(-1), expected)
+    layer.in_proj_weight.data[0, 0] = math.nan  # what is NaN itself stays so
+    with record_attention(layer) as maps:
+        layer(x, x, x, need_weights=False, **options)
+    assert torch.equal(maps[""].isnan().all(-1)[:, 0], expected[:, 0] == 1)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_encoder_of_pytorch_is_recorded_in_every_mode(train, grad):
+    """In evaluation without gradients it would run fused, on a nested tensor without padding."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 11, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).train(train)
+    x, closed = inputs(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
+    seen = {}
+    for i, part in enumerate(model.layers):
+        part.self_attn.register_forward_pre_hook(
+            lambda module, args, i=i: seen.update({i: args[0].detach()})
+        )
+    with torch.set_grad_enabled(grad):
+        with record_attention(model) as maps:
+            out = model(x, src_key_padding_mask=closed)
+        for part in model.layers:
+            part.self_attn._forward_pre_hooks.clear()
+        plain = model(x, src_key_padding_mask=closed)
+    assert list(maps) == ["layers.0.self_attn", "layers.1.self_attn"]
+    for i, got in enumerate(maps.values()):
+        expected = model.layers[i].self_attn(
+            seen[i], seen[i], seen[i], key_padding_mask=closed, average_attn_weights=False
+        )[1]
+        torch.testing.assert_close(got, expected)
+    if train or grad:
+        assert torch.equal(out, plain)
+    else:
+        torch.testing.assert_close(out[~closed], plain[~closed], rtol=1e-5, atol=1e-6)
+        assert not plain[closed].any()  # the fused encoder's zeros
+        assert out[closed].any()
+
+
+def test_the_transformer_of_pytorch_names_every_call():
+    model = nn.Transformer(6, 2, 1, 2, 11, batch_first=True).eval()
+    with record_attention(model) as maps:
+        model(inputs(3, 5, 6), inputs(3, 7, 6))
+    assert {name: tuple(weights.shape) for name, weights in maps.items()} == {
+        "encoder.layers.0.self_attn": (3, 2, 5, 5),
+        "decoder.layers.0.self_attn": (3, 2, 7, 7),
+        "decoder.layers.0.multihead_attn": (3, 2, 7, 5),
+        "decoder.layers.1.self_attn": (3, 2, 7, 7),
+        "decoder.layers.1.multihead_attn": (3, 2, 7, 5),
+    }
+
+
+# ---------------------------------------------------------------- the kernel, against loops
+
+
+def check_against_loops(q, k, v, **options):
+    """Recorded weights times v is what the call returned; each head's weights are the loops'."""
+    with record_attention(model := Kernel()) as maps:
+        out = model(q, k, v, **options)
+    assert torch.equal(out, model(q, k, v, **options))
+    weights = maps[""]
+    assert weights.dtype == q.dtype
+    if options.get("enable_gqa"):
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
+    torch.testing.assert_close(weights @ v, out, rtol=1e-10, atol=1e-12)
+    mask, shape = options.get("attn_mask"), weights.shape
+    q, k, v = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (q, k, v))
+    causal = torch.ones(shape[-2:], dtype=torch.bool).tril()  # top left, unlike the oracle's own
+    for at in itertools.product(*map(range, shape[:-2])):
+        kind = "mask" if mask is not None and mask.dtype == torch.bool else "bias"
+        parts = {kind: mask.expand(shape)[at]} if mask is not None else {}
+        if options.get("is_causal"):
+            parts["mask"] = causal & parts.get("mask", causal)
+        _, expected = attention_by_loops(q[at], k[at], v[at], scale=options.get("scale"), **parts)
+        torch.testing.assert_close(weights[at], expected, rtol=1e-10, atol=1e-12)
+
+
+@st.composite
+def calls(draw_from):
+    """Arguments of the kernel: sizes, ranks, masks and options that nobody chose by hand."""
+    T, S, d_k, d_v, heads = (draw_from(st.integers(1, 5)) for _ in range(5))
+    seed, group = draw_from(st.integers(0, 2**20)), draw_from(st.integers(1, 3))
+    leading = draw_from(st.sampled_from([(), (2,), (3, 2)]))
+    grouped = draw_from(st.booleans())
+    q = draw(*leading, heads * (group if grouped else 1), T, d_k, seed=seed)
+    k, v = (
+        draw(*leading, heads, S, d_k, seed=seed + 1),
+        draw(*leading, heads, S, d_v, seed=seed + 2),
+    )
+    options = {"enable_gqa": True} if grouped else {}
+    if draw_from(st.booleans()):
+        options["scale"] = draw_from(st.sampled_from([0.1, 1.0, 3.0]))
+    masked = draw_from(st.sampled_from([None, "causal", "bool", "float", "closed"]))
+    if masked == "causal":
+        options["is_causal"] = True
+    elif masked:
+        shape = draw_from(st.sampled_from([(T, S), (1, S), (*q.shape[:-2], T, S), (1, T, 1)]))
+        keep = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 3)) < 0.6
+        bias = draw(*shape, seed=seed + 4)
+        options["attn_mask"] = {
+            "bool": keep,
+            "float": bias,
+            "closed": bias.masked_fill(~keep, -INF),
+        }[masked]
+    return (q, k, v), options
+
+
+@given(calls())
+def test_the_kernel_is_understood_as_pytorch_means_it(call):
+    tensors, options = call
+    check_against_loops(*tensors, **options)
+
+
+Q, K, V = draw(2, 3, 5, 7), draw(2, 3, 11, 7, seed=1), draw(2, 3, 11, 13, seed=2)
+EMPTY = torch.ones(2, 1, 5, 11, dtype=torch.bool)
+EMPTY[1, 0, 2] = False
+
+
+@pytest.mark.parametrize(
+    ("tensors", "options"),
+    [
+        ((Q, K, V), {}),
+        ((Q, K, V), {"is_causal": True}),  # T < S: from the top left
+        ((K, Q, V[..., :5, :]), {"is_causal": True}),
+        ((Q[0, 0], K[0, 0], V[0, 0]), {"is_causal": True}),
+        ((Q[0], K[0], V[0]), {"scale": 0.3}),
+        ((Q[:, None], K[:, None], V[:, None]), {"attn_mask": torch.rand(5, 11) < 0.5}),
+        ((Q, K, V), {"attn_mask": EMPTY}),
+        ((Q, K, V), {"attn_mask": torch.zeros(EMPTY.shape).double().masked_fill(~EMPTY, -INF)}),
+        ((Q, K[:, :1], V[:, :1]), {"enable_gqa": True}),
+        ((Q[:1], K, V), {}),  # leading axes that broadcast
+        ((Q, Q, Q), {"attn_mask": torch.rand(2, 3, 5, 5) < 0.5, "is_causal": True}),
+        ((Q, K, V), {"scale": -0.3}),
+        ((Q[..., :0, :], K, V), {}),
+    ],
+)
+def test_the_kernel_in_its_corners(tensors, options):
+    check_against_loops(*tensors, **options)
+
+
+def test_positional_and_keyword_arguments_are_one():
+    mask = torch.rand(5, 11, generator=torch.Generator().manual_seed(0)) < 0.5
+    with record_attention(model := Kernel()) as maps:
+        model(Q, K, V, mask, 0.0, False, scale=0.3)
+        positional = maps[""]
+        model(value=V, query=Q, key=K, scale=0.3, attn_mask=mask)
+        assert torch.equal(maps[""], positional)
+        model(Q[:, :, :3], K[:, :, :3], V[:, :, :3], None, 0.0, True)
+    assert torch.equal(maps[""] > 0, torch.ones(2, 3, 3, 3, dtype=torch.bool).tril())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype):
+    q, k, v = (30 * x.to(dtype) for x in (Q, K, V))  # q·k is far beyond what dtype tells apart
+    with record_attention(model := Kernel()) as maps:
+        out = model(q, k, v, scale=0.01)
+    expected = attention_weights(q.double(), k.double(), scale=0.01)
+    assert maps[""].dtype == out.dtype == dtype
+    torch.testing.assert_close(maps[""].double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+def test_under_autocast_the_kernels_own_inputs_count():
+    q, k, v = (x.float() for x in (Q, K, V))
+    bias = inputs(5, 11)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = Kernel()(q, k, v, attn_mask=bias)
+        with record_attention(model := Kernel()) as maps:
+            assert torch.equal(model(q, k, v, attn_mask=bias), plain)
+    assert maps[""].dtype == plain.dtype == torch.bfloat16
+    seen = [x.bfloat16().double() for x in (q, k, bias)]
+    expected = attention_weights(*seen[:2], bias=seen[2])
+    torch.testing.assert_close(maps[""].double(), expected, rtol=2**-8, atol=1e-6)
+    rounded = attention_weights(q, k, bias=bias).double()
+    assert not torch.allclose(maps[""].double(), rounded, rtol=2**-8, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
+def test_a_causal_bias_of_pytorch_is_its_triangle(variant):
+    triangle = torch.ones(5, 11, dtype=torch.bool).tril(6 if variant is causal_lower_right else 0)
+    with record_attention(model := Kernel()) as maps:
+        out = model(Q, K, V, attn_mask=variant(5, 11))
+    torch.testing.assert_close(maps[""] @ V, out)
+    assert torch.equal(maps[""] > 0, triangle.expand(2, 3, 5, 11))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_padded_with_zeros():
+    lengths = [5, 3]
+    q, k, v = (
+        torch.nested.nested_tensor(
+            [draw(n, 3, 7, seed=10 * seed + n) for n in lengths], layout=torch.jagged
+        ).transpose(1, 2)
+        for seed in (1, 2, 3)
+    )
+    with record_attention(model := Kernel()) as maps:
+        out = model(q, k, v, scale=0.3)
+    assert maps[""].shape == (2, 3, 5, 5)
+    for b, n in enumerate(lengths):
+        torch.testing.assert_close(maps[""][b, :, :n, :n] @ v.unbind()[b], out.unbind()[b])
+    assert not maps[""][1, :, 3:].any()
+    assert not maps[""][1, :, :, 3:].any()
+
+
+def test_meta_tensors_have_shapes():
+    q = torch.empty(2, 3, 5, 7, device="meta")
+    with record_attention(model := Kernel()) as maps:
+        model(q, q, q, is_causal=True)
+    assert (maps[""].shape, maps[""].device.type) == ((2, 3, 5, 5), "meta")
+
+
+# ---------------------------------------------------------------- this library's layers
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"d_k": 5, "d_v": 7},
+        {"d_k": 7, "d_v": 5},
+        {"num_heads": 6, "num_kv_heads": 2, "d_k": 5},
+        {"softcap": 0.5},
+        {"scale": 2.0},
+    ],
+)
+@pytest.mark.parametrize("causal", [False, True])
+def test_our_layer_gives_the_weights_of_the_formula(options, causal):
+    layer, x, context = layer_of(**options), draw(2, 5, 6), draw(2, 7, 6, seed=1)
+    mask = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask[1, :, 2] = False
+    bias = draw(layer.num_heads, 5, 7, seed=2)[None]
+    with record_attention(layer) as maps:
+        layer(x, context, mask=mask, bias=bias, causal=causal)
+    q, k = split_heads(layer.q_proj(x), layer.num_heads), layer.k_proj(context)
+    k = split_heads(k, layer.num_kv_heads)
+    k = k.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
+    expected = attention_weights(
+        q, k, mask=mask, bias=bias, scale=layer.scale, softcap=layer.softcap, causal=causal
+    )
+    assert list(maps) == [""]
+    torch.testing.assert_close(maps[""], expected, rtol=1e-10, atol=1e-12)
+    assert not maps[""][1, :, 2].any()
+
+
+def test_what_is_recorded_of_the_explicit_path_is_a_copy():
+    layer, x = layer_of(softcap=2.0), draw(1, 5, 6).requires_grad_()
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
+    with record_attention(layer) as maps:
+        out = layer(x)
+    maps[""].zero_()
+    assert torch.equal(torch.autograd.grad(out.square().sum(), x)[0], expected)
+
+
+# ---------------------------------------------------------------- nothing else changes
+
+
+@every_kind
+@pytest.mark.parametrize("train", [True, False])
+def test_outputs_gradients_and_random_numbers_are_the_same(kind, train):
+    model, x = model_of(kind, dropout=0.3).train(train), inputs(2, 5, 6).requires_grad_()
+    results = []
+    for recorded in (False, True):
+        torch.manual_seed(3)
+        with record_attention(model) if recorded else nullcontext() as maps:
+            outs = [model(x) for _ in range(2)]
+        (grad,) = torch.autograd.grad(sum(out.square().sum() for out in outs), x)
+        results.append([*outs, grad, torch.random.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert torch.equal(results[0][0], results[0][1]) != train
+    assert list(maps) == (["inner"] if kind == "multi" else [""])
+    (weights,) = maps.values()
+    assert not weights.requires_grad
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5))  # before dropout
+
+
+@every_kind
+def test_nothing_is_kept_but_the_weights(kind):
+    model, x = model_of(kind), inputs(2, 5, 6).requires_grad_()
+    with record_attention(model) as maps:
+        out = model(x)
+    (weights,) = maps.values()
+    alive = [weakref.ref(thing) for thing in (model, x, out)]
+    assert weights.grad_fn is None
+    assert weights.untyped_storage().nbytes() == 4 * 2 * 3 * 5 * 5
+    del model, x, out
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
+    assert hooks() == []
+
+
+@every_kind
+def test_a_copy_made_inside_is_another_model(kind):
+    model, x = model_of(kind), inputs(2, 5, 6)
+    with record_attention(model) as maps:
+        twin, stored = copy.deepcopy(model), pickle.loads(pickle.dumps(model))  # noqa: S301
+        torch.save(model, io.BytesIO())
+        twin(x), stored(x)
+        assert maps == {}
+        expected = model(x)
+    for other in (model, twin, stored):
+        for part in other.modules():
+            assert not part._forward_hooks
+            assert not part._forward_pre_hooks
+        assert torch.equal(other(x), expected)
+
+
+# ---------------------------------------------------------------- names and passes
+
+
+class Twice(nn.Module):
+    """Two layers, of which the first is used as often as is said."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.first, self.second = make(), make()
+        self.tied = self.first
+
+    def forward(self, x, times=2):
+        for _ in range(times):
+            x = self.tied(x)
+        return self.second(x)
+
+
+@every_kind
+def test_a_further_call_in_one_pass_has_a_name_of_its_own(kind):
+    model, x = Twice(lambda: model_of(kind)), inputs(2, 5, 6)
+    inner = ".inner" if kind == "multi" else ""
+    names = [f"first{inner}", f"first{inner}#2", f"first{inner}#3", f"second{inner}"]
+    with record_attention(model.first) as single:
+        model.first(x)
+        one = single[inner[1:]]
+        model.first(model.first(x))  # two passes of it, not two calls in one
+    assert list(single) == [inner[1:]]
+    with record_attention(model) as maps:
+        model(x, times=3)
+        assert list(maps) == names
+        assert torch.equal(maps[names[0]], one)
+        assert torch.equal(maps[names[1]], single[inner[1:]])
+        assert not torch.equal(maps[names[1]], maps[names[2]])
+        kept = dict(maps)
+        model(x[:1], times=2)
+        assert list(maps) == [names[0], names[3], names[1]]  # none of an earlier pass
+        assert {weights.shape[0] for weights in maps.values()} == {1}
+        model.first(x)  # a part, called from outside, is a pass of its own
+    assert {name: len(weights) for name, weights in maps.items()} == {names[0]: 2, names[3]: 1}
+    assert len(kept[names[1]]) == 2
+
+
+def test_two_calls_in_one_forward_are_two():
+    class Two(nn.Module):
+        def forward(self, q):
+            return F.scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(-q, q, q)
+
+    with record_attention(model := Two()) as maps:
+        for _ in range(2):
+            model(Q)
+    assert list(maps) == ["", "#2"]
+    torch.testing.assert_close(maps[""], attention_weights(Q, Q))
+    torch.testing.assert_close(maps["#2"], attention_weights(-Q, Q))
+
+
+def test_only_what_runs_inside_the_model_is_recorded():
+    x = inputs(2, 5, 6)
+    model, other = Twice(lambda: model_of("kernel")), model_of("kernel", seed=1)
+    wrapped = nn.Sequential(other, nn.Sequential(model))
+    with record_attention(model) as maps:
+        other(x)
+        F.scaled_dot_product_attention(x, x, x)
+        assert maps == {}
+        wrapped(x)
+        found = dict(maps)
+        other(x)
+        F.scaled_dot_product_attention(x, x, x)
+    assert list(maps) == ["first", "first#2", "second"]
+    assert all(maps[name] is weights for name, weights in found.items())
+    with record_attention(wrapped) as maps:
+        wrapped(x)
+    assert list(maps) == ["0", "1.0.first", "1.0.first#2", "1.0.second"]
+    assert all(torch.equal(maps[f"1.0.{name}"], weights) for name, weights in found.items())
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_recomputed_part_keeps_its_name(reentrant):
+    class Checkpointed(Twice):
+        def forward(self, x):
+            return self.second(checkpoint(self.first, x, use_reentrant=reentrant))
+
+    model = Checkpointed(lambda: model_of("kernel"))
+    with record_attention(model) as maps:
+        for _ in range(2):
+            model(inputs(2, 5, 6).requires_grad_()).sum().backward()
+    assert sorted(maps) == ["first", "second"]
+
+
+# ---------------------------------------------------------------- nested, failing, threaded
+
+
+@every_kind
+def test_recordings_nest(kind):
+    model, other, x = model_of(kind), model_of(kind, seed=1), inputs(2, 5, 6)
+    name = "inner" if kind == "multi" else ""
+    with record_attention(model) as expected:
+        model(x)
+    with record_attention(model) as outer, record_attention(other) as others:
+        other(x)
+        with record_attention(model) as inner:
+            model(x)
+        model(2 * x)
+    assert list(outer) == list(inner) == list(others) == [name]
+    assert torch.equal(inner[name], expected[name])
+    assert not torch.equal(outer[name], expected[name])
+    assert not torch.equal(others[name], expected[name])
+    assert hooks() == []
+
+
+class Failing(nn.Module):
+    def forward(self, x):
+        q = x[:, None]
+        F.scaled_dot_product_attention(q, q, q)
+        if len(x) == 1:
+            raise ValueError("one example")
+        return x
+
+
+def test_an_error_inside_the_model_tears_nothing():
+    model = nn.Sequential(nn.Sequential(Model(), Failing()), Model())
+    with record_attention(model) as maps:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="one example"):
+                model(inputs(1, 5, 6))
+        assert list(maps) == ["0.0", "0.1"]
+        model(inputs(2, 5, 6))
+    assert list(maps) == ["0.0", "0.1", "1"]
+    assert {len(weights) for weights in maps.values()} == {2}
+
+
+def test_leaving_by_an_error_ends_the_recording():
+    model, x = model_of("kernel"), inputs(2, 5, 6)
+    found = []
+
+    def fails():
+        with record_attention(model) as maps:
+            model(x)
+            found.append(maps)
+            raise ValueError("one example")
+
+    with pytest.raises(ValueError, match="one example"):
+        fails()
+    assert hooks() == []
+    assert torch.overrides._get_current_function_mode_stack() == []
+    before = dict(found[0])
+    model(2 * x)
+    assert list(before) == [""]
+    assert found[0][""] is before[""]
+    with pytest.raises(ValueError, match="first"), record_attention(model):
+        raise ValueError("first")  # not: the model did not run
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@every_kind
+def test_two_threads_do_not_mix(kind, shared):
+    models = [model_of(kind, seed=0 if shared else i) for i in range(2)]
+    models = [models[0]] * 2 if shared else models
+    xs, wrong = [inputs(2, 5, 6, seed=i) for i in range(2)], []
+    expected = []
+    for model, x in zip(models, xs, strict=True):
+        with record_attention(model) as maps:
+            model(x)
+        expected.append(dict(maps))
+    barrier = threading.Barrier(2, timeout=60)
+
+    def work(i):
+        try:
+            for _ in range(40):
+                barrier.wait()
+                with record_attention(models[i]) as maps:
+                    barrier.wait()
+                    models[i](xs[i])
+                    barrier.wait()
+                if list(maps) != list(expected[i]):
+                    wrong.append(list(maps))
+                wrong.extend(n for n in maps if not torch.equal(maps[n], expected[i][n]))
+        except Exception as error:
+            barrier.abort()
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert hooks() == []
+
+
+def test_a_recording_hears_its_own_thread_alone():
+    """Also while its model runs: the other thread's calls happen inside this model's forward."""
+    x, y = inputs(2, 5, 6), inputs(3, 7, 6, seed=1)
+
+    class Waits(nn.Module):
+        def forward(self, x):
+            other = threading.Thread(target=model, args=(y,)) if len(x) == 2 else None
+            if other:
+                other.start()
+                other.join()
+            return x
+
+    model = nn.Sequential(Model(), Waits(), Model())
+    with record_attention(model) as maps:
+        model(x)
+    assert {name: tuple(w.shape) for name, w in maps.items()} == {
+        "0": (2, 3, 5, 5),
+        "2": (2, 3, 5, 5),
+    }
+
+
+def test_a_model_that_runs_in_another_thread_alone_is_reported():
+    model = model_of("kernel")
+    other = threading.Thread(target=model, args=(inputs(2, 5, 6),))
+
+    def runs_elsewhere():
+        with record_attention(model):
+            other.start()
+            other.join()
+
+    with pytest.raises(RuntimeError, match=r"Model did not run.*another thread"):
+        runs_elsewhere()
+
+
+# ---------------------------------------------------------------- what cannot be seen
+
+
+def test_a_model_without_attention_is_reported():
+    with (
+        pytest.raises(RuntimeError, match=r"Linear ran, but nothing could be recorded"),
+        record_attention(model := nn.Linear(6, 6)),
+    ):
+        model(inputs(2, 6))
+
+
+def test_a_model_that_did_not_run_is_reported():
+    model = model_of("kernel")
+    with (
+        pytest.raises(RuntimeError, match=r"Model did not run inside the block"),
+        record_attention(model),
+    ):
+        copy.deepcopy(model)(inputs(2, 5, 6))
+
+
+def test_what_is_no_module_is_refused():
+    with (
+        pytest.raises(TypeError, match=r"model must be an nn\.Module, got function"),
+        record_attention(lambda x: x),
+    ):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_a_traced_model_is_reported():
+    model = torch.jit.trace(Kernel(), (Q, K, V))
+    with pytest.raises(RuntimeError, match=r"ran, but nothing.*traced"), record_attention(model):
+        model(Q, K, V)
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.parametrize("part", ["whole", "one layer", "in place", "elsewhere"])
+@torch.no_grad()
+def test_a_compiled_model_is_reported_and_can_be_helped(part):
+    torch._dynamo.reset()
+    model, x = Twice(lambda: model_of("kernel")), inputs(2, 5, 6)
+    plain, called = model(x), None
+    if part == "whole":
+        model = torch.compile(model, backend="aot_eager")
+    elif part == "one layer":
+        model.second = torch.compile(model.second, backend="aot_eager")
+    elif part == "in place":
+        model.second.compile(backend="aot_eager")
+    else:
+        called = torch.compile(model, backend="aot_eager")
+    called = model if called is None else called
+    called(x)  # compiled before the recording, too
+    said = "did not run.*only compiled" if part == "elsewhere" else "ran compiled.*force_eager"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=said), record_attention(model):
+            torch.testing.assert_close(called(x), plain)
+    with torch.compiler.set_stance("force_eager"), record_attention(model) as maps:
+        assert torch.equal(called(x), plain)
+    assert len(maps) == 3
+    torch._dynamo.reset()
+
+
+def test_it_is_what_the_package_offers():
+    assert attn_lib.record_attention is record_attention is attn_lib.recording.record_attention
