@@ -5,14 +5,22 @@ the package transformers. What has no counterpart raises; nothing that changes o
 """
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from attn_lib._names import BERT, BERT_BLOCK, VISION, VISION_BLOCK
+from attn_lib._names import (
+    BERT,
+    BERT_BLOCK,
+    VISION,
+    VISION_BLOCK,
+    check_has,
+    count_blocks,
+    fill,
+    renamed,
+)
 from attn_lib.layers import MultiHeadAttention
 from attn_lib.models import SentenceEncoder
 from attn_lib.transformer import TransformerBlock
@@ -341,9 +349,9 @@ def sentence_encoder(
 
     Source: ``BertModel`` of the package transformers.
     """
-    ours = _renamed(state, BERT, BERT_BLOCK, SentenceEncoder)
+    ours = renamed(state, BERT, BERT_BLOCK, SentenceEncoder)
     hidden = "encoder.blocks.0.feed_forward.up.weight"
-    _check_has(ours, "words.weight", "positions.table", "segment", hidden)
+    check_has(ours, "words.weight", "positions.table", "segment", hidden)
     ours["segment"] = ours["segment"][0]  # this class has a single segment
     vocab_size, d_model = ours["words.weight"].shape
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
@@ -353,11 +361,11 @@ def sentence_encoder(
             d_model=d_model,
             num_heads=num_heads,
             d_ff=len(ours[hidden]),
-            num_layers=_count_blocks(ours),
+            num_layers=count_blocks(ours),
             eps=eps,
             tokenizer=tokenizer,
         )
-    _filled(model, ours)
+    fill(model, ours)
     return model
 
 
@@ -397,9 +405,9 @@ def vision_transformer(
 
     Source: ``ViTModel`` and ``Dinov2Model`` of the package transformers.
     """
-    ours = _renamed(state, VISION, VISION_BLOCK, VisionTransformer)
+    ours = renamed(state, VISION, VISION_BLOCK, VisionTransformer)
     hidden, kernel = "encoder.blocks.0.feed_forward.up.weight", "patches.projection.weight"
-    _check_has(ours, "class_token", "positions.table", kernel, hidden)
+    check_has(ours, "class_token", "positions.table", kernel, hidden)
     for name in ("class_token", "positions.table"):
         ours[name] = ours[name][0]  # (1, ...) in theirs, for the batch
     width, channels, patch_size, _ = ours[kernel].shape
@@ -414,46 +422,10 @@ def vision_transformer(
             d_model=width,
             num_heads=num_heads,
             d_ff=len(ours[hidden]),
-            num_layers=_count_blocks(ours),
+            num_layers=count_blocks(ours),
             layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
             eps=eps,
         )
     ours["positions.table"] = resample_positions(ours["positions.table"], image_size // patch_size)
-    _filled(model, ours)
+    fill(model, ours)
     return model
-
-
-def _renamed(
-    state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
-) -> dict[str, Tensor]:
-    """A copy of each tensor, under our name for it."""
-    ours = {}
-    for name, tensor in state.items():
-        block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", name)
-        known, theirs = (inside, block[2]) if block else (outside, name)
-        module, dot, ending = theirs.rpartition(".")
-        if theirs in known:
-            found = known[theirs]
-        elif ending in ("weight", "bias") and module in known:
-            found = known[module] and known[module] + dot + ending
-        else:
-            raise ValueError(f"{name} has no counterpart in {kind.__name__}")
-        if found:
-            ours[f"encoder.blocks.{block[1]}.{found}" if block else found] = tensor.clone()
-    return ours
-
-
-def _check_has(state: dict[str, Tensor], *names: str) -> None:
-    for name in names:
-        if name not in state:
-            raise ValueError(f"the weights have no counterpart of {name}")
-
-
-def _count_blocks(state: dict[str, Tensor]) -> int:
-    return len({name.split(".")[2] for name in state if name.startswith("encoder.blocks.")})
-
-
-def _filled(model: nn.Module, state: dict[str, Tensor]) -> None:
-    _check_has(state, *sorted(model.state_dict()))
-    model.load_state_dict(state, assign=True)
-    model.eval()
