@@ -11,16 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from attn_lib._names import (
-    BERT,
-    BERT_BLOCK,
-    VISION,
-    VISION_BLOCK,
-    check_has,
-    count_blocks,
-    fill,
-    renamed,
-)
+from attn_lib import _names
 from attn_lib.layers import MultiHeadAttention
 from attn_lib.models import SentenceEncoder
 from attn_lib.transformer import TransformerBlock
@@ -349,9 +340,9 @@ def sentence_encoder(
 
     Source: ``BertModel`` of the package transformers.
     """
-    ours = renamed(state, BERT, BERT_BLOCK, SentenceEncoder)
+    ours = _names.renamed(state, _names.BERT, _names.BERT_BLOCK, SentenceEncoder)
     hidden = "encoder.blocks.0.feed_forward.up.weight"
-    check_has(ours, "words.weight", "positions.table", "segment", hidden)
+    _names.check_has(ours, "words.weight", "positions.table", "segment", hidden)
     ours["segment"] = ours["segment"][0]  # this class has a single segment
     vocab_size, d_model = ours["words.weight"].shape
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
@@ -361,11 +352,11 @@ def sentence_encoder(
             d_model=d_model,
             num_heads=num_heads,
             d_ff=len(ours[hidden]),
-            num_layers=count_blocks(ours),
+            num_layers=_names.count_blocks(ours),
             eps=eps,
             tokenizer=tokenizer,
         )
-    fill(model, ours)
+    _names.fill(model, ours)
     return model
 
 
@@ -405,9 +396,9 @@ def vision_transformer(
 
     Source: ``ViTModel`` and ``Dinov2Model`` of the package transformers.
     """
-    ours = renamed(state, VISION, VISION_BLOCK, VisionTransformer)
+    ours = _names.renamed(state, _names.VISION, _names.VISION_BLOCK, VisionTransformer)
     hidden, kernel = "encoder.blocks.0.feed_forward.up.weight", "patches.projection.weight"
-    check_has(ours, "class_token", "positions.table", kernel, hidden)
+    _names.check_has(ours, "class_token", "positions.table", kernel, hidden)
     for name in ("class_token", "positions.table"):
         ours[name] = ours[name][0]  # (1, ...) in theirs, for the batch
     width, channels, patch_size, _ = ours[kernel].shape
@@ -422,10 +413,10 @@ def vision_transformer(
             d_model=width,
             num_heads=num_heads,
             d_ff=len(ours[hidden]),
-            num_layers=count_blocks(ours),
+            num_layers=_names.count_blocks(ours),
             layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
             eps=eps,
         )
     ours["positions.table"] = resample_positions(ours["positions.table"], image_size // patch_size)
-    fill(model, ours)
+    _names.fill(model, ours)
     return model
