@@ -431,6 +431,14 @@ def test_nested_tensors_are_padded_with_zeros():
     assert not maps[""][1, :, :, 3:].any()
 
 
+def test_a_nan_that_the_kernel_loses_is_seen_in_the_weights():
+    q, k, v = Q[..., :1, :], K.clone(), V
+    k[..., 0, 0] = math.nan
+    with record_attention(model := Kernel()) as maps:
+        model(q, k, v)
+    assert bool(maps[""].isnan().all())
+
+
 def test_meta_tensors_have_shapes():
     q = torch.empty(2, 3, 5, 7, device="meta")
     with record_attention(model := Kernel()) as maps:
@@ -634,6 +642,8 @@ def test_recordings_nest(kind):
         other(x)
         with record_attention(model) as inner:
             model(x)
+        assert list(outer) == [name]  # not once more for what the inner one asked
+        assert torch.equal(outer[name], inner[name])
         model(2 * x)
     assert list(outer) == list(inner) == list(others) == [name]
     assert torch.equal(inner[name], expected[name])
