@@ -157,7 +157,7 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
         S: number of keys; default T.
 
     Returns:
-        float32 (H, T, S): −slope · distance for keys at or before the query, and 0 for later
+        (H, T, S) in the default dtype: −slope · distance for keys at or before the query, and 0 for later
         keys: combine it with a causal mask. The slopes are 2^(−8h/H), h = 1 … H, where H is a
         power of two; otherwise they are those of the next lower power, and then every other slope
         of the next higher.
@@ -177,7 +177,7 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
     check_at_least_one(num_heads=num_heads)
     check_sizes(T=T, S=S)
     distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
-    slopes = torch.tensor(_alibi_slopes(num_heads), dtype=torch.float32)
+    slopes = torch.tensor(_alibi_slopes(num_heads))
     return slopes[:, None, None] * -distance.clamp(min=0)
 
 

@@ -514,10 +514,12 @@ def test_choices_that_cannot_be_are_named(options, error, message):
 # ---------------------------------------------------------------- nits
 
 
-def test_alibi_is_float32_whatever_the_default_is():
+def test_alibi_has_the_default_dtype_as_it_says():
+    """It once promised float32, and the bias was refused beside queries of float32."""
+    assert "in the default dtype" in alibi_bias.__doc__
     torch.set_default_dtype(torch.float64)
     try:
-        assert alibi_bias(3, 4).dtype == torch.float32
+        assert alibi_bias(3, 4).dtype == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
 

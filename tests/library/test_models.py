@@ -548,6 +548,6 @@ def test_what_cannot_be_written_on_is_named(options, error, message):
 def test_bad_sizes_of_models_are_named(sizes, error, message):
     with pytest.raises(error, match=message):
         DecoderLM(**sizes, **SIZES)
-    of_target = {"source_vocab_size": 13, "target_vocab_size": sizes.pop("vocab_size"), **sizes}
+    size, max_len = sizes["vocab_size"], sizes["max_len"]
     with pytest.raises(error, match=message):
-        Transformer(**of_target, **SIZES)
+        Transformer(source_vocab_size=13, target_vocab_size=size, max_len=max_len, **SIZES)
