@@ -4,11 +4,12 @@ Letters, the same in every signature, comment and notebook:
 
 ====================  =====================================================================
 ``B``                 examples in a batch
-``T``                 queries (positions that ask)
-``S``                 keys and values (positions that answer); T = S in self-attention
+``T``                 queries: the positions that attend
+``S``                 keys and values: the positions attended to; T = S in self-attention
 ``H``                 heads
 ``d_model``           width of a token's vector outside the attention layer
 ``d_k``, ``d_v``      width of a query or key, and of a value, per head
+``d_ff``              hidden activations of a feed-forward network, at each position
 ====================  =====================================================================
 
 ``q`` (..., T, d_k), ``k`` (..., S, d_k), ``v`` (..., S, d_v); ``scores`` before the softmax,
@@ -16,16 +17,17 @@ Letters, the same in every signature, comment and notebook:
 
 Where to start: :mod:`attn_lib.functional` is the formula and :mod:`attn_lib.masks` says who may
 attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
-:mod:`attn_lib.positions` tells it where a token stands; :mod:`attn_lib.transformer` stacks such
-layers, :mod:`attn_lib.models` makes whole models of them for text, :mod:`attn_lib.vision` one for
-images. :mod:`attn_lib.recording` shows the weights of each, and of models that are not of this
-library. :mod:`attn_lib.pretrained` fills these models with real trained weights, and
+:mod:`attn_lib.positions` tells it the position of each token; :mod:`attn_lib.transformer` stacks
+such layers, :mod:`attn_lib.models` builds whole models for text from them, and
+:mod:`attn_lib.vision` one for images. :mod:`attn_lib.recording` shows the attention weights of any
+PyTorch model. :mod:`attn_lib.pretrained` fills these models with real trained weights, and
 :mod:`attn_lib.interop` with those of your own models in PyTorch or transformers. Beside them,
-:mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data, :mod:`attn_lib.records`
-keeps what long runs found, :mod:`attn_lib.plotting` draws, :mod:`attn_lib.exercises` checks
-answers.
+:mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data,
+:mod:`attn_lib.records` reads the results of long runs, :mod:`attn_lib.plotting` draws, and
+:mod:`attn_lib.exercises` checks your answers.
 """
 
+from attn_lib.cache import Cache
 from attn_lib.functional import attention, attention_weights
 from attn_lib.layers import FeedForward, MultiHeadAttention
 from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
@@ -35,6 +37,7 @@ from attn_lib.transformer import TransformerBlock, TransformerDecoder, Transform
 from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
 
 __all__ = [
+    "Cache",
     "DecoderLM",
     "FeedForward",
     "MultiHeadAttention",

@@ -1,4 +1,4 @@
-"""The argument checks that several modules share: each raises with the rule and what came."""
+"""The argument checks that several modules share: each states the rule and what came instead."""
 
 import numbers
 from typing import Any
@@ -18,7 +18,7 @@ def found(x: Any) -> str:
 def check_sizes(**sizes: int) -> None:
     """Integers of at least 0."""
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not isinstance(size, int | torch.SymInt):
             raise TypeError(f"{name} must be an integer, got {size!r}")
         if size < 0:
             raise ValueError(f"{name} must be at least 0, got {name}={size}")
@@ -32,8 +32,14 @@ def check_at_least_one(**sizes: int) -> None:
             raise ValueError(f"{name} must be at least 1, got {size}")
 
 
+def check_flag(name: str, value: bool) -> None:
+    """True or False, and not a number that stands for one."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def check_number(name: str, value: float) -> None:
-    """A real number; True and False are none."""
+    """A real number; True and False are refused."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
 
@@ -46,9 +52,15 @@ def check_probability(name: str, value: float) -> None:
 
 
 def check_rotary_width(d_k: int) -> None:
-    """Rotary positions rotate pairs of numbers."""
+    """An even width of at least 2: rotary positions rotate pairs of channels."""
     if d_k % 2 or d_k == 0:
         raise ValueError(f"rotary positions need an even width d_k, got {d_k}")
+
+
+def check_no_cross_attention(name: str, block: dict[str, Any]) -> None:
+    """Options of the blocks of a model that has no context to attend to."""
+    if block.get("cross_attention"):
+        raise ValueError(f"{name} has no context: its blocks have no cross-attention")
 
 
 def check_float(name: str, x: Tensor) -> None:
@@ -75,7 +87,7 @@ def check_integers(name: str, x: Tensor, *, axes: int) -> None:
 
 
 def check_indices(name: str, x: Tensor, size: int) -> None:
-    """Integers that choose among ``size`` rows of a table: a bool would choose by truth."""
+    """Integers that index a table of ``size`` rows; a bool tensor would act as a mask there."""
     if x.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} must be integers, int64 or int32, got {x.dtype}")
     # a compiled graph cannot branch on values, so this check is skipped there
@@ -102,12 +114,12 @@ def check_mask(mask: Tensor, shape: torch.Size, device: torch.device) -> None:
 
 
 def check_bias(bias: Tensor, shape: torch.Size, q: Tensor) -> None:
-    """Numbers to add to the scores: the dtype of the queries, a mask's shape, no NaN or +inf."""
+    """Numbers to add to the scores: of the queries' dtype and a mask's shape, no NaN or +inf."""
     check_float("bias", bias)
     if bias.dtype != q.dtype:
         raise TypeError(f"bias must have the dtype of q, got {bias.dtype} and {q.dtype}")
     check_broadcast("bias", bias, shape, q.device)
-    # a compiled graph cannot branch on values: there, NaN or +inf make the whole row NaN
+    # a compiled graph cannot branch on values: there, a NaN or +inf makes its whole row NaN
     readable = bias.device.type != "meta" and not torch.compiler.is_compiling()
     if readable and bool((bias.isnan() | bias.isposinf()).any()):
         raise ValueError("bias must not hold NaN or +inf; -inf closes a cell")
@@ -123,7 +135,8 @@ def check_broadcast(name: str, x: Tensor, shape: torch.Size, device: torch.devic
             f"example {name}[:, None]"
         )
     wanted = shape[-x.dim() :]
-    if any(have not in (1, want) for have, want in zip(x.shape, wanted, strict=True)):
+    # by != alone: `in` decides by identity first, which a symbolic size fails
+    if any(have != 1 and have != want for have, want in zip(x.shape, wanted, strict=True)):
         raise ValueError(
             f"{name} must broadcast to {tuple(wanted)} of the scores {tuple(shape)}, "
             f"got shape {tuple(x.shape)}"

@@ -1,6 +1,11 @@
-"""How the package transformers names the weights of its models, and what they are called here."""
+"""The names of weights in the package transformers, and what the same weights are called here."""
 
-# their name of a part: our name of it; an empty one is left out
+import re
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+# their name of a module or weight: our name; an empty one is left out
 BERT = {
     "embeddings.word_embeddings": "words",
     "embeddings.position_embeddings.weight": "positions.table",
@@ -18,7 +23,7 @@ VISION = {
     "layernorm": "encoder.norm",
     "pooler.dense": "",
 }
-# the same within a block, whose names stand after "encoder.layer.0." or "layers.0."
+# the same within a block, where the names follow "encoder.layer.0." or "layers.0."
 BERT_BLOCK = {
     "attention.self.query": "attention.q_proj",
     "attention.self.key": "attention.k_proj",
@@ -52,3 +57,42 @@ VISION_BLOCK = {
     "layer_scale1.lambda1": "attention_gain",
     "layer_scale2.lambda1": "feed_forward_gain",
 }
+
+
+def renamed(
+    state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
+) -> dict[str, Tensor]:
+    """A copy of each tensor, under our name for it."""
+    ours = {}
+    for name, tensor in state.items():
+        block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", name)
+        known, theirs = (inside, block[2]) if block else (outside, name)
+        module, dot, ending = theirs.rpartition(".")
+        if theirs in known:
+            found = known[theirs]
+        elif ending in ("weight", "bias") and module in known:
+            found = known[module] and known[module] + dot + ending
+        else:
+            raise ValueError(f"{name} has no counterpart in {kind.__name__}")
+        if found:
+            ours[f"encoder.blocks.{block[1]}.{found}" if block else found] = tensor.clone()
+    return ours
+
+
+def check_has(state: dict[str, Tensor], *names: str) -> None:
+    """Each of these names, which are ours."""
+    for name in names:
+        if name not in state:
+            raise ValueError(f"the weights have no counterpart of {name}")
+
+
+def count_blocks(state: dict[str, Tensor]) -> int:
+    """Number of blocks that the names, which are ours, belong to."""
+    return len({name.split(".")[2] for name in state if name.startswith("encoder.blocks.")})
+
+
+def fill(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """Make the tensors the parameters of a model without memory; set it to evaluation mode."""
+    check_has(state, *sorted(model.state_dict()))
+    model.load_state_dict(state, assign=True)
+    model.eval()

@@ -1,7 +1,7 @@
 """The book's small data sets and their splits.
 
-Files are read from ``attn_lib/data``, which is packaged, and dates are written by the package
-babel: nothing is downloaded.
+Files are read from ``attn_lib/data``, which is part of the package, and dates are written by the
+package babel: nothing is downloaded.
 """
 
 import csv
@@ -21,17 +21,18 @@ from attn_lib.files import packaged, verify
 _WEATHER_YEARS = {"train": ("2012", "2013"), "validation": ("2014",), "test": ("2015",)}
 
 DATE_LOCALES = ("en_US", "en_GB", "de", "fr", "es", "pl", "tr", "ru", "zh", "ja")
-"""The locales of :func:`dates`: languages, and two countries that order a date differently."""
+"""The locales of :func:`dates`: nine languages, English in two countries, which order a date
+differently."""
 
 DATE_LETTERS = (
     " ,./0123456789ACDEFHJKMNOPSTWabcdefghijklmnoprstuvwyzÇáäéûüąğıłńśŞşź"
     "абвгдеийклмнопрстуфцчьюя\u202f一三二五六四土年日星曜月期木水火金"
 )
-"""The characters that occur in :func:`dates`: a vocabulary that no draw changes."""
+"""The characters that can occur in :func:`dates`: a vocabulary that does not depend on the draw."""
 
 _DATE_FORMATS = ("short", "medium", "long", "full", "yMMMM")
 _DATE_YEARS = range(1950, 2050)
-_TEST_MONTH = 11  # every eleventh month is for the test; 11 and 12 share no divisor
+_TEST_MONTH = 11  # every eleventh month is for the test, where each month of the year then occurs
 
 
 FASHION_NAMES = (
@@ -48,7 +49,7 @@ FASHION_NAMES = (
 )
 """What the labels 0 to 9 of :func:`fashion` mean."""
 
-# sha256 of what the four original files hold, however they are packed
+# sha256 of the unpacked contents of the four original files
 _FASHION_SUMS = {
     "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -59,7 +60,7 @@ _PHOTOGRAPHS = ("astronaut", "chelsea", "coffee", "rocket")
 
 
 class Weather(NamedTuple):
-    """Daily weather: what was measured, when, and which days are for what."""
+    """Daily weather: what was measured, when, and which days belong to which split."""
 
     values: Tensor
     dates: list[str]
@@ -72,8 +73,9 @@ def weather() -> Weather:
 
     Returns:
         ``values`` (1461, 4) float64: rain and melted snow in mm, highest and lowest temperature
-        in °C, mean wind in m/s, named by ``names``; ``dates`` as ``"2012-01-01"``; ``split``, the
-        slices of days for training (2012 and 2013), validation (2014) and test (2015).
+        in °C, mean wind in m/s, named by ``names``; ``dates`` such as ``"2012-01-01"``;
+        ``split``, the slices of days for training (2012 and 2013), validation (2014) and test
+        (2015).
 
     Raises:
         FileNotFoundError: the file is missing; the message says what to do.
@@ -86,7 +88,7 @@ def weather() -> Weather:
         >>> days.dates[days.split["test"]][0]
         '2015-01-01'
 
-    Source: NOAA, public domain, by way of vega_datasets. Used in chapter 3.
+    Source: NOAA, public domain, from the package vega_datasets.
     """
     lines = packaged("weather.csv").decode().splitlines()
     header, *rows = csv.reader(line for line in lines if not line.startswith("#"))
@@ -100,7 +102,7 @@ def weather() -> Weather:
 
 
 class Dates(NamedTuple):
-    """Dates as people write them, what they mean, and whose way of writing it is."""
+    """Dates as people write them, what they mean, and the locale of each."""
 
     texts: list[str]
     iso: list[str]
@@ -112,29 +114,32 @@ def dates(
 ) -> Dates:
     """Random dates of the years 1950 to 2049 in the formats of many locales, and in ISO 8601.
 
-    A month of a year is either for training or for the test, so that no test date was ever seen
-    in training, in whatever format. Some texts have two readings: 4/3/21 is April in the United
-    States and March in Spain.
+    Each month of each year is either for training or for the test, so that no test date occurs in
+    training, in whatever format. Some texts have two readings: 4/3/21 is in April in the United
+    States and in March in Spain.
 
     Args:
-        n: how many, at least 0.
-        split: ``"train"`` or ``"test"``, every eleventh month.
-        seed: of the draws.
-        locales: names that babel knows.
+        n: number of dates, at least 0.
+        split: ``"train"``, the default, or ``"test"``: every eleventh month.
+        seed: of the draws; default 0.
+        locales: names of locales that babel knows; default ten of them.
 
     Returns:
         ``texts``; ``iso``, such as ``"2021-04-03"``, or ``"2021-04"`` for a text that names only
-        a month; and ``locales``, each drawn with equal probability, as is one of four full
-        formats or the month alone.
+        a month; and ``locales``. Each locale is drawn with equal probability, and so is each of
+        four full formats and the month alone.
 
     Raises:
         ValueError: a negative ``n``; an unknown split or locale; no locale.
 
     Example:
-        >>> dates(2, split="test")
-        Dates(texts=[...], iso=[...], locales=[...])
+        >>> found = dates(2, locales=("de",))
+        >>> found.texts, found.iso
+        (['Donnerstag, 11. Juli 1974', 'August 1986'], ['1974-07-11', '1986-08'])
+        >>> {(12 * int(iso[:4]) + int(iso[5:7])) % 11 for iso in dates(50, split="test").iso}
+        {0}
 
-    Source: Unicode's Common Locale Data Repository, by way of babel. Used in chapter 7.
+    Source: Unicode's Common Locale Data Repository (CLDR), from the package babel.
     """
     from babel import Locale, UnknownLocaleError
     from babel.dates import format_date, format_skeleton
@@ -145,7 +150,7 @@ def dates(
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     try:
         parsed = [Locale.parse(name) for name in locales]
-    except (UnknownLocaleError, ValueError) as error:  # the other: no name at all
+    except (UnknownLocaleError, ValueError) as error:  # ValueError: not even the form of a name
         raise ValueError(f"babel does not know every locale of {locales}: {error}") from error
     if not parsed:
         raise ValueError("locales must name at least one locale, got none")
@@ -158,10 +163,10 @@ def dates(
         return torch.randint(size, (n,), generator=generator).tolist()
 
     found = Dates([], [], [])
-    for d, place, form in zip(
+    for d, where, form in zip(
         draw(len(days)), draw(len(parsed)), draw(len(_DATE_FORMATS)), strict=True
     ):
-        day, locale, kind = days[d], parsed[place], _DATE_FORMATS[form]
+        day, locale, kind = days[d], parsed[where], _DATE_FORMATS[form]
         only_month = kind == "yMMMM"
         text = (
             format_skeleton(kind, day, locale=locale)
@@ -170,7 +175,7 @@ def dates(
         )
         found.texts.append(text)
         found.iso.append(day.isoformat()[: 7 if only_month else None])
-        found.locales.append(locales[place])
+        found.locales.append(locales[where])
     return found
 
 
@@ -184,14 +189,14 @@ class Images(NamedTuple):
 def fashion(split: str = "train", *, folder: str | Path | None = None) -> Images:
     """Fashion-MNIST: small grey pictures of clothes, of ten classes named by ``FASHION_NAMES``.
 
-    The library brings all 10,000 test images and the first 10,000 of 60,000 for training. For
-    all 60,000, name the folder of the four original files.
+    The library contains all 10,000 test images and the first 10,000 of the 60,000 for training.
+    For all 60,000, name the folder of the four original files.
 
     Args:
-        split: ``"train"`` or ``"test"``.
+        split: ``"train"``, the default, or ``"test"``.
         folder: where ``train-images-idx3-ubyte.gz`` and the other three files are, for example
             ``/usr/share/datasets/fashion-mnist``, where Debian's package dataset-fashion-mnist
-            puts them; default: what the library brings.
+            puts them; default: the images in the library.
 
     Returns:
         ``images`` (n, 28, 28) uint8, 0 is the background; ``labels`` (n,) int64, 0 to 9.
@@ -205,8 +210,7 @@ def fashion(split: str = "train", *, folder: str | Path | None = None) -> Images
         >>> images.shape, FASHION_NAMES[labels[0]]
         (torch.Size([10000, 28, 28]), 'Ankle boot')
 
-    Source: Xiao, Rasul and Vollgraf (2017), MIT licence, in ``data/fashion.txt``. Used in
-    chapter 8.
+    Source: Xiao, Rasul and Vollgraf (2017), "Fashion-MNIST"; MIT licence, in ``data/fashion.txt``.
     """
     if split not in ("train", "test"):
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
@@ -221,7 +225,7 @@ def fashion(split: str = "train", *, folder: str | Path | None = None) -> Images
 
 
 def _original(folder: Path, name: str) -> np.ndarray:
-    """The bytes of one of Fashion-MNIST's own files, unpacked, whose hash has just been checked."""
+    """The unpacked bytes of one of Fashion-MNIST's own files, whose hash has just been checked."""
     path, expected = folder.expanduser() / f"{name}.gz", _FASHION_SUMS[name]
     remedy = (
         "install Debian's package dataset-fashion-mnist and name /usr/share/datasets/"
@@ -241,18 +245,21 @@ def photographs() -> dict[str, Tensor]:
     """Four photographs: an astronaut, the cat Chelsea, a cup of coffee, a rocket.
 
     Returns:
-        Name to (3, 448, 448) uint8, red, green and blue.
+        A dict from names to (3, 448, 448) uint8 images: red, green and blue, 0 to 255.
 
     Raises:
         FileNotFoundError: a file is missing; the message says what to do.
         ValueError: a file is damaged or altered; the message says what to do.
 
     Example:
-        >>> list(photographs())
-        ['astronaut', 'chelsea', 'coffee', 'rocket']
+        >>> images = photographs()
+        >>> list(images), images["coffee"].shape
+        (['astronaut', 'chelsea', 'coffee', 'rocket'], torch.Size([3, 448, 448]))
+        >>> red, green, blue = images["coffee"].float().mean(dim=(1, 2))
+        >>> bool(red > green > blue)  # brown
+        True
 
-    Source: CC0 or public domain, as ``data/photographs.txt`` says one by one; by way of
-    scikit-image. Used in chapter 8.
+    Source: CC0 or public domain, as ``data/photographs.txt`` says for each; from scikit-image.
     """
     from PIL import Image
 

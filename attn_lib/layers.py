@@ -1,7 +1,7 @@
 """The attention layer and the feed-forward layer.
 
-The fast path is PyTorch's ``scaled_dot_product_attention``; ``attn_lib.attention`` is the
-reference that the tests hold it equal to.
+The fast path is PyTorch's ``scaled_dot_product_attention``; the tests hold it equal to the
+reference, ``attn_lib.attention``. The book's page on many heads builds the attention layer by hand.
 """
 
 import math
@@ -13,34 +13,34 @@ from torch import Tensor, nn
 from attn_lib._checks import (
     check_at_least_one,
     check_bias,
+    check_flag,
     check_mask,
+    check_number,
     check_probability,
     check_rotary_width,
 )
+from attn_lib.cache import Cache, new_cache_key, one_pass
 from attn_lib.functional import attention, closed_to_all, fused_attention
 from attn_lib.positions import apply_rope
 
-Cache = dict[nn.Module, tuple[Tensor, Tensor, Tensor | None]]
-"""Layer to keys and values per head, and the context they were made from (None: of ``x``)."""
-
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """Cut the last axis into heads, and bring the heads before the positions.
+    """Cut the last axis into heads, and move the heads before the positions.
 
-    A ``view`` alone to (B, H, T, d) would have the same shape and scramble heads and positions.
+    A ``view`` alone to (B, H, T, d) would have the same shape, but scramble heads and positions.
 
     Args:
         x: (B, T, H · d).
-        num_heads: H.
+        num_heads: H, at least 1.
 
     Returns:
-        (B, H, T, d).
+        (B, H, T, d): head h holds channels h · d to (h + 1) · d of each position.
 
     Raises:
-        ValueError: a width that H does not divide.
+        ValueError: H below 1, or a width that H does not divide.
 
     Example:
-        >>> split_heads(torch.arange(8).view(1, 2, 4), 2)  # head 0 has the first half of each row
+        >>> split_heads(torch.arange(8).view(1, 2, 4), 2)  # head 0: the first half of each row
         tensor([[[[0, 1],
                   [4, 5]],
         <BLANKLINE>
@@ -51,11 +51,12 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """
     if num_heads < 1 or x.shape[-1] % num_heads:
         raise ValueError(f"num_heads={num_heads} must divide the width {x.shape[-1]}")
-    return x.unflatten(-1, (num_heads, x.shape[-1] // num_heads)).transpose(-3, -2)
+    width = x.shape[-1] // num_heads
+    return x.reshape(*x.shape[:-1], num_heads, width).transpose(-3, -2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """Undo :func:`split_heads`.
+    """Undo :func:`split_heads`: put the heads of each position side by side.
 
     Args:
         x: (B, H, T, d).
@@ -70,39 +71,43 @@ def merge_heads(x: Tensor) -> Tensor:
 
     Source: Vaswani et al. (2017), section 3.2.2.
     """
+    # (B, H, T, d) to (B, T, H, d) to (B, T, H · d)
     return x.transpose(-3, -2).flatten(-2)
 
 
 class MultiHeadAttention(nn.Module):
     """concat(head_1, …, head_H) W^O with head_h = attention(x W_h^Q, context W_h^K, context W_h^V).
 
-    The layer returns its output alone; :func:`attn_lib.recording.record_attention` shows the
-    weights. d_model, H, d_k and d_v are independent of each other once d_k is given.
+    The layer returns its output alone; :func:`attn_lib.recording.record_attention`
+    gives the weights. Once d_k is given, d_model, H, d_k and d_v are independent of each other.
 
     Args:
         d_model: width of the input and of the output.
-        num_heads: H, number of query heads.
-        d_k: width of a query or key; default d_model / H, which must be whole.
-        d_v: width of a value; default d_k.
+        num_heads: H, the number of query heads.
+        d_k: width of a query or key, per head; default d_model / H, which must be whole.
+        d_v: width of a value, per head; default d_k.
         d_context: width of ``context``; default d_model.
-        num_kv_heads: number of key and value heads, a divisor of H; default H. Query head h uses
-            key head h // (H / num_kv_heads).
+        num_kv_heads: H_kv, the number of key and value heads, a divisor of H; default H. Query
+            head h uses key head h // (H / H_kv).
         scale: multiplies the scores; default 1/sqrt(d_k).
-        softcap: if given, bounds the scores, as in
-            :func:`attn_lib.functional.attention_weights`; takes the slower, explicit path.
-        rotary: if given, the base of rotary positions; key s stands at s, and the queries are
-            the last T of the S positions.
-        bias: whether the four projections have a bias (not the ``bias`` of :meth:`forward`).
-        dropout: probability of dropping an attention weight, in training only.
+        softcap: bounds the scores, as in :func:`attn_lib.functional.attention_weights`, on a
+            slower path that computes the weights explicitly; default: no bound.
+        rotary: base of rotary positions, where key s has position s and the queries are the last
+            T of the S positions; default: no rotary positions.
+        bias: whether the four projections have a bias (not the ``bias`` of :meth:`forward`);
+            default True.
+        dropout: probability of dropping an attention weight, in training only; default 0.
 
     Raises:
-        ValueError: sizes that do not fit; a dropout outside [0, 1].
+        ValueError: sizes that do not fit; an odd d_k with ``rotary``; a dropout outside [0, 1].
         TypeError: sizes that are not integers.
 
     Example:
-        >>> layer = MultiHeadAttention(4, 8, d_k=64, d_v=32)
-        >>> layer(torch.zeros(2, 5, 4)).shape
-        torch.Size([2, 5, 4])
+        >>> layer, x = MultiHeadAttention(6, 3), torch.randn(2, 5, 6)
+        >>> q, k, v = (split_heads(p(x), 3) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+        >>> out, weights = attention(q, k, v)
+        >>> torch.allclose(layer(x), layer.out_proj(merge_heads(out)), atol=1e-5)
+        True
 
     Source: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023).
     """
@@ -140,8 +145,13 @@ class MultiHeadAttention(nn.Module):
             check_rotary_width(d_k)
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.d_k, self.d_v = d_k, d_v
+        if scale is not None:
+            check_number("scale", scale)
+            if not math.isfinite(scale):
+                raise ValueError(f"scale must be finite, got {scale}")
         self.scale = 1.0 / math.sqrt(d_k) if scale is None else scale
         self.softcap, self.rotary, self.dropout = softcap, rotary, dropout
+        self.cache_key = new_cache_key()
         self.q_proj = nn.Linear(d_model, num_heads * d_k, bias=bias)
         self.k_proj = nn.Linear(d_context, num_kv_heads * d_k, bias=bias)
         self.v_proj = nn.Linear(d_context, num_kv_heads * d_v, bias=bias)
@@ -160,65 +170,78 @@ class MultiHeadAttention(nn.Module):
         """Let the positions of ``x`` attend to those of ``context``.
 
         Args:
-            x: (B, T, d_model).
-            context: (B, S, d_context), where keys and values come from; default ``x``.
+            x: (B, T, d_model), from which the queries are projected.
+            context: (B, S, d_context), from which keys and values are projected; default ``x``.
             mask: bool, True = may attend: (T, S), or four axes that broadcast to (B, H, T, S).
                 Positions of ``context`` that it closes to every query may hold anything (with a
                 ``cache``, their gradient may not).
             bias: added to the scaled scores; shapes as ``mask``. In the dtype of ``x``; under
                 autocast in any.
             causal: if True, the queries are the last T of S positions and see no later key.
-            cache: a dict, empty at first and the same in every call, that holds the keys and
-                values of a sequence given piece by piece. Without ``context``, those of ``x`` are
-                appended, and S counts them all; with it, they are computed once. Entries are
-                keyed by layer: a layer used twice needs two caches.
+            cache: keys and values of a sequence that is given piece by piece; the same in every
+                call. Without ``context``, those of ``x`` are appended, and S counts them all;
+                with it, they are computed once.
 
         Returns:
-            (B, T, d_model); for a query that may attend to nothing, what ``out_proj`` makes of
-            zeros.
+            (B, T, d_model); for a query that may attend to nothing, the output projection of
+            zeros, which is its bias.
 
         Raises:
             ValueError: shapes that do not fit; NaN or +inf in ``bias``; a cache of another batch
-                or context.
+                or context; a context for a layer with rotary positions.
             TypeError: a mask that is not bool; a bias of another dtype.
         """
-        source, past = x if context is None else context, None
-        self._check_inputs(x, source)
-        if cache is not None and self in cache:
-            past = cache[self]
-            self._check_cache(past, x, context)
-        seen = 0 if past is None or context is not None else past[0].shape[-2]
+        check_flag("causal", causal)
+        if context is not None and context.dtype == torch.bool:
+            raise TypeError("context must be floating point, got bool: pass a mask as mask=…")
+        self._check_inputs(x, x if context is None else context)
+        if context is not None and self.rotary is not None:
+            raise ValueError(
+                "rotary positions are of one sequence: a layer that has them takes no context"
+            )
+        with one_pass(cache, self):
+            return self._forward(x, context, mask, bias, causal, cache)
+
+    def _forward(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        causal: bool,
+        cache: Cache | None,
+    ) -> Tensor:
+        source = x if context is None else context
+        seen = 0 if cache is None or context is not None else cache.seen(self)
         shape = torch.Size((x.shape[0], self.num_heads, x.shape[1], seen + source.shape[1]))
         closed = None
         if mask is not None:
             check_mask(mask, shape, x.device)
             closed = closed_to_all(mask)[..., None]  # (S, 1) or (B, S, 1)
-        if cache is None and closed is not None:
+        if closed is not None and cache is None:
             source = source.masked_fill(closed, 0.0)
-
         q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, d_k)
-        if past is not None and context is not None:
-            k, v = past[:2]
-        else:
-            k = split_heads(self.k_proj(source), self.num_kv_heads)  # (B, H_kv, S, d_k)
-            v = split_heads(self.v_proj(source), self.num_kv_heads)  # (B, H_kv, S, d_v)
-            if past is not None:
-                k, v = torch.cat([past[0], k], dim=-2), torch.cat([past[1], v], dim=-2)
-        if cache is not None:
-            cache[self] = (k, v, context)
-            if closed is not None:  # in this call only: a later query may attend to it
-                k = k.masked_fill(closed.unsqueeze(-3), 0.0)
-                v = v.masked_fill(closed.unsqueeze(-3), 0.0)
-        if self.rotary is not None:
-            q, k = _rotated(q, k, self.rotary)
-        group = self.num_heads // self.num_kv_heads
-        if group > 1:
-            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         if bias is not None:
             bias = bias.to(q.dtype) if torch.is_autocast_enabled(x.device.type) else bias
             check_bias(bias, shape, q)
+        if cache is not None and context is not None:
+            k, v = cache.of_context(self, context, self._keys_values)
+        else:
+            k, v = self._keys_values(source)  # (B, H_kv, S, d_k), (B, H_kv, S, d_v)
+        if self.rotary is not None:
+            positions = torch.arange(seen, shape[-1], device=x.device)
+            q, k = (apply_rope(t, positions, base=self.rotary) for t in (q, k))
+        if cache is not None and context is None:
+            k, v = cache.append(self, k, v)
+        if cache is not None and closed is not None and not _harmless(k, v):
+            # cleared in this call only: a later query may attend to it
+            k, v = (t.masked_fill(closed.unsqueeze(-3), 0.0) for t in (k, v))
         out = self._attend(q, k, v, mask, bias, causal)
         return self.out_proj(merge_heads(out))  # (B, H, T, d_v) to (B, T, d_model)
+
+    def _keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        k = split_heads(self.k_proj(source), self.num_kv_heads)
+        return k, split_heads(self.v_proj(source), self.num_kv_heads)
 
     def _attend(
         self,
@@ -239,18 +262,8 @@ class MultiHeadAttention(nn.Module):
         dropout_p = self.dropout if self.training else 0.0
         if self.softcap is None:
             return fused_attention(q, k, v, dropout_p=dropout_p, **options)
+        k, v = _repeated(k, q), _repeated(v, q)
         return attention(q, k, v, softcap=self.softcap, dropout_p=dropout_p, **options)[0]
-
-    def _check_cache(
-        self, past: tuple[Tensor, Tensor, Tensor | None], x: Tensor, context: Tensor | None
-    ) -> None:
-        k, _, seen = past
-        if context is not seen:
-            raise ValueError("the cache was filled with another context: start with an empty one")
-        if k.shape[0] != x.shape[0]:
-            raise ValueError(
-                f"x and cache must have one batch size, got {x.shape[0]} and {k.shape[0]}"
-            )
 
     def _check_inputs(self, x: Tensor, context: Tensor) -> None:
         for name, tensor, width in (
@@ -263,7 +276,8 @@ class MultiHeadAttention(nn.Module):
                 )
         if x.shape[0] != context.shape[0]:
             raise ValueError(
-                f"x and context must have one batch size, got {x.shape[0]} and {context.shape[0]}"
+                f"x and context must have the same batch size, got {x.shape[0]} "
+                f"and {context.shape[0]}"
             )
 
 
@@ -274,36 +288,54 @@ class FeedForward(nn.Module):
         d_model: width of the input and of the output.
         d_ff: width of the hidden layer.
         activation: ``"gelu"`` or ``"relu"``.
+        bias: whether the two projections have one.
         dropout: dropout on the hidden activations, in training only.
 
     Raises:
-        ValueError: an unknown activation; a dropout outside [0, 1].
+        ValueError: a size below 1; an unknown activation; a dropout outside [0, 1].
+        TypeError: sizes that are not integers.
 
     Example:
-        >>> FeedForward(4, 16)(torch.zeros(2, 3, 4)).shape
-        torch.Size([2, 3, 4])
+        >>> layer, x = FeedForward(4, 16, activation="relu"), torch.randn(2, 3, 4)
+        >>> torch.allclose(layer(x), layer.down(layer.up(x).clamp(min=0.0)))
+        True
 
-    Source: Vaswani et al. (2017), section 3.3.
+    Source: Vaswani et al. (2017), section 3.3; GELU: Hendrycks and Gimpel (2016).
     """
 
-    def __init__(self, d_model: int, d_ff: int, *, activation: str = "gelu", dropout: float = 0.0):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        activation: str = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
+    ):
         super().__init__()
         check_at_least_one(d_model=d_model, d_ff=d_ff)
         known = {"gelu": nn.GELU, "relu": nn.ReLU}
         if activation not in known:
             raise ValueError(f"activation must be one of {', '.join(known)}, got {activation!r}")
         check_probability("dropout", dropout)
-        self.up, self.activation = nn.Linear(d_model, d_ff), known[activation]()
-        self.dropout, self.down = nn.Dropout(dropout), nn.Linear(d_ff, d_model)
+        self.up, self.activation = nn.Linear(d_model, d_ff, bias=bias), known[activation]()
+        self.dropout, self.down = nn.Dropout(dropout), nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to (..., d_model)."""
-        return self.down(self.dropout(self.activation(self.up(x))))
+        hidden = self.activation(self.up(x))
+        return self.down(self.dropout(hidden) if self.training else hidden)
 
 
-def _rotated(q: Tensor, k: Tensor, base: float) -> tuple[Tensor, Tensor]:
-    """Rotary positions: the queries are the last T of the S positions."""
-    T, S = q.shape[-2], k.shape[-2]
-    positions = torch.arange(max(S, T), device=q.device)
-    rotated_q = apply_rope(q, positions[positions.numel() - T :], base=base)
-    return rotated_q, apply_rope(k, positions[positions.numel() - S :], base=base)
+def _repeated(x: Tensor, q: Tensor) -> Tensor:
+    """(B, H_kv, S, ·) to (B, H, S, ·): query head h uses key head h // (H / H_kv)."""
+    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
+def _harmless(k: Tensor, v: Tensor) -> bool:
+    """A weight of zero keeps moderate keys and values out; a norm reads them without a copy."""
+    # a compiled graph cannot branch on values
+    if torch.compiler.is_compiling() or k.device.type == "meta":
+        return False
+    norm = torch.linalg.vector_norm
+    return bool(norm(k.detach()) + norm(v.detach()) < 1e15)

@@ -1,7 +1,7 @@
 """Masks as sentences about indices: boolean, True = this query may attend to this key.
 
-Combine them with ``&`` (both must allow it) and ``|`` (one is enough). Nothing here is a number
-that is added to scores: those go through ``bias``.
+Combine them with ``&`` (both must allow it) and ``|`` (one is enough). Numbers that are added to
+the scores are no masks: they go through ``bias``. The book's page on masks builds each by hand.
 """
 
 import torch
@@ -13,14 +13,14 @@ _FAR = 2**62  # beyond every position, with room for a sum in int64
 
 
 def causal_mask(T: int, S: int | None = None, *, offset: int | Tensor | None = None) -> Tensor:
-    """Let query i, which stands at position i + offset, see every key up to its position.
+    """Let query i, at position i + offset, attend to every key up to and including its position.
 
     By default the T queries are the last T of the S positions, as in decoding with a cache.
 
     Args:
         T: number of queries, at least 0.
-        S: number of keys; default T.
-        offset: position of the first query: an integer, or (B,) integers, one an example;
+        S: number of keys, at least 0; default T.
+        offset: position of the first query: an integer, or (B,) integers, one for each example;
             default S − T.
 
     Returns:
@@ -35,7 +35,8 @@ def causal_mask(T: int, S: int | None = None, *, offset: int | Tensor | None = N
         tensor([[ True,  True, False],
                 [ True,  True,  True]])
 
-    Source: Vaswani et al. (2017), section 3.2.3; chapter 2.
+    Source: Vaswani et al. (2017), section 3.2.3; the default offset is that of
+    ``torch.nn.attention.bias.causal_lower_right``.
     """
     distance = _distance(T, S, offset)
     return distance <= 0
@@ -49,17 +50,17 @@ def window_mask(
     *,
     offset: int | Tensor | None = None,
 ) -> Tensor:
-    """Let query i, at position i + offset, see the keys from ``left`` before it to ``right`` after.
+    """Let query i, at position i + offset, attend from ``left`` keys before it to ``right`` after.
 
-    The token itself is not counted: ``left=2`` shows three keys. A "window of w" in the sense of
-    Mistral or Keras, which counts the token itself, is ``left=w − 1``.
+    The token itself is not counted: with ``left=2`` a query attends to three keys. A "window of w"
+    in the sense of Mistral or Keras, which counts the token itself, is ``left=w − 1``.
 
     Args:
         T: number of queries, at least 0.
-        left: keys before the query's own position that it may see, at least 0.
-        right: keys after it, at least 0; default none, which is causal.
-        S: number of keys; default T.
-        offset: position of the first query: an integer, or (B,) integers, one an example;
+        left: number of keys before the query's own position, at least 0.
+        right: number of keys after it, at least 0; default 0, which is causal.
+        S: number of keys, at least 0; default T.
+        offset: position of the first query: an integer, or (B,) integers, one for each example;
             default S − T.
 
     Returns:
@@ -76,7 +77,7 @@ def window_mask(
                 [ True,  True, False],
                 [False,  True,  True]])
 
-    Source: Beltagy et al. (2020), "Longformer", section 3.1; chapter 2.
+    Source: Beltagy et al. (2020), "Longformer", section 3.1.
     """
     check_sizes(left=left, right=right)
     distance = _distance(T, S, offset)
@@ -84,14 +85,14 @@ def window_mask(
 
 
 def padding_mask(lengths: Tensor, S: int) -> Tensor:
-    """Close the padding behind the end of each example, for every head and every query.
+    """Close the padding after the end of each example, for every head and every query.
 
     Args:
-        lengths: (B,) integers: how many of the S keys of each example are real, 0 to S.
+        lengths: (B,) integers: how many of the S keys of each example are real tokens, 0 to S.
         S: number of keys, padding included.
 
     Returns:
-        bool (B, 1, 1, S): True where key j < lengths. The axes of size one stand for the heads
+        bool (B, 1, 1, S): True where key j < lengths. The axes of size 1 broadcast over the heads
         and the queries.
 
     Raises:
@@ -103,18 +104,20 @@ def padding_mask(lengths: Tensor, S: int) -> Tensor:
         tensor([[ True,  True,  True],
                 [ True, False, False]])
 
-    Source: chapter 2.
+    Source: ``key_padding_mask`` of ``torch.nn.MultiheadAttention``, in which True means *blocked*.
     """
     check_integers("lengths", lengths, axes=1)
     check_sizes(S=S)
     lengths = lengths.long()  # S may not fit into the dtype of the lengths
-    if lengths.device.type != "meta" and bool(((lengths < 0) | (lengths > S)).any()):
+    # a compiled graph cannot branch on values, so this check is skipped there
+    readable = lengths.device.type != "meta" and not torch.compiler.is_compiling()
+    if readable and bool(((lengths < 0) | (lengths > S)).any()):
         raise ValueError(f"lengths must be 0 to S={S}, got {lengths.tolist()}")
     return (torch.arange(S, device=lengths.device) < lengths[:, None])[:, None, None, :]
 
 
 def segment_mask(segments: Tensor) -> Tensor:
-    """Let tokens see only tokens of their own segment: several texts packed into one row.
+    """Let tokens attend only within their own segment: several texts packed into one row.
 
     Args:
         segments: (B, T) integers; tokens with the same number belong together.
@@ -132,14 +135,14 @@ def segment_mask(segments: Tensor) -> Tensor:
                 [ True,  True, False],
                 [False, False,  True]])
 
-    Source: Krell et al. (2021), "Efficient Sequence Packing"; chapter 2.
+    Source: Krell et al. (2021), "Efficient Sequence Packing without Cross-contamination".
     """
     check_integers("segments", segments, axes=2)
     return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
 def to_blocked(mask: Tensor) -> Tensor:
-    """The mask for code in which True means *blocked*, such as ``nn.MultiheadAttention``.
+    """Our mask for code in which True means *blocked*, such as ``torch.nn.MultiheadAttention``.
 
     Args:
         mask: bool of any shape, True = may attend.
@@ -155,7 +158,7 @@ def to_blocked(mask: Tensor) -> Tensor:
         tensor([[False,  True],
                 [False, False]])
 
-    Source: chapter 2.
+    Source: ``attn_mask`` and ``key_padding_mask`` of ``torch.nn.MultiheadAttention``.
     """
     check_bool("mask", mask)
     return ~mask
@@ -177,18 +180,20 @@ def from_blocked(blocked: Tensor) -> Tensor:
         >>> from_blocked(torch.tensor([False, True]))
         tensor([ True, False])
 
-    Source: chapter 2.
+    Source: ``attn_mask`` and ``key_padding_mask`` of ``torch.nn.MultiheadAttention``.
     """
     check_bool("blocked", blocked)
     return ~blocked
 
 
 def to_additive(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The mask as numbers that other code adds to its scores: 0 and −inf.
+    """Our mask as the numbers that other code adds to its scores: 0 and −inf.
+
+    With a large finite number in place of −inf, an empty row would still get weights that sum to 1.
 
     Args:
         mask: bool of any shape, True = may attend.
-        dtype: floating point; the dtype of the scores.
+        dtype: floating point, the dtype of the scores; default float32.
 
     Returns:
         ``dtype`` of the same shape: 0 where open, −inf where closed.
@@ -201,7 +206,8 @@ def to_additive(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor([[0., -inf],
                 [0., 0.]])
 
-    Source: chapter 2, with what a finite number in place of −inf does.
+    Source: a floating-point ``attn_mask`` of
+    ``torch.nn.functional.scaled_dot_product_attention``.
     """
     check_bool("mask", mask)
     if not dtype.is_floating_point:
@@ -211,7 +217,7 @@ def to_additive(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def from_additive(additive: Tensor) -> Tensor:
-    """Our mask from numbers that other code adds to its scores.
+    """Our mask from the numbers that other code adds to its scores.
 
     Args:
         additive: floating point of any shape; each entry is 0 (open), or −inf or the lowest
@@ -225,10 +231,12 @@ def from_additive(additive: Tensor) -> Tensor:
         ValueError: any other entry: it is not a mask but a bias, which no boolean can hold.
 
     Example:
-        >>> from_additive(torch.tensor([0.0, -torch.inf]))
-        tensor([ True, False])
+        >>> from_additive(torch.tensor([0.0, -torch.inf, torch.finfo(torch.float32).min]))
+        tensor([ True, False, False])
 
-    Source: chapter 2.
+    Source: a floating-point ``attn_mask`` of
+    ``torch.nn.functional.scaled_dot_product_attention``; the lowest finite number is the package
+    transformers' choice.
     """
     if not isinstance(additive, Tensor) or not additive.is_floating_point():
         raise TypeError(f"an additive mask must be a floating-point tensor, got {found(additive)}")
@@ -247,21 +255,21 @@ def to_binary(mask: Tensor) -> Tensor:
     """A padding mask as the 1 and 0 of Hugging Face's ``attention_mask``.
 
     Args:
-        mask: bool (B, 1, 1, S), as :func:`padding_mask` makes it.
+        mask: bool (B, 1, 1, S), True = may attend, as :func:`padding_mask` makes it.
 
     Returns:
         int64 (B, S): 1 = may be attended to, 0 = padding.
 
     Raises:
         TypeError: ``mask`` is not bool.
-        ValueError: another shape: 1 and 0 of (B, S) can say nothing about queries or heads.
+        ValueError: another shape: (B, S) numbers can express only padding.
 
     Example:
         >>> to_binary(padding_mask(torch.tensor([1, 2]), 2))
         tensor([[1, 0],
                 [1, 1]])
 
-    Source: chapter 2.
+    Source: Hugging Face's ``attention_mask``, as tokenizers of the package transformers return it.
     """
     check_bool("mask", mask)
     if mask.dim() != 4 or mask.shape[1:3] != (1, 1):
@@ -276,7 +284,7 @@ def from_binary(binary: Tensor) -> Tensor:
         binary: (B, S) integers or bool: 1 = may be attended to, 0 = padding.
 
     Returns:
-        bool (B, 1, 1, S).
+        bool (B, 1, 1, S), True = may attend.
 
     Raises:
         TypeError: a tensor that holds neither integers nor bool.
@@ -286,7 +294,7 @@ def from_binary(binary: Tensor) -> Tensor:
         >>> from_binary(torch.tensor([[1, 0]]))
         tensor([[[[ True, False]]]])
 
-    Source: chapter 2.
+    Source: Hugging Face's ``attention_mask``, as tokenizers of the package transformers return it.
     """
     if isinstance(binary, Tensor) and binary.dtype == torch.bool:
         binary = binary.long()
@@ -298,7 +306,7 @@ def from_binary(binary: Tensor) -> Tensor:
 
 
 def _distance(T: int, S: int | None, offset: int | Tensor | None) -> Tensor:
-    """(T, S) or (B, 1, T, S): position of the key less position of the query."""
+    """(T, S) or (B, 1, T, S): the key's position minus the query's."""
     S = T if S is None else S
     check_sizes(T=T, S=S)
     device = None

@@ -1,10 +1,11 @@
-"""Whole models: those that write token by token, and one that makes a vector of a sentence.
+"""Whole models: two that write token by token, and one that maps a sentence to a vector.
 
-Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in chapter 7
-of the book.
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in the book's
+page on the encoder and decoder.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_lib._checks import check_at_least_one, check_indices, check_sizes
-from attn_lib.layers import Cache
+from attn_lib._checks import (
+    check_at_least_one,
+    check_indices,
+    check_no_cross_attention,
+    check_number,
+    check_sizes,
+)
+from attn_lib.cache import Cache, one_pass
 from attn_lib.masks import padding_mask
 from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerDecoder, TransformerEncoder
@@ -23,49 +30,49 @@ class Transformer(nn.Module):
     """An encoder that reads one sequence and a decoder that writes another.
 
     Each side has its own vocabulary and its own learned positions. Padding does not advance the
-    position, so that it may stand on either side.
+    position, so sequences may be padded on either side.
 
     Args:
         source_vocab_size: number of tokens that can be read.
         target_vocab_size: number of tokens that can be written.
-        max_len: longest sequence of either kind, padding not counted.
+        max_len: length of the longest sequence of either kind, in tokens, padding not counted.
         d_model: width of the residual streams.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
-        num_layers: number of blocks in the encoder, and again in the decoder.
         dropout: as in a block, and on the embeddings.
-        block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
+        block: ``num_layers``, the number of blocks in the encoder and again in the decoder; and
+            the other arguments of every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
         TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
 
     Example:
-        >>> model = Transformer(11, 7, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)
+        >>> sizes = {"d_model": 6, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = Transformer(source_vocab_size=11, target_vocab_size=7, max_len=5, **sizes)
         >>> source, target = torch.tensor([[10, 3, 4, 1]]), torch.tensor([[0, 6]])
-        >>> model(source, target).shape
+        >>> logits = model(source, target)
+        >>> logits.shape
         torch.Size([1, 2, 7])
+        >>> torch.allclose(logits[:, :1], model(source, target[:, :1]), atol=1e-5)  # causal
+        True
 
-    Source: Vaswani et al. (2017), figure 1, with learned positions; chapter 7.
+    Source: Vaswani et al. (2017), figure 1; learned positions: Gehring et al. (2017).
     """
 
     def __init__(
         self,
+        *,
         source_vocab_size: int,
         target_vocab_size: int,
         max_len: int,
         d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        *,
         dropout: float = 0.0,
         **block: Any,
     ):
         super().__init__()
-        block = {**block, "dropout": dropout}
-        self.encoder = TransformerEncoder(d_model, num_heads, d_ff, num_layers, **block)
-        self.decoder = TransformerDecoder(d_model, num_heads, d_ff, num_layers, **block)
+        block = {**block, "d_model": d_model, "dropout": dropout}
+        self.max_len = max_len
+        self.encoder = TransformerEncoder(**block)
+        self.decoder = TransformerDecoder(**block)
         self.source = _Embedding(source_vocab_size, max_len, d_model, dropout)
         self.target = _Embedding(target_vocab_size, max_len, d_model, dropout)
         self.output = nn.Linear(d_model, target_vocab_size)
@@ -83,22 +90,35 @@ class Transformer(nn.Module):
         Args:
             source: (B, S) integers below ``source_vocab_size``.
             target: (B, T) integers below ``target_vocab_size``.
-            source_mask: (B, 1, 1, S) bool, True = a real token.
-            target_mask: (B, 1, 1, T) bool, True = a real token.
+            source_mask: (B, 1, 1, S) bool, True = a real token; default: all are real.
+            target_mask: (B, 1, 1, T) bool, True = a real token; default: all are real.
 
         Returns:
-            (B, T, target_vocab_size) logits; row t depends on ``source`` and on
-            the first t + 1 tokens of ``target``.
+            (B, T, target_vocab_size) logits; row t depends on ``source`` and on the tokens of
+            ``target`` up to t.
 
         Raises:
-            ValueError: tokens or masks out of range or shape; more tokens than ``max_len``.
+            ValueError: tokens out of range; tokens or masks of another shape; more real tokens
+                than ``max_len``.
             TypeError: tokens that are not integers; a mask that is not bool.
         """
         context = self.encode(source, mask=source_mask)
         return self.decode(target, context, mask=target_mask, context_mask=source_mask)
 
     def encode(self, source: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """(B, S) tokens and their (B, 1, 1, S) mask to (B, S, d_model): the decoder's context."""
+        """The decoder's context: what the encoder makes of the source.
+
+        Args:
+            source: (B, S) integers below ``source_vocab_size``.
+            mask: (B, 1, 1, S) bool, True = a real token; default: all are real.
+
+        Returns:
+            (B, S, d_model); rows of padding mean nothing.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+            TypeError: as :meth:`forward`.
+        """
         return self.encoder(self.source(source, mask), mask=mask)
 
     def decode(
@@ -110,61 +130,61 @@ class Transformer(nn.Module):
         context_mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Logits (B, T, target_vocab_size) for what follows each token of ``target``.
+        """Logits for what follows each token of ``target``, given the encoder's output.
 
         Args:
-            target: (B, T) integers, after what ``cache`` holds.
+            target: (B, T) integers below ``target_vocab_size``, the tokens that follow those in
+                ``cache``.
             context: (B, S, d_model) from :meth:`encode`.
             mask: (B, 1, 1, all tokens so far) bool, True = a real token.
             context_mask: (B, 1, 1, S) bool, True = a real token.
-            cache: keys and values of earlier calls; empty at first.
+            cache: keys and values of earlier calls.
         """
-        x = self.target(target, mask, _seen(cache, self.decoder))
-        x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache)
-        return self.output(x)
+        x = self.target(target, mask, 0 if cache is None else cache.length)
+        with one_pass(cache, self):
+            x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache)
+            return self.output(x)
 
 
 class DecoderLM(nn.Module):
-    """A decoder alone: from the tokens so far, logits for the next one.
+    """A decoder without an encoder: from the tokens so far, logits for the next one.
 
     Args:
-        vocab_size: number of tokens.
-        max_len: longest sequence, padding not counted.
+        vocab_size: number of tokens in the vocabulary.
+        max_len: length of the longest sequence, in tokens, padding not counted.
         d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
-        num_layers: number of blocks.
         dropout: as in a block, and on the embeddings.
-        block: passed on to every :class:`attn_lib.transformer.TransformerBlock`.
+        block: ``num_layers``, and the other arguments of every
+            :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
         TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
 
     Example:
-        >>> model = DecoderLM(11, 5, d_model=6, num_heads=3, d_ff=24, num_layers=2)
+        >>> sizes = {"d_model": 6, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = DecoderLM(vocab_size=11, max_len=5, **sizes)
         >>> model(torch.tensor([[10, 3, 4]])).shape
         torch.Size([1, 3, 11])
 
-    Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", for the
-    order with the norm first and learned positions; chapter 7.
+    Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", section
+    2.3, for pre-norm blocks and learned positions.
     """
 
     def __init__(
         self,
+        *,
         vocab_size: int,
         max_len: int,
         d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        *,
         dropout: float = 0.0,
         **block: Any,
     ):
         super().__init__()
-        block = {**block, "dropout": dropout, "cross_attention": False}
-        self.decoder = TransformerDecoder(d_model, num_heads, d_ff, num_layers, **block)
+        check_no_cross_attention("DecoderLM", block)
+        block = {**block, "d_model": d_model, "dropout": dropout, "cross_attention": False}
+        self.max_len = max_len
+        self.decoder = TransformerDecoder(**block)
         self.embedding = _Embedding(vocab_size, max_len, d_model, dropout)
         self.output = nn.Linear(d_model, vocab_size)
 
@@ -176,17 +196,19 @@ class DecoderLM(nn.Module):
         Args:
             tokens: (B, T) integers below ``vocab_size``, after what ``cache`` holds.
             mask: (B, 1, 1, all tokens so far) bool, True = a real token.
-            cache: keys and values of earlier calls; empty at first.
+            cache: keys and values of earlier calls.
 
         Returns:
             (B, T, vocab_size) logits; row t depends on the tokens up to t.
 
         Raises:
-            ValueError: tokens or mask out of range or shape; more tokens than ``max_len``.
+            ValueError: tokens out of range; tokens or a mask of another shape; more real tokens
+                than ``max_len``.
             TypeError: tokens that are not integers; a mask that is not bool.
         """
-        x = self.embedding(tokens, mask, _seen(cache, self.decoder))
-        return self.output(self.decoder(x, mask=mask, cache=cache))
+        x = self.embedding(tokens, mask, 0 if cache is None else cache.length)
+        with one_pass(cache, self):
+            return self.output(self.decoder(x, mask=mask, cache=cache))
 
 
 @torch.no_grad()
@@ -196,34 +218,39 @@ def generate(
     *,
     max_new_tokens: int,
     temperature: float = 0.0,
+    top_p: float | None = None,
     mask: Tensor | None = None,
     end: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Append one token at a time, each chosen by the logits after the tokens so far.
+    """Append one token at a time, each chosen by the logits that follow the tokens so far.
 
-    Every step computes the newest token alone; keys and values of the others are cached.
+    Every step computes the newest token alone; keys and values of the others are cached. It stops
+    early when every row has written ``end``.
 
     Args:
         model: called as ``model(tokens, mask=…, cache=…)``, returns (B, T, vocabulary) logits: a
             :class:`DecoderLM` or, with its context filled in by ``functools.partial``, the
-            ``decode`` of a :class:`Transformer`. Call ``model.eval()`` first; dropout is not
-            switched off here.
+            ``decode`` of a :class:`Transformer`. In evaluation mode.
         tokens: (B, T) integers, T at least 1: where each row starts.
-        max_new_tokens: how many to append, at least 0.
+        max_new_tokens: how many to append at most, at least 0.
         temperature: 0 takes the best token; above, tokens are drawn with probability
             softmax(logits / temperature).
+        top_p: if given, draw only among the most probable tokens that together have at least
+            this probability, in (0, 1].
         mask: (B, 1, 1, T) bool, True = a real token. Rows of unequal length are padded on the
             *left*: the last token must be real.
         end: a row that has written this token writes nothing else after it.
         generator: of the random draws; default PyTorch's global one.
 
     Returns:
-        (B, T + max_new_tokens) integers.
+        (B, at most T + max_new_tokens) integers.
 
     Raises:
         ValueError: no token to start from; padding at the end of a row; a negative
-            ``max_new_tokens``; a temperature that is negative or not finite.
+            ``max_new_tokens``; a temperature that is negative or not finite; a ``top_p`` outside
+            (0, 1], or with a temperature of 0; a model in training mode, or with too small a
+            ``max_len``; logits that are NaN or infinite; a model that uses a layer twice.
         TypeError: ``max_new_tokens`` that is not an integer.
 
     Example:
@@ -233,51 +260,101 @@ def generate(
         tensor([[0, 1, 2, 3],
                 [3, 4, 4, 4]])
 
-    Source: chapter 7, which builds it without and with the cache.
+    Source: Holtzman et al. (2020), "The Curious Case of Neural Text Degeneration", for ``top_p``;
+    built in chapter 7, without and with the cache.
     """
-    check_sizes(max_new_tokens=max_new_tokens)
-    if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise ValueError(f"tokens must be (B, T) with T at least 1, got {tuple(tokens.shape)}")
-    if not 0.0 <= temperature < math.inf:
-        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
-    if mask is not None and not mask[..., -1].all():
-        raise ValueError("the last token of every row must be real: put the padding on the left")
-    cache: Cache = {}
-    new = tokens
+    _check_start(model, tokens, mask, max_new_tokens)
+    _check_choice(temperature, top_p)
+    cache, new, written = Cache(), tokens, [tokens]
     ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)  # (B, 1)
-    for _ in range(max_new_tokens):
+    for step in range(max_new_tokens):
         logits = model(new, mask=mask, cache=cache)[:, -1]  # (B, vocabulary)
-        if temperature == 0.0:
-            new = logits.argmax(dim=-1, keepdim=True)
-        else:
-            below = logits - logits.amax(dim=-1, keepdim=True)  # no overflow in the division
-            weights = (below / temperature).softmax(dim=-1)
-            new = torch.multinomial(weights, 1, generator=generator)
+        if cache.length not in (0, tokens.shape[1] + step):
+            raise ValueError(
+                f"the cache holds {cache.length} tokens after {tokens.shape[1] + step} were given: "
+                "the model uses a layer twice; call its layers through one TransformerDecoder"
+            )
+        new = _chosen(logits, temperature, top_p, generator)
         if end is not None:
             new = new.masked_fill(ended, end)
             ended = ended | (new == end)
-        tokens = torch.cat([tokens, new], dim=1)
+        written.append(new)
+        if end is not None and bool(ended.all()):
+            break
         if mask is not None:
             mask = F.pad(mask, (0, 1), value=True)
-    return tokens
+    return torch.cat(written, dim=1)
+
+
+def _check_start(
+    model: Callable[..., Tensor], tokens: Tensor, mask: Tensor | None, max_new_tokens: int
+) -> None:
+    check_sizes(max_new_tokens=max_new_tokens)
+    if tokens.dim() != 2 or tokens.shape[1] == 0:
+        raise ValueError(f"tokens must be (B, T) with T at least 1, got {tuple(tokens.shape)}")
+    if mask is not None and not mask[..., -1].all():
+        raise ValueError("the last token of every row must be real: put the padding on the left")
+    called = getattr(model, "func", model)  # of functools.partial
+    module = getattr(called, "__self__", called)  # of a method
+    if not isinstance(module, nn.Module):
+        return
+    if module.training:
+        raise ValueError("the model is in training mode: call model.eval() first")
+    real = tokens.shape[1] if mask is None else int(mask.sum(dim=-1).max())
+    max_len = getattr(module, "max_len", math.inf)
+    if max_new_tokens and real + max_new_tokens - 1 > max_len:
+        raise ValueError(
+            f"{real} tokens and max_new_tokens={max_new_tokens} need a model with max_len of at "
+            f"least {real + max_new_tokens - 1}, got {max_len}"
+        )
+
+
+def _check_choice(temperature: float, top_p: float | None) -> None:
+    check_number("temperature", temperature)
+    if not 0.0 <= temperature <= sys.float_info.max:
+        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
+    if top_p is None:
+        return
+    check_number("top_p", top_p)
+    if not 0.0 < top_p <= 1.0:
+        raise ValueError(f"top_p must be in (0, 1], got {top_p}")
+    if temperature == 0.0:
+        raise ValueError("top_p needs a temperature above 0: at 0 the best token is taken")
+
+
+def _chosen(
+    logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator | None
+) -> Tensor:
+    """(B, vocabulary) to (B, 1)."""
+    best, token = logits.max(dim=-1, keepdim=True)  # NaN counts as larger than any number
+    if not math.isfinite(best.sum()):
+        raise ValueError("the model's logits must be finite, got NaN or infinity")
+    if temperature == 0.0:
+        return token
+    weights = ((logits - best).double() / temperature).softmax(dim=-1)  # no overflow
+    if top_p is not None:
+        ordered, order = weights.sort(dim=-1, descending=True)
+        before = F.pad(ordered.cumsum(dim=-1)[..., :-1], (1, 0))  # of the more probable ones
+        weights = weights.masked_fill((before >= top_p).gather(-1, order.argsort(dim=-1)), 0.0)
+    return torch.multinomial(weights, 1, generator=generator)
 
 
 class SentenceEncoder(nn.Module):
-    """An encoder that reads a sentence, and the mean of its tokens' vectors.
+    """An encoder that reads a sentence; the mean of its tokens' vectors represents the sentence.
 
-    Word, position and segment embeddings are added and normalised; then post-norm blocks, as in
+    Word, position and segment embeddings are added and normalised; post-norm blocks follow, as in
     BERT. :func:`attn_lib.pretrained.minilm` is one with trained weights.
 
     Args:
         vocab_size: number of tokens that can be read.
-        max_len: longest sentence, in tokens.
+        max_len: length of the longest sentence, in tokens.
         d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
         num_layers: number of blocks.
-        eps: added to the variance in each LayerNorm.
-        tokenizer: what :meth:`encode` reads texts with: ``tokenizer.encode(text).ids`` is the
-            list of a text's tokens; default none.
+        eps: added to the variance in each LayerNorm; default 1e-12, as in BERT.
+        tokenizer: what :meth:`encode` splits texts with: ``tokenizer.encode(text).ids`` is the
+            list of a text's tokens; default: none, and only tokens can be read.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
@@ -287,8 +364,10 @@ class SentenceEncoder(nn.Module):
         >>> model = SentenceEncoder(
         ...     vocab_size=7, max_len=5, d_model=6, num_heads=3, d_ff=24, num_layers=2
         ... )
-        >>> model(torch.tensor([[3, 1, 4], [2, 0, 0]]), torch.tensor([3, 1])).shape
-        torch.Size([2, 3, 6])
+        >>> out = model(torch.tensor([[3, 1, 4], [2, 0, 0]]), torch.tensor([3, 1]))
+        >>> alone = model(torch.tensor([[2]]), torch.tensor([1]))  # the second row, unpadded
+        >>> torch.allclose(out[1, :1], alone[0], atol=1e-5)
+        True
 
     Source: Devlin et al. (2019), "BERT", section 3; Reimers and Gurevych (2019),
     "Sentence-BERT".
@@ -313,12 +392,17 @@ class SentenceEncoder(nn.Module):
         self.segment = nn.Parameter(torch.zeros(d_model))
         self.norm = nn.LayerNorm(d_model, eps=eps)
         self.encoder = TransformerEncoder(
-            d_model, num_heads, d_ff, num_layers, norm_first=False, eps=eps
+            num_layers=num_layers,
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            norm_first=False,
+            eps=eps,
         )
         self.tokenizer = tokenizer
 
     def embed(self, ids: Tensor) -> Tensor:
-        """What the first block receives: word plus position plus segment, normalised.
+        """What the first block receives: word, position and segment embeddings, normalised.
 
         Args:
             ids: (..., T) integers below ``vocab_size``, T at most ``max_len``.
@@ -337,7 +421,7 @@ class SentenceEncoder(nn.Module):
         return self.norm(self.positions(self.words(ids)) + self.segment)
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        """Vectors of tokens, each aware of its sentence.
+        """A vector for each token, computed from the whole sentence.
 
         Args:
             ids: (B, T) integers below ``vocab_size``, T at most ``max_len``; padding may be any
@@ -355,16 +439,17 @@ class SentenceEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, texts: list[str]) -> Tensor:
-        """One vector a text: the mean over its tokens, [CLS] and [SEP] included, of length 1.
+        """One vector for each text: the mean over its tokens, [CLS] and [SEP] included.
 
         Args:
-            texts: at least one text, each of at most ``max_len`` tokens; none is cut off.
+            texts: at least one text, each of at most ``max_len`` tokens; none is truncated.
 
         Returns:
-            (len(texts), d_model); the product of two rows is their cosine similarity.
+            (len(texts), d_model), rows of length 1: the product of two rows is their cosine
+            similarity.
 
         Raises:
-            ValueError: no tokenizer; no text, or one that is too long.
+            ValueError: a model without a tokenizer; no text, or one that is too long.
             TypeError: a single string in place of a list.
         """
         if self.tokenizer is None:
@@ -376,7 +461,7 @@ class SentenceEncoder(nn.Module):
         rows = [torch.tensor(self.tokenizer.encode(text).ids) for text in texts]
         lengths = torch.tensor([len(row) for row in rows])
         out = self(nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
-        real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]
+        real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]  # (B, T, 1)
         mean = out.masked_fill(~real, 0.0).sum(dim=1) / lengths[:, None]
         return nn.functional.normalize(mean, dim=-1)
 
@@ -412,9 +497,3 @@ class _Embedding(nn.Module):
             raise ValueError(
                 f"mask must be (B, 1, 1, {seen + T}) with B={B}, got {tuple(mask.shape)}"
             )
-
-
-def _seen(cache: Cache | None, decoder: TransformerDecoder) -> int:
-    """How many tokens a cache holds."""
-    past = None if cache is None else cache.get(decoder.blocks[0].get_submodule("attention"))
-    return 0 if past is None else past[0].shape[-2]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from torch import Tensor
 
-# Okabe and Ito's colours, told apart by colour-blind readers; the text is dark grey on white
+# Okabe and Ito's colours, which colour-blind readers can tell apart; dark grey text on white
 COLORS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00"}
 _STYLE: Any = {
     "figure.figsize": (5.0, 3.6),
@@ -32,12 +32,12 @@ _STYLE: Any = {
 
 
 def use_style() -> None:
-    """Draw every figure from here on in the book's style; in a notebook, at double resolution.
+    """Draw every later figure in the book's style; in a notebook, at double resolution.
 
     Example:
         >>> use_style()
-        >>> mpl.rcParams["figure.dpi"]
-        100.0
+        >>> mpl.rcParams["figure.figsize"], mpl.rcParams["axes.spines.top"]
+        ([5.0, 3.6], False)
 
     Source: Okabe and Ito (2008), "Color Universal Design", for the colours.
     """
@@ -58,16 +58,16 @@ def plot_weights(
 ) -> Axes:
     """Heat map of attention weights: a row is a query, a column is a key.
 
-    The colour scale runs from 0 to ``vmax`` whatever the data, so that two figures compare; a
-    cell that is exactly zero, as a closed one is, is grey. Up to 64 cells, each other cell also
-    shows its number.
+    The colour scale runs from 0 to ``vmax`` whatever the data, so that figures can be compared. A
+    cell that is exactly zero, as a closed one is, is grey; in a table of up to 64 cells, every
+    other cell also shows its number.
 
     Args:
-        weights: (T, S) numbers in [0, 1].
+        weights: (T, S) numbers in [0, ``vmax``].
         queries: T labels for the rows; default their indices.
         keys: S labels for the columns; default their indices.
-        vmax: top of the scale, in (0, 1]. Lower it, for all panels of a figure together, only
-            where the largest weight is under 0.3; the colour bar shows the top.
+        vmax: top of the colour scale, in (0, 1]; default 1. Lower it, for all panels of a figure
+            together, only where the largest weight is under 0.3; the colour bar shows it.
         ax: where to draw; default a new figure.
 
     Returns:
@@ -78,12 +78,15 @@ def plot_weights(
         ValueError: not two axes; weights outside [0, vmax] or NaN; labels of another length.
 
     Example:
-        >>> ax = plot_weights(torch.eye(2), queries=["a", "b"], keys=["a", "b"])
-        >>> ax.get_ylabel(), ax.images[0].get_clim()
-        ('query', (0.0, 1.0))
+        >>> weights = torch.tensor([[1.0, 0.0, 0.0], [0.25, 0.5, 0.25]])
+        >>> ax = plot_weights(weights, queries=["a", "b"], keys=["x", "y", "z"])
+        >>> [label.get_text() for label in ax.get_yticklabels()], ax.images[0].get_clim()
+        (['a', 'b'], (0.0, 1.0))
+        >>> ax.images[0].get_array().tolist()  # zero cells are masked out, hence grey
+        [[1.0, None, None], [0.25, 0.5, 0.25]]
         >>> plt.close(ax.figure)
 
-    Source: the colour scale is fixed because free scales made panels incomparable elsewhere.
+    Source: ``matplotlib.axes.Axes.imshow``, with the colour map ``Blues``.
     """
     if not isinstance(weights, Tensor):
         raise TypeError(f"weights must be a tensor, got {type(weights).__name__}")
@@ -121,7 +124,7 @@ def plot_mask(
     keys: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Picture of a mask: a blue cell is open, a grey one closed; rows ask, columns answer.
+    """Picture of a mask: rows are queries, columns are keys; open cells are blue, closed ones grey.
 
     Args:
         mask: bool (T, S), True = may attend.
@@ -137,12 +140,12 @@ def plot_mask(
         ValueError: not two axes; labels of another length.
 
     Example:
-        >>> ax = plot_mask(torch.eye(2, dtype=torch.bool))
+        >>> ax = plot_mask(torch.tensor([[True, False], [True, True]]))
         >>> ax.images[0].get_array().tolist()
-        [[1.0, None], [None, 1.0]]
+        [[1.0, None], [1.0, 1.0]]
         >>> plt.close(ax.figure)
 
-    Source: chapter 2.
+    Source: ``matplotlib.axes.Axes.imshow``, with the colour map ``Blues``.
     """
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be bool, got {mask.dtype}")
@@ -159,7 +162,7 @@ def _draw_table(
     cell: float,
     ax: Axes | None,
 ) -> tuple[Axes, AxesImage]:
-    """The cells, lines and labels that all pictures of (T, S) tables share."""
+    """The cells, lines and labels that the pictures of all (T, S) tables share."""
     T, S = table.shape
     rows, columns = _labels("queries", queries, T), _labels("keys", keys, S)
     if ax is None:
@@ -169,7 +172,7 @@ def _draw_table(
     shown = np.ma.masked_equal(table.numpy(), 0.0)
     image = ax.imshow(shown, cmap=colors, vmin=0.0, vmax=vmax)
     upright = max(map(len, columns), default=0) > 3
-    # labels are shown as they are: a token may hold a dollar sign
+    # no math mode: a token may hold a dollar sign
     ax.set_xticks(range(S), columns, rotation=90 if upright else 0, parse_math=False)
     ax.set_yticks(range(T), rows, parse_math=False)
     ax.xaxis.tick_top()

@@ -1,7 +1,7 @@
 """Positional information: attention ignores order; four ways to add it.
 
 Two change the vectors that enter a layer (sinusoidal, learned), one rotates queries and keys
-(rotary), one changes the scores (ALiBi).
+(rotary), and one changes the scores (ALiBi). The book's page on positions derives each.
 """
 
 import torch
@@ -11,18 +11,20 @@ from attn_lib._checks import check_at_least_one, check_indices, check_rotary_wid
 
 
 def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
-    """Sines and cosines of each position, at wavelengths from 2π to 2π · base.
+    """Sines and cosines of each position, at wavelengths from 2π up to almost 2π · base.
 
-    A shift by n positions is a rotation of each (sine, cosine) pair, the same for every position.
+    A shift by n positions rotates each (sine, cosine) pair by an angle that is the same for every
+    position.
 
     Args:
         T: number of positions, at least 0.
-        d_model: width; if odd, the last cosine is left out.
-        base: ratio of the longest to the shortest wavelength, above 0.
+        d_model: width, at least 1; if odd, the last cosine is left out.
+        base: sets the longest wavelength, which approaches 2π · base as d_model grows; above 0;
+            default 10,000.
 
     Returns:
-        float32 (T, d_model) in [−1, 1]: column 2i is sin(p / base^(2i/d_model)), column 2i + 1
-        the cosine of the same angle.
+        float32 (T, d_model) in [−1, 1]: in the row of position p, column 2i is
+        sin(p / base^(2i/d_model)) and column 2i + 1 the cosine of the same angle.
 
     Raises:
         ValueError: T negative, d_model below 1 or base not positive.
@@ -43,17 +45,24 @@ def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
 
 
 class LearnedPositions(nn.Module):
-    """A trained vector for each position, to be added to the tokens' vectors.
+    """A learned vector for each position, added to the tokens' vectors.
 
     Args:
         max_len: number of positions that have a vector; longer inputs raise.
-        d_model: width.
+        d_model: width of a vector.
+
+    Raises:
+        ValueError: a negative size.
+        TypeError: sizes that are not integers.
 
     Example:
-        >>> LearnedPositions(max_len=5, d_model=4)(torch.zeros(1, 3, 4)).shape
-        torch.Size([1, 3, 4])
+        >>> layer = LearnedPositions(max_len=5, d_model=4)
+        >>> out = layer(torch.zeros(3, 4), torch.tensor([0, 2, 1]))
+        >>> torch.equal(out, layer.table[[0, 2, 1]])
+        True
 
-    Source: Gehring et al. (2017); Devlin et al. (2019), "BERT".
+    Source: Gehring et al. (2017), "Convolutional Sequence to Sequence Learning"; Devlin et al.
+    (2019), "BERT", section 3.
     """
 
     def __init__(self, max_len: int, d_model: int):
@@ -63,7 +72,7 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.table, std=0.02)
 
     def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
-        """Add to each row of x the vector of its position.
+        """Add to each row of ``x`` the vector of its position.
 
         Args:
             x: (..., T, d_model).
@@ -73,8 +82,8 @@ class LearnedPositions(nn.Module):
             (..., T, d_model).
 
         Raises:
-            ValueError: a position that has no vector; positions that do not end in T; another
-                width.
+            ValueError: a position that has no vector; positions whose last axis is not T; an
+                ``x`` of another width.
             TypeError: positions that are not integers.
         """
         T, (max_len, d_model) = x.shape[-2], self.table.shape
@@ -91,14 +100,16 @@ class LearnedPositions(nn.Module):
 
 
 def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tensor:
-    """Rotate each pair of numbers of a query or key by an angle that grows with its position.
+    """Rotate pair i of each query or key by the angle position / base^(2i/d_k).
 
-    Applied to queries and keys alike, their product depends on the *difference* of positions
-    only. Pairs are (x[i], x[i + d_k/2]), the "half-split" order; some libraries pair neighbours.
+    Once queries and keys are rotated, their products depend only on the *difference* of their
+    positions. Pairs are (x[i], x[i + d_k/2]), the "half-split" order; some libraries pair
+    neighbours, (x[2i], x[2i + 1]).
 
     Args:
         x: (..., T, d_k) queries or keys, floating point, d_k even.
-        positions: (T,) or (..., T) integers or floats: position of each row.
+        positions: (T,), or one axis for each of ``x`` but the last, integers or floats: position
+            of each row. For x (B, H, T, d_k) with positions of each example: (B, 1, T).
         base: ratio of the slowest to the fastest rotation, above 0.
 
     Returns:
@@ -106,13 +117,15 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
 
     Raises:
         TypeError: ``x`` is not floating point.
-        ValueError: d_k odd; positions that do not end in T; base not positive.
+        ValueError: d_k odd; positions of another shape; base not positive.
 
     Example:
-        >>> apply_rope(torch.tensor([[1.0, 0.0]]), torch.tensor([torch.pi / 3]))
-        tensor([[0.5000, 0.8660]])
+        >>> x = torch.tensor([[1.0, 1.0, 0.0, 0.0]])  # two pairs, (1, 0) and (1, 0)
+        >>> apply_rope(x, torch.tensor([torch.pi / 3]), base=4.0)
+        tensor([[0.5000, 0.8660, 0.8660, 0.5000]])
 
-    Source: Su et al. (2021), "RoFormer", section 3.4.
+    Source: Su et al. (2021), "RoFormer", section 3.4; the order of the pairs is that of
+    ``rotate_half`` in the package transformers' Llama.
     """
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}")
@@ -120,6 +133,13 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
     check_rotary_width(d_k)
     if positions.shape[-1:] != (T,):
         raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
+    leading = positions.shape[:-1]
+    fits = len(leading) in (0, x.dim() - 2)  # no axis is guessed to be the batch or the heads
+    if not fits or any(n != 1 and n != size for n, size in zip(leading, x.shape, strict=False)):
+        raise ValueError(
+            f"positions must be (T,), or have one axis for each of x {tuple(x.shape)} but the "
+            f"last, of its size or 1, got shape {tuple(positions.shape)}"
+        )
     angles = _angles(positions, d_k, base)  # (..., T, d_k / 2)
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -129,7 +149,7 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
 
 
 def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
-    """A penalty that grows with the distance to the key, with another slope for each head.
+    """−slope · distance to the key, with a slope of its own for each head.
 
     Args:
         num_heads: H, at least 1.
@@ -137,18 +157,19 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
         S: number of keys; default T.
 
     Returns:
-        float32 (H, T, S): −slope · distance to keys at or before the query, 0 after it: combine
-        with a causal mask. Slopes are 2^(−8h/H), h = 1 … H, where H is a power of two; else those
-        of the next lower power, and every other one of the next higher.
+        float32 (H, T, S): −slope · distance for keys at or before the query, and 0 for later
+        keys: combine it with a causal mask. The slopes are 2^(−8h/H), h = 1 … H, where H is a
+        power of two; otherwise they are those of the next lower power, and then every other slope
+        of the next higher.
 
     Raises:
         ValueError: a size out of range.
         TypeError: sizes that are not integers.
 
     Example:
-        >>> alibi_bias(2, 2)[0]
-        tensor([[ 0.0000,  0.0000],
-                [-0.0625,  0.0000]])
+        >>> alibi_bias(2, 2, 3)[0]  # the queries stand at positions 1 and 2
+        tensor([[-0.0625,  0.0000,  0.0000],
+                [-0.1250, -0.0625,  0.0000]])
 
     Source: Press et al. (2022), "Train Short, Test Long", section 3.
     """
@@ -156,12 +177,12 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
     check_at_least_one(num_heads=num_heads)
     check_sizes(T=T, S=S)
     distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
-    slopes = torch.tensor(_alibi_slopes(num_heads))
+    slopes = torch.tensor(_alibi_slopes(num_heads), dtype=torch.float32)
     return slopes[:, None, None] * -distance.clamp(min=0)
 
 
 def _alibi_slopes(num_heads: int) -> list[float]:
-    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two that is not above it
+    power = 1 << (num_heads.bit_length() - 1)  # the largest power of two up to H
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     between = [2.0 ** (-4.0 * h / power) for h in range(1, 2 * power, 2)]
     return slopes + between[: num_heads - power]

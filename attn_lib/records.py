@@ -1,7 +1,7 @@
-"""Recorded runs: what the pages' own training found, and the weights that it left.
+"""Recorded runs: the results of the pages' own training, and the weights that came out of it.
 
-A page that trains longer than a reader waits is run once by ``book/_tools/record.py``; the
-numbers and weights that it stores under ``attn_lib/data`` are read here.
+A page that trains for longer than a reader would wait is run once by ``book/_tools/record.py``;
+the numbers and weights that it stores under ``attn_lib/data`` are read here.
 """
 
 import json
@@ -13,14 +13,14 @@ from attn_lib.files import packaged
 
 
 def record(name: str) -> dict[str, Any]:
-    """The results of a page's training for its seeds, with which the page compares its own.
+    """The recorded results of a page's training, one for each seed.
 
     Args:
-        name: of the page, such as ``"03_many_heads"``.
+        name: file name of the page, without its ending, such as ``"03_many_heads"``.
 
     Returns:
         ``"torch"``, the version that ran; ``"seeds"``; and for each result a list with one entry
-        a seed.
+        for each seed.
 
     Raises:
         FileNotFoundError: there is no such record; the message says what to do.
@@ -36,21 +36,21 @@ def record(name: str) -> dict[str, Any]:
 
 
 def shipped_tensors(name: str) -> dict[str, Tensor]:
-    """Weights that the book trained itself and that come with the library.
+    """Weights that a page of the book trained, and that come with the library.
 
     Args:
-        name: of the page that trains them, such as ``"07_encoder_decoder"``.
+        name: file name of the page, without its ending, such as ``"07_encoder_decoder"``.
 
     Returns:
-        Name to tensor, to be given to ``load_state_dict``.
+        A dict from names to tensors, for ``load_state_dict``.
 
     Raises:
         FileNotFoundError: there are none; the message says what to do.
         ValueError: the file is damaged or altered; the message says what to do.
 
     Example:
-        >>> shipped_tensors("07_encoder_decoder")["output.weight"].dtype
-        torch.float32
+        >>> shipped_tensors("07_encoder_decoder")["output.weight"].shape
+        torch.Size([14, 64])
 
     Source: ``book/_tools/record.py``, which runs the page's own cells.
     """

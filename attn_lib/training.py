@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_REPORTS = 20  # how often a run says how far it is
+_REPORTS = 20  # number of progress reports in a run
 
 
 def train(
@@ -21,36 +21,35 @@ def train(
     seed: int = 0,
     label: str = "training",
 ) -> Tensor:
-    """Take Adam steps along the gradient of a loss, and keep the loss of every step.
+    """Minimise ``loss`` with Adam, and return its value at each step.
 
     The same seed gives the same run, dropout included, and the global random state is left as it
-    was. The weights that a run *starts* from are the caller's to seed.
+    was. The seed does not cover the *initial* parameters: seed those before you build the model.
 
     Args:
-        model: trained in place, in training mode; it gets back the mode it came in.
+        model: trained in place, in training mode; afterwards each module has its earlier mode.
         loss: a function of the model and of a seeded generator, from which it draws its batch;
             returns a tensor with one number.
-        steps: number of Adam steps.
+        steps: number of Adam steps, at least 1.
         lr: learning rate; or a schedule, a function of the step, counted from 0.
-        seed: of the batches and of dropout.
-        label: what the progress line says. The line appears in notebooks only, disappears at
-            the end, and is switched off by ``ATTN_LIB_PROGRESS=0``.
+        seed: of the batches and of dropout; default 0.
+        label: the first words of the progress line. The line appears only in notebooks,
+            disappears at the end, and is switched off by ``ATTN_LIB_PROGRESS=0``.
 
     Returns:
         (steps,) the loss before each step, detached.
 
     Raises:
-        ValueError: ``steps`` that is not positive; a learning rate that is negative or not
-            finite, or 0 in every step; a loss that is not one finite number, with the step at
-            which it came.
+        ValueError: ``steps`` below 1; a learning rate that is negative or not finite, or 0 in
+            every step; a loss that is not one finite number (the message names the step).
 
     Example:
         >>> model = nn.Linear(1, 1)
         >>> history = train(model, lambda m, g: (m.weight - 3.0).square().sum(), steps=300, lr=0.1)
-        >>> model.weight.item().__round__(2), history.shape
+        >>> round(model.weight.item(), 2), history.shape
         (3.0, torch.Size([300]))
 
-    Source: Kingma and Ba (2015), "Adam"; introduced in chapter 3.
+    Source: Kingma and Ba (2015), "Adam: A Method for Stochastic Optimization".
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
@@ -61,7 +60,7 @@ def train(
             raise ValueError(f"lr must be positive and finite, got {rate} at step {step}")
     if not any(rates):
         raise ValueError(f"lr must be positive, got 0.0 in each of {steps} steps")
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)  # one call a step
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)  # one call for all parameters
     generator = torch.Generator().manual_seed(seed)
     history, mode = [], {module: module.training for module in model.modules()}
     report = _reporter(label, steps)
@@ -95,7 +94,7 @@ def _check(value: Any, step: int) -> None:
 
 def _reporter(label: str, steps: int) -> Callable[[int, Tensor], None]:
     """A function that shows progress in a notebook, and does nothing elsewhere."""
-    # a line that is replaced and removed leaves nothing that a re-check could trip over
+    # a line that is replaced and then removed leaves no output that a re-check would compare
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is None or os.environ.get("ATTN_LIB_PROGRESS") == "0":
         return lambda step, value: None

@@ -1,9 +1,11 @@
-"""Transformer layers and stacks: attention and a feed-forward network around a residual stream.
+"""Transformer blocks and stacks: attention and a feed-forward network around a residual stream.
 
 Source: Vaswani et al. (2017), "Attention Is All You Need", section 3; the order with the norm
-first: Xiong et al. (2020). Built by hand in chapters 6 and 7 of the book.
+first: Xiong et al. (2020). Built by hand in the book's pages on the block and on the encoder and
+decoder.
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,21 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from attn_lib._checks import check_at_least_one
-from attn_lib.layers import Cache, FeedForward, MultiHeadAttention
+from attn_lib.cache import Cache, one_pass
+from attn_lib.layers import FeedForward, MultiHeadAttention
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a feed-forward network; each sublayer adds its output to the stream.
+    """x + sublayer(norm(x)), first for attention, then for the feed-forward network.
 
-    With ``norm_first`` a sublayer computes x + sublayer(norm(x)), and the residual stream itself
-    is never normalised; without, norm(x + sublayer(x)), the order of the paper. Cross-attention,
-    where there is any, stands between the two.
+    That is pre-norm, the default: the residual stream itself is never normalised. With
+    ``norm_first=False`` each sublayer computes norm(x + sublayer(x)), the order of the paper.
+    Cross-attention, where there is any, is a third sublayer between the two.
 
     Args:
         d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward network.
-        norm_first: which of the two orders.
+        num_heads: H, the number of heads.
+        d_ff: number of hidden activations of the feed-forward network.
+        norm_first: True, the default, for pre-norm; False for post-norm.
         dropout: probability, in training only, of dropping an attention weight, a hidden
             activation of the feed-forward network, and a number of a sublayer's output.
         cross_attention: whether there is a sublayer that attends to ``context``.
@@ -34,45 +37,48 @@ class TransformerBlock(nn.Module):
         eps: added to the variance in each LayerNorm.
         layer_scale: if given, each sublayer's output is multiplied by a learned number per
             channel, which starts at this value.
-        attention: passed on to :class:`attn_lib.layers.MultiHeadAttention`, for example
-            ``num_kv_heads`` or ``rotary``; not to the cross-attention.
+        bias: whether projections, feed-forward network and norms have one.
+        attention: options of :class:`attn_lib.layers.MultiHeadAttention`, for example
+            ``{"num_kv_heads": 2, "rotary": 1e4}``; not for the cross-attention.
 
     Raises:
         ValueError: sizes that do not fit; an unknown activation; a dropout outside [0, 1].
         TypeError: sizes that are not integers.
 
     Example:
-        >>> TransformerBlock(6, 3, 24)(torch.zeros(2, 5, 6)).shape
+        >>> TransformerBlock(d_model=6, num_heads=3, d_ff=24)(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), sections 3.1 and 5.4; chapter 6. LayerScale: Touvron et al.
-    (2021), "Going deeper with Image Transformers", section 2; chapter 8.
+    Source: Vaswani et al. (2017), sections 3.1 and 5.4; pre-norm: Xiong et al. (2020). LayerScale:
+    Touvron et al. (2021), "Going deeper with Image Transformers", section 2.
     """
 
     def __init__(
         self,
+        *,
         d_model: int,
         num_heads: int,
         d_ff: int,
-        *,
         norm_first: bool = True,
         dropout: float = 0.0,
         cross_attention: bool = False,
         activation: str = "gelu",
         eps: float = 1e-5,
         layer_scale: float | None = None,
-        **attention: Any,
+        bias: bool = True,
+        attention: dict[str, Any] | None = None,
     ):
         super().__init__()
         self.norm_first = norm_first
-        self.attention = MultiHeadAttention(d_model, num_heads, dropout=dropout, **attention)
-        self.attention_norm = nn.LayerNorm(d_model, eps=eps)
+        common: dict[str, Any] = {"dropout": dropout, "bias": bias}
+        self.attention = MultiHeadAttention(d_model, num_heads, **{**common, **(attention or {})})
+        self.attention_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
         self.cross = self.cross_norm = None
         if cross_attention:
-            self.cross = MultiHeadAttention(d_model, num_heads, dropout=dropout)
-            self.cross_norm = nn.LayerNorm(d_model, eps=eps)
-        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, dropout=dropout)
-        self.feed_forward_norm = nn.LayerNorm(d_model, eps=eps)
+            self.cross = MultiHeadAttention(d_model, num_heads, **common)
+            self.cross_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
+        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, **common)
+        self.feed_forward_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
         self.attention_gain = self.cross_gain = self.feed_forward_gain = None
@@ -93,38 +99,40 @@ class TransformerBlock(nn.Module):
         context_mask: Tensor | None = None,
         cache: Cache | None = None,
     ) -> Tensor:
-        """Args as in :meth:`attn_lib.layers.MultiHeadAttention.forward`.
+        """The residual stream after this block.
 
         Args:
             x: (B, T, d_model).
             context: (B, S, d_model), for a block with cross-attention, and only there.
-            mask: who may attend to whom within ``x``.
-            bias: added to the scores within ``x``.
-            causal: whether each position of ``x`` attends to itself and earlier ones only.
-            context_mask: who may attend to which position of ``context``.
-            cache: keys and values of earlier calls.
+            mask: as in :meth:`attn_lib.layers.MultiHeadAttention.forward`, within ``x``.
+            bias: added to the scaled scores within ``x``.
+            causal: whether each position of ``x`` attends only to itself and earlier positions;
+                default False.
+            context_mask: bool, True = may attend: which positions of ``context`` each position of
+                ``x`` may attend to.
+            cache: keys and values of earlier calls, as in
+                :meth:`attn_lib.layers.MultiHeadAttention.forward`.
 
         Returns:
             (B, T, d_model).
 
         Raises:
             ValueError: a context without cross-attention, or the reverse; shapes that do not fit.
+            TypeError: a mask that is not bool; a bias of another dtype.
         """
         if (context is None) != (self.cross is None):
-            having = "no" if self.cross is None else "a"
-            raise ValueError(
-                f"this block has {having} cross-attention: context must be "
-                f"{'None' if self.cross is None else '(B, S, d_model)'}"
-            )
+            having, wanted = ("no ", "None") if self.cross is None else ("", "(B, S, d_model)")
+            raise ValueError(f"this block has {having}cross-attention: context must be {wanted}")
         if context is None and context_mask is not None:
             raise ValueError("context_mask needs a context")
 
         attend = partial(self.attention, mask=mask, bias=bias, causal=causal, cache=cache)
-        x = self._add(x, attend, self.attention_norm, self.attention_gain)
-        if self.cross is not None and self.cross_norm is not None:
-            cross = partial(self.cross, context=context, mask=context_mask, cache=cache)
-            x = self._add(x, cross, self.cross_norm, self.cross_gain)
-        return self._add(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_gain)
+        with one_pass(cache, self):
+            x = self._add(x, attend, self.attention_norm, self.attention_gain)
+            if self.cross is not None and self.cross_norm is not None:
+                cross = partial(self.cross, context=context, mask=context_mask, cache=cache)
+                x = self._add(x, cross, self.cross_norm, self.cross_gain)
+            return self._add(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_gain)
 
     def _add(
         self,
@@ -136,110 +144,107 @@ class TransformerBlock(nn.Module):
         added = sublayer(norm(x) if self.norm_first else x)
         if gain is not None:
             added = added * gain
-        x = x + self.dropout(added)
+        x = x + (self.dropout(added) if self.training else added)
         return x if self.norm_first else norm(x)
 
 
 class TransformerEncoder(nn.Module):
-    """A stack of blocks, and a last LayerNorm where the blocks have theirs first.
+    """norm(block_L(… block_1(x))): a stack of blocks, and a last LayerNorm if they are pre-norm.
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
         num_layers: number of blocks, at least 1.
-        block: passed on to every :class:`TransformerBlock`.
+        block: arguments of every :class:`TransformerBlock`, its sizes among them.
 
     Raises:
         ValueError: as :class:`TransformerBlock`.
         TypeError: as :class:`TransformerBlock`.
 
     Example:
-        >>> TransformerEncoder(6, 3, 24, num_layers=2)(torch.zeros(2, 5, 6)).shape
+        >>> encoder = TransformerEncoder(d_model=6, num_heads=3, d_ff=24, num_layers=2)
+        >>> encoder(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), section 3.1; chapter 6.
+    Source: Vaswani et al. (2017), section 3.1; the last norm: Xiong et al. (2020).
     """
 
-    def __init__(self, d_model: int, num_heads: int, d_ff: int, num_layers: int, **block: Any):
+    def __init__(self, *, num_layers: int, **block: Any):
         super().__init__()
         check_at_least_one(num_layers=num_layers)
-        blocks = [TransformerBlock(d_model, num_heads, d_ff, **block) for _ in range(num_layers)]
+        blocks = [TransformerBlock(**block) for _ in range(num_layers)]
         self.blocks, first = nn.ModuleList(blocks), blocks[0]
         # pre-norm blocks leave their output unnormalised; normalise once at the end
-        self.norm = (
-            nn.LayerNorm(d_model, eps=first.attention_norm.eps)
-            if first.norm_first
-            else nn.Identity()
-        )
+        self.norm = copy.deepcopy(first.attention_norm) if first.norm_first else nn.Identity()
 
     def forward(
         self,
         x: Tensor,
         context: Tensor | None = None,
+        *,
+        cache: Cache | None = None,
         **options: Any,
     ) -> Tensor:
-        """Every block in turn, with the same options as :meth:`TransformerBlock.forward`.
+        """Every block after the other, with the same options for each.
 
         Args:
             x: (B, T, d_model).
             context: (B, S, d_model) for blocks with cross-attention.
-            options: ``mask``, ``bias``, ``causal``, ``context_mask``, ``cache``.
+            cache: keys and values of earlier calls.
+            options: ``mask``, ``bias``, ``causal``, ``context_mask``.
 
         Returns:
             (B, T, d_model).
+
+        Raises:
+            ValueError: a cache without ``causal=True``; as :meth:`TransformerBlock.forward`.
         """
-        for block in self.blocks:
-            x = block(x, context, **options)
-        return self.norm(x)
+        if cache is not None and not options.get("causal", False):
+            raise ValueError(
+                "a cache needs causal=True: otherwise earlier tokens would have to see later ones"
+            )
+        with one_pass(cache, self):
+            for block in self.blocks:
+                x = block(x, context, cache=cache, **options)
+            return self.norm(x)
 
 
 class TransformerDecoder(TransformerEncoder):
-    """A stack of causal blocks, each attending to a context as well.
+    """A stack of causal blocks, each of which attends to a context as well.
 
     Args:
-        d_model: width of the residual stream.
-        num_heads: H.
-        d_ff: width inside the feed-forward networks.
         num_layers: number of blocks, at least 1.
         cross_attention: False for a decoder that stands alone, as in a language model.
-        block: passed on to every :class:`TransformerBlock`.
+        block: arguments of every :class:`TransformerBlock`, its sizes among them.
 
     Raises:
         ValueError: as :class:`TransformerBlock`.
         TypeError: as :class:`TransformerBlock`.
 
     Example:
-        >>> decoder = TransformerDecoder(6, 3, 24, num_layers=2)
+        >>> decoder = TransformerDecoder(d_model=6, num_heads=3, d_ff=24, num_layers=2)
         >>> decoder(torch.zeros(2, 5, 6), torch.zeros(2, 7, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), section 3.1; chapter 7.
+    Source: Vaswani et al. (2017), section 3.1; without an encoder: Radford et al. (2019),
+    "Language Models are Unsupervised Multitask Learners".
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        d_ff: int,
-        num_layers: int,
-        *,
-        cross_attention: bool = True,
-        **block: Any,
-    ):
-        super().__init__(
-            d_model, num_heads, d_ff, num_layers, cross_attention=cross_attention, **block
-        )
+    def __init__(self, *, num_layers: int, cross_attention: bool = True, **block: Any):
+        super().__init__(num_layers=num_layers, cross_attention=cross_attention, **block)
 
     def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
         """As :meth:`TransformerEncoder.forward`, always with ``causal=True``.
 
         Args:
-            x: (B, T, d_model), after what ``cache`` holds.
-            context: (B, S, d_model), unless the decoder stands alone.
-            options: ``mask``, ``bias``, ``context_mask``, ``cache``.
+            x: (B, T, d_model), the positions that follow those in ``cache``.
+            context: (B, S, d_model), unless the decoder has no cross-attention.
+            options: ``mask``, ``bias``, ``context_mask``, ``cache``, as in
+                :meth:`TransformerBlock.forward`.
 
         Returns:
             (B, T, d_model); row t depends on the rows up to t, and on all of ``context``.
+
+        Raises:
+            ValueError: as :meth:`TransformerBlock.forward`.
+            TypeError: as :meth:`TransformerBlock.forward`; a ``causal`` among the options.
         """
         return super().forward(x, context, causal=True, **options)

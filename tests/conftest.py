@@ -25,19 +25,44 @@ hypothesis.settings.load_profile("mutation" if "MUTANT_UNDER_TEST" in os.environ
 
 
 def pytest_sessionstart(session):
+    os.environ.pop("PYTEST_ADDOPTS", None)  # how this run is spread is not how its tests run pytest
     for name in files.SOURCES:
         files.fetch(name)
 
 
-def pytest_collection_modifyitems(session, config, items):
+def pytest_collection_modifyitems(config, items):
+    if not hasattr(config, "workerinput"):
+        check_count(config, len(items))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node, ids):
+    """Where workers collect, the process that started them counts: its word is heard."""
+    check_count(node.config, len(ids))
+
+
+def check_count(config, number: int) -> None:
     """A run of everything must find every test: a suite must not shrink in silence."""
     whole = config.args_source == Config.ArgsSource.TESTPATHS
     chosen = config.option.keyword or config.option.markexpr or config.option.deselect
-    if whole and not chosen and len(items) != COUNTS["tests"]:
+    if whole and not chosen and number != COUNTS["tests"]:
         raise pytest.UsageError(
-            f"{len(items)} tests collected, tests/counts.json says {COUNTS['tests']}: "
+            f"{number} tests collected, tests/counts.json says {COUNTS['tests']}: "
             "set the new number there if the change is meant"
         )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each worker takes a file, or one of the pages that run alone: they take as long as files."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            page = nodeid.startswith("tests/book/test_alone.py::test_a_notebook_runs_alone[")
+            return nodeid if page else super()._split_scope(nodeid)
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,8 +1,8 @@
 """The checks behind the pages' exercises: each says in words what is wrong.
 
 A check compares an answer with PyTorch's own kernel or with plain arithmetic, never with the
-code that the page teaches. Each page has a file of its own here: the exercises of
-``book/NN_name.ipynb`` stand in ``name.py``.
+code that the page teaches. Each page has a file of its own here: the checks of
+``book/NN_name.ipynb`` are in ``name.py``.
 """
 
 import importlib

@@ -12,7 +12,7 @@ _CHECKS: dict[str, Check] = {}
 
 
 class Verdict(NamedTuple):
-    """What a check found; shown as one sentence, true if the answer passed."""
+    """What a check found: shown as one sentence, and true if the answer passed."""
 
     passed: bool
     message: str
@@ -25,15 +25,24 @@ class Verdict(NamedTuple):
 
 
 def exercise(number: str) -> Callable[[Check], Check]:
-    """Register the function below as the check of an exercise.
-
-    It takes the answer, and returns what is wrong with it in words, or None.
+    """Register the decorated function as the check of an exercise.
 
     Args:
-        number: chapter and exercise, such as ``"1.1"``.
+        number: the exercise's number in the book, such as ``"1.1"``.
+
+    Returns:
+        A decorator for a function that takes the answer and returns what is wrong with it, in
+        words, or None.
 
     Raises:
         ValueError: the number has a check already.
+
+    Example:
+        >>> exercise("1.1")(lambda answer: None)
+        Traceback (most recent call last):
+        ValueError: exercise 1.1 has a check already, one_row
+
+    Source: the exercise sections of the book's pages.
     """
 
     def register(function: Check) -> Check:
@@ -48,7 +57,17 @@ def exercise(number: str) -> Callable[[Check], Check]:
 
 
 def known() -> list[str]:
-    """The numbers of all exercises, in the order of the book."""
+    """The numbers of all exercises, in the order of the book.
+
+    Returns:
+        A list of numbers, such as ``"1.1"``.
+
+    Example:
+        >>> known()[:2]
+        ['1.1', '1.2']
+
+    Source: the exercise sections of the book's pages.
+    """
     return sorted(_CHECKS, key=lambda number: [int(part) for part in number.split(".")])
 
 
@@ -56,12 +75,12 @@ def check(number: str, answer: Any) -> Verdict:
     """Check an answer to an exercise of the book.
 
     Args:
-        number: chapter and exercise, such as ``"1.1"``.
-        answer: what the exercise asks for; ``...`` where there is no answer yet.
+        number: the exercise's number in the book, such as ``"1.1"``.
+        answer: what the exercise asks for; ``...`` if there is no answer yet.
 
     Returns:
-        A verdict with ``passed`` and a sentence that says what is right or wrong. A wrong
-        answer of any kind is a verdict, never an exception.
+        A verdict with ``passed`` and a sentence that says what is right or wrong. A wrong answer
+        of any kind gives a verdict, never an exception.
 
     Raises:
         ValueError: an unknown exercise.
@@ -69,10 +88,10 @@ def check(number: str, answer: Any) -> Verdict:
     Example:
         >>> check("1.1", ...)
         Exercise 1.1 is waiting for your answer: replace the ... above.
-        >>> check("1.1", [1.0, 2.0]).passed
-        False
+        >>> check("1.1", [1.0, 2.0])
+        Exercise 1.1, not yet: there are three keys, so three weights are wanted, not 2.
 
-    Source: the exercise sections of the chapters.
+    Source: the exercise sections of the book's pages.
     """
     if number not in _CHECKS:
         raise ValueError(f"unknown exercise {number!r}; known: {', '.join(known())}")
@@ -84,7 +103,7 @@ def check(number: str, answer: Any) -> Verdict:
         fault = _CHECKS[number](answer)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the reader's code may raise anything: a verdict too
+    except BaseException as error:  # the reader's code may raise anything; that is a verdict too
         fault = f"it raised {_described(error)}"
     if fault:
         return Verdict(False, f"Exercise {number}, not yet: {fault}.")

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from attn_lib.exercises._verdict import differs, exercise, numbers_of
 
-Part = Callable[[Tensor], Tensor]
+Sublayer = Callable[[Tensor], Tensor]
+Norm = Callable[[Tensor], Tensor]
 
 
 @exercise("6.1")
@@ -31,9 +32,9 @@ def layer_norm(answer: Any) -> str | None:
     if near([c / 2 for c in centred]):
         return "you divided by the variance: take its root first"
     if near(centred):
-        return "the mean is off, as it should be: now divide by the standard deviation"
+        return "the mean is subtracted, as it should be: now divide by the standard deviation"
     if near([n / math.sqrt(2) for n in (2, 4, 4, 6)]):
-        return "take the mean off before you divide"
+        return "subtract the mean before you divide"
     return "at least one number is off: mean 4, then the mean of the four squared deviations"
 
 
@@ -48,15 +49,15 @@ def block_size(answer: Callable[[int, int], int]) -> str | None:
             continue
         biases = sum(p.numel() for n, p in parameters.items() if n.endswith("bias"))
         forgotten = {
-            biases: "all the constants, those of the norms included",
-            biases - 2 * d_model: "the constants of the Linear layers",
-            4 * d_model: "the gains and shifts of the norms, or the constants of attention",
-            2 * d_model: "one of the norms, or all the shifts",
-            d_model * (d_model + 1): "the matrix that joins the heads",
-            d_model**2: "the matrix that joins the heads",
-            d_ff + d_model: "the constants of the network",
+            biases: "all the biases, those of the norms included",
+            biases - 2 * d_model: "the biases of the Linear layers",
+            4 * d_model: "the gains and biases of the norms, or the biases of attention",
+            2 * d_model: "one of the norms, or the biases of both",
+            d_model * (d_model + 1): "the output projection, which joins the heads",
+            d_model**2: "the output projection, which joins the heads",
+            d_ff + d_model: "the biases of the feed-forward network",
         }
-        case = f"for d_model={d_model}, d_ff={d_ff} it is {size}, and you say {given}"
+        case = f"for d_model={d_model}, d_ff={d_ff} it is {size}, but you say {given}"
         missing = forgotten.get(size - given)
         return f"{case}: you forgot {missing}" if missing else case
     return None
@@ -64,7 +65,7 @@ def block_size(answer: Callable[[int, int], int]) -> str | None:
 
 @exercise("6.3")
 def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
-    """``x + part(norm(x))``, twice."""
+    """``x + sublayer(norm(x))``, twice."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -94,22 +95,22 @@ def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
         return None
     post = first(x + attend(x))
     mistakes = {
-        "this is post-norm: normalise what a part reads, not what it leaves": second(
+        "this is post-norm: normalise what a sublayer reads, not the sum": second(
             post + think(post)
         ),
-        "the network must read the stream after attention has written to it": middle
+        "the network must read the residual stream after attention has written to it": middle
         + think(second(x)),
-        "the second sum must start from the stream, not from the first x": x
+        "the second sum must start from the residual stream, not from the first x": x
         + think(second(middle)),
         "you added to the normalised token: add to x itself": _on_the_norm(
             x, attend, think, first, second
         ),
-        "each part has a norm of its own; you used the first twice": middle + think(first(middle)),
-        "each part has a norm of its own; you swapped them": _pre_norm(
+        "each sublayer has its own norm; you used the first twice": middle + think(first(middle)),
+        "each sublayer has its own norm; you swapped them": _pre_norm(
             x, attend, think, second, first
         ),
-        "nothing normalises the result of a pre-norm block": second(middle + think(second(middle))),
-        "there is an addition for attention, and another for the network": think(second(middle)),
+        "the result of a pre-norm block is not normalised": second(middle + think(second(middle))),
+        "the output of each sublayer is added: the network's too": think(second(middle)),
     }
     for said, wrong in mistakes.items():
         if not differs(out, wrong):
@@ -117,12 +118,12 @@ def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
     return fault
 
 
-def _pre_norm(x: Tensor, attend: Part, think: Part, first: Part, second: Part) -> Tensor:
+def _pre_norm(x: Tensor, attend: Sublayer, think: Sublayer, first: Norm, second: Norm) -> Tensor:
     x = x + attend(first(x))
     return x + think(second(x))
 
 
-def _on_the_norm(x: Tensor, attend: Part, think: Part, first: Part, second: Part) -> Tensor:
+def _on_the_norm(x: Tensor, attend: Sublayer, think: Sublayer, first: Norm, second: Norm) -> Tensor:
     x = first(x)
     x = second(x + attend(x))
     return x + think(x)
@@ -130,7 +131,7 @@ def _on_the_norm(x: Tensor, attend: Part, think: Part, first: Part, second: Part
 
 @exercise("6.4")
 def mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
-    """Mean over the real tokens, whatever filler holds."""
+    """Mean over the real tokens, whatever the padding holds."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.tensor([5, 2, 3])
     for T, d in ((5, 7), (6, 4)):
@@ -138,19 +139,19 @@ def mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
         expected = torch.stack([rows[:n].mean(0) for rows, n in zip(out, lengths, strict=True)])
         given = answer(out.clone(), lengths.clone())
         if not differs(given, out.mean(dim=1)):
-            return "this is the mean over all rows, filler included"
+            return "this is the mean over all rows, padding included"
         fault = differs(given, expected)
         if fault and not differs(given, expected * lengths[:, None] / T):
             return f"the sum is right, but you divided by T={T} instead of each sentence's length"
         if fault:
             return fault
-        for filler in (math.nan, math.inf):
+        for padding in (math.nan, math.inf):
             spoiled = out.clone()
             for row, n in zip(spoiled, lengths, strict=True):
-                row[n:] = filler
+                row[n:] = padding
             before = spoiled.clone()
             if differs(answer(spoiled, lengths), expected):
-                return f"filler that holds {filler:g} comes through: multiplying by 0 is not enough"
+                return f"padding that holds {padding:g} gets through: times 0 is not enough"
             if not torch.equal(spoiled.nan_to_num(), before.nan_to_num()):
                 return "it changed its argument; work on a new tensor"
     return None

@@ -30,7 +30,7 @@ def smoothed_shares(answer: Any) -> str | None:
 def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
     """Rows that become keys while n tokens follow a prompt of P."""
     for P, n in ((2, 10), (5, 1), (3, 4)):
-        known = [P + k for k in range(n)]  # tokens there are, before each new one
+        known = [P + k for k in range(n)]  # number of tokens before each new one
         found = numbers_of(answer(P, n))
         if len(found) != 2:
             return f"two numbers are wanted, without a cache and with one, not {len(found)}"
@@ -39,9 +39,9 @@ def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
         if without == sum(known) and kept == known[-1]:
             continue
         if (without, kept) == (known[-1], sum(known)):
-            return "the two are exchanged: a cache computes fewer rows"
+            return "the two are swapped: with a cache, fewer rows are computed"
         if kept == P + n:
-            return "the last new token is written and never read: it needs no key"
+            return "the last new token is written but never read: it needs no key"
         if kept == n:
             return "the prompt has to be read too, once"
         if without == sum(known) + n:
@@ -54,21 +54,21 @@ def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
 
 @exercise("7.3")
 def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
-    """Cross-entropy over what is no filler."""
+    """Cross-entropy over the real targets, without the padding."""
     generator = torch.Generator().manual_seed(0)
-    for B, T, V, filler in ((2, 5, 7, 6), (3, 4, 5, 0)):
+    for B, T, V, padding in ((2, 5, 7, 6), (3, 4, 5, 0)):
         logits = 3 * torch.randn(B, T, V, generator=generator, dtype=torch.float64)
         wanted = torch.randint(1, V - 1, (B, T), generator=generator)
-        wanted[0, 2:] = filler
-        out = answer(logits.clone(), wanted.clone(), filler)
-        expected = F.cross_entropy(logits.mT, wanted, ignore_index=filler)
+        wanted[0, 2:] = padding
+        out = answer(logits.clone(), wanted.clone(), padding)
+        expected = F.cross_entropy(logits.mT, wanted, ignore_index=padding)
         fault = differs(out, expected)
         if not fault:
             continue
         costs = F.cross_entropy(logits.mT, wanted, reduction="none")
-        real = wanted != filler
+        real = wanted != padding
         for found, wrong in (
-            ("filler is counted", costs.mean()),
+            ("padding is counted", costs.mean()),
             (
                 "each example is averaged first, so that a short one weighs as much as a long one",
                 ((costs * real).sum(1) / real.sum(1)).mean(),
@@ -84,7 +84,7 @@ def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
 
 @exercise("7.4")
 def greedy(answer: Callable[..., list[int]]) -> str | None:
-    """Write until END, or as long as is allowed, for models that are plain tables."""
+    """Write until END, or up to a given length, with models that are plain tables."""
     START, END = 5, 6
     chain = {START: 3, 3: 1, 1: 4, 4: END}
     circle = {START: 0, 0: 2, 2: 0}
@@ -101,14 +101,14 @@ def greedy(answer: Callable[..., list[int]]) -> str | None:
     for name, follows, longest, expected in (
         ("a model that ends by itself", chain, 10, [3, 1, 4]),
         ("a model that never ends", circle, 5, [0, 2, 0, 2, 0]),
-        ("a model that may not write", chain, 0, []),
+        ("a model that may write 0 tokens", chain, 0, []),
     ):
         seen: list[list[int]] = []
         out = answer(scores_of(follows), START, END, longest)
         out = out.tolist() if isinstance(out, Tensor) else list(out)
         if out == expected:
             if any(tokens != [START, *out][: len(tokens)] for tokens in seen):
-                return "the model must see START and all that is written so far, in this order"
+                return "give the model START and everything written so far, in this order"
             continue
         if out == [START, *expected] or out == [*expected, END] or START in out or END in out:
             return f"for {name}, START and END do not belong to the answer: {out}"

@@ -1,4 +1,4 @@
-"""Many heads: parameters, a split, one head of a packed matrix, one silenced."""
+"""Many heads: parameters, a split, one head of a packed matrix, one head removed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,14 +20,14 @@ def count_weights(answer: Any) -> str | None:
     if given == weights + biases:
         return None
     if given == weights:
-        return "the four matrices are right; now add the constants, one for each output number"
+        return "the four weight matrices are right; now add the biases, one for each output"
     if given in (weights / 3, (weights + biases) / 3, weights / 3 + 4 + 4 + 5 + 6):
         return "that is one head; there are three"
     if given == 4 * 6 * 6 + 4 * 6:
-        return "that is a layer whose widths are d_model / H; here they are given"
+        return "that is for heads of width d_model / H; here d_k and d_v are given"
     if given == weights + biases - 15 * 6 - 6:
-        return "the matrix that joins the heads is missing"
-    return "add up: each Linear has (numbers in) times (numbers out), plus its constants"
+        return "the output projection, which joins the heads, is missing"
+    return "add up four Linear layers: each has (inputs) times (outputs) weights, plus its biases"
 
 
 @exercise("3.2")
@@ -45,8 +45,8 @@ def split_heads(answer: Callable[[Tensor, int], Tensor]) -> str | None:
             continue
         if isinstance(out, Tensor) and out.shape == expected.shape:
             if torch.equal(out, x.reshape(B, H, T, d)):
-                return "the shape is right and the numbers are scrambled: memory was only renamed"
-            return "the shape is right, but head h holds numbers h * d to (h + 1) * d of a token"
+                return "the shape is right, but the numbers are scrambled by a reshape alone"
+            return "the shape is right, but head h takes numbers h * d to (h + 1) * d of each token"
         return f"for B={B}, T={T}, H={H}, d={d}, {fault}"
     return None
 
@@ -56,13 +56,13 @@ def one_of_the_heads(answer: Callable[[Tensor, int, int], tuple]) -> str | None:
     """The matrices of one head of nn.MultiheadAttention, for x @ W."""
     generator = torch.Generator().manual_seed(0)
     for d_model, H in ((6, 3), (8, 2)):
-        with torch.random.fork_rng(devices=[]):  # the reader's random numbers stay as they were
+        with torch.random.fork_rng(devices=[]):  # leaves the reader's random state as it was
             layer = torch.nn.MultiheadAttention(d_model, H, bias=False).double()
         packed = torch.randn(3 * d_model, d_model, generator=generator, dtype=torch.float64)
         layer.in_proj_weight = torch.nn.Parameter(packed.clone())
         x = torch.randn(5, d_model, generator=generator, dtype=torch.float64)
         with torch.no_grad():
-            looks = layer(x, x, x, average_attn_weights=False)[1]
+            theirs = layer(x, x, x, average_attn_weights=False)[1]
         for h in range(H):
             found = answer(packed.clone(), h, H)
             if not isinstance(found, (tuple, list)) or len(found) != 3:
@@ -75,17 +75,17 @@ def one_of_the_heads(answer: Callable[[Tensor, int, int], tuple]) -> str | None:
                 return f"each matrix must be (d_model, d_k), here {(d_model, d_k)}, not {shapes[0]}"
             W_q, W_k, W_v = found
             weights = F.softmax((x @ W_q) @ (x @ W_k).mT / d_k**0.5, dim=-1)
-            if not torch.allclose(weights, looks[h]):
-                return f"with them, head {h} of {H} looks elsewhere than PyTorch's: which rows?"
+            if not torch.allclose(weights, theirs[h]):
+                return f"head {h} of {H} attends differently in PyTorch: check which rows you take"
             rows = [2 * d_model + h * d_k + i for i in range(d_k)]
             if not torch.equal(W_v.mT, packed[rows]):
-                return "queries and keys are right, the values are not: W_v comes third"
+                return "queries and keys are right, but the values are not: W_v comes third"
     return None
 
 
 @exercise("3.4")
 def silence(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
-    """An output matrix, (out, in) as Linear stores it, without one head."""
+    """The output projection, (out, in) as Linear stores it, without one head."""
     generator = torch.Generator().manual_seed(0)
     for d_model, H, d_v in ((7, 3, 2), (6, 2, 3)):
         W_out = torch.randn(d_model, H * d_v, generator=generator)
@@ -102,6 +102,6 @@ def silence(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
                 return fault
             if differs(F.linear(heads.flatten(1), out), F.linear(quiet.flatten(1), W_out)):
                 if bool((out == 0).all(dim=1).any()):
-                    return "rows are output numbers; a head's are columns, h * d_v to (h + 1) * d_v"
-                return f"head {h} of {H} can still be heard, or another has gone silent"
+                    return "the rows are outputs; the head has columns h * d_v to (h + 1) * d_v"
+                return f"head {h} of {H} still contributes, or another head no longer does"
     return None

@@ -1,4 +1,4 @@
-"""One head: a row by hand, a softmax, attention, a query, a shuffle undone."""
+"""One head: a row by hand, a softmax, attention, a query, and undoing a shuffle."""
 
 import math
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def softmax(answer: Callable[[Tensor], Tensor]) -> str | None:
             return "it changed its argument; work on a new tensor"
         fault = differs(out, F.softmax(scores, dim=-1))
         if fault and not differs(out, F.softmax(scores, dim=0)):
-            return "the columns sum to 1, but each query needs its row to: normalise the last axis"
+            return "your columns sum to 1, but each query's row must: normalise the last axis"
         return fault
 
     fault = fault_for([1.0, 2.0, 4.0], [3.0, 0.0, -1.0])
@@ -63,10 +63,10 @@ def softmax(answer: Callable[[Tensor], Tensor]) -> str | None:
         return "large scores give NaN: subtract the row's maximum before the exponential"
     # what is subtracted must be the maximum, and each row's own
     if fault_for([0.0, -1000.0, 1000.0], [1000.0, 0.0, -1000.0], [-1000.0, -1000.0, -2000.0]):
-        return "rows of very different size go wrong: subtract each row's own maximum"
+        return "it is wrong for rows of very different size: subtract each row's own maximum"
     deep = torch.arange(24.0).view(2, 3, 4)
     if differs(answer(deep), F.softmax(deep, dim=-1)):
-        return "with three axes it goes wrong: normalise the last one, whatever comes before"
+        return "it is wrong with three axes: normalise the last one, whatever comes before"
     return None
 
 
@@ -89,9 +89,13 @@ def attention(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
         fault = differs(out, F.scaled_dot_product_attention(q, k, v))
         if not fault:
             continue
-        for scale, said in ((1.0, "without"), (d_k**0.5, "times"), (3.0**-0.5, "with d_v in")):
+        for scale, said in (
+            (1.0, "not scaled"),
+            (d_k**0.5, "multiplied"),
+            (3.0**-0.5, "scaled by d_v"),
+        ):
             if not differs(out, F.scaled_dot_product_attention(q, k, v, scale=scale)):
-                return f"your scores are {said} the scale; it is 1 over the square root of d_k"
+                return f"your scores are {said}: divide them by the square root of d_k"
         wrong_axis = ((q @ k.mT) / d_k**0.5).softmax(-2) @ v
         if not differs(out, wrong_axis):
             return "your softmax runs over the queries: the last axis holds the keys"
@@ -118,7 +122,7 @@ def query_for_milk(answer: Any) -> str | None:
         return None
     best = max(range(6), key=weights.__getitem__)
     if best != 5:
-        return f"it looks hardest at {tokens[best]!r}: turn the arrow towards milk"
+        return f"it attends most to {tokens[best]!r}: rotate the arrow towards milk"
     return (
         f"milk gets {weights[5]:.3f}: the direction is right, and a longer arrow makes the "
         "softmax sharper"

@@ -1,4 +1,4 @@
-"""Positions: a row of sines, two layouts of RoPE, places, relative or not."""
+"""Positions: a row of sines, two layouts of RoPE, positions with padding, relative or not."""
 
 import math
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from attn_lib.exercises._verdict import differs, exercise, numbers_of
 
 
 @exercise("5.1")
-def fourth_place(answer: Any) -> str | None:
-    """Sines and cosines of place 3, d = 4, base 100."""
+def row_of_sines(answer: Any) -> str | None:
+    """Sines and cosines of position 3, d = 4, base 100."""
     given = numbers_of(answer)
     if len(given) != 4:
-        return f"a place has d = 4 numbers here, not {len(given)}"
+        return f"a position has d = 4 numbers here, not {len(given)}"
     if not all(map(math.isfinite, given)):
         return "sines and cosines are finite numbers"
 
@@ -30,7 +30,7 @@ def fourth_place(answer: Any) -> str | None:
     if near(right):
         return None
     for numbers, fault in (
-        (row(4), "this is place 4: places are counted from zero, so the fourth token stands at 3"),
+        (row(4), "this is position 4: positions start at 0, so the fourth token has position 3"),
         (row(3, unit=math.pi / 180), "the angles are radians, not degrees"),
         (row(3, slow=0.01), "the second speed is 100 to the power of -2/4, and that is 1/10"),
         (row(3, slow=1.0), "the second pair has a speed of its own, 1/10"),
@@ -51,14 +51,14 @@ def to_half_split(answer: Callable[[Tensor, int], Tensor]) -> str | None:
         x = torch.randn(9, d_model, generator=generator, dtype=torch.float64)
         speeds = 100.0 ** (-torch.arange(0, d_k, 2, dtype=torch.float64) / d_k)
         angles = torch.arange(9.0, dtype=torch.float64)[:, None] * speeds
-        turns = torch.polar(torch.ones_like(angles), angles)
+        rotations = torch.polar(torch.ones_like(angles), angles)
 
         def scores(W_q: Tensor, W_k: Tensor, halves: bool) -> Tensor:
             q, k = ((x @ W.T).unflatten(1, (H, d_k)).transpose(0, 1) for W in (W_q, W_k))  # noqa: B023
             pairs = [
                 t.unflatten(-1, (2, -1)).mT if halves else t.unflatten(-1, (-1, 2)) for t in (q, k)
             ]
-            q, k = (torch.view_as_complex(t.contiguous()) * turns for t in pairs)  # noqa: B023
+            q, k = (torch.view_as_complex(t.contiguous()) * rotations for t in pairs)  # noqa: B023
             return (q @ k.mH).real
 
         given = W_q.clone()
@@ -76,15 +76,15 @@ def to_half_split(answer: Callable[[Tensor, int], Tensor]) -> str | None:
         if H == 1:
             back = torch.arange(d_k).view(2, -1).T.flatten()
             if torch.equal(got[0], W_q[back]):
-                return "this is the way back, from halves to neighbours"
-            return "one head goes wrong: the even rows come first, then the odd ones"
+                return "this is the inverse, from the half-split order to neighbours"
+            return "it is wrong for one head: the even rows come first, then the odd ones"
         return f"with one head it is right, with {H} it is not: reorder within each head"
     return None
 
 
 @exercise("5.3")
-def places_of(answer: Callable[[Tensor], Tensor]) -> str | None:
-    """Places that count real tokens only."""
+def positions_of(answer: Callable[[Tensor], Tensor]) -> str | None:
+    """Positions that count only real tokens."""
     for rows in (
         [[1, 1, 1, 1], [1, 1, 0, 0]],
         [[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]],
@@ -95,34 +95,34 @@ def places_of(answer: Callable[[Tensor], Tensor]) -> str | None:
         if not isinstance(out, Tensor) or out.shape != real.shape:
             return differs(out, real.double())
         if out.is_floating_point() or out.is_complex() or out.dtype == torch.bool:
-            return f"places are looked up in a table: integers are wanted, not {out.dtype}"
-        for row, places in zip(rows, out.tolist(), strict=True):
+            return f"positions index a table: integers are wanted, not {out.dtype}"
+        for row, positions in zip(rows, out.tolist(), strict=True):
             wanted = 0
-            for is_real, place in zip(row, places, strict=True):
-                if is_real and place != wanted:
-                    return f"for {row} the real tokens stand at 0, 1, …, but you say {places}"
-                if not 0 <= place < len(row):
-                    return f"for {row} some filler stands at {place}, which no table has"
+            for is_real, position in zip(row, positions, strict=True):
+                if is_real and position != wanted:
+                    return f"for {row} real tokens have positions 0, 1, …, but you say {positions}"
+                if not 0 <= position < len(row):
+                    return f"for {row} some padding has position {position}, not in the table"
                 wanted += is_real
     return None
 
 
 @exercise("5.4")
 def is_relative(answer: Callable[[Callable[[int, int], float]], bool]) -> str | None:
-    """A detective of relative scores, tried on tables whose nature is known."""
+    """A detector of relative scores, tried on tables that are known to be relative or not."""
     generator = torch.Generator().manual_seed(0)
     q, k, learned = torch.randn(3, 100, 8, generator=generator, dtype=torch.float64)
     p = torch.arange(100, dtype=torch.float64)
     apart = p[:, None] - p
     angles = p[:, None] * 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
     sines = torch.cat([angles.sin(), angles.cos()], dim=1)
-    turns = torch.polar(torch.ones_like(angles), angles)
+    rotations = torch.polar(torch.ones_like(angles), angles)
 
     def rotary(row: Tensor) -> Tensor:
-        return torch.complex(row[:4], row[4:]) * turns
+        return torch.complex(row[:4], row[4:]) * rotations
 
     late = (p.clamp(min=90)[:, None] - p.clamp(min=90)) / 10
-    suspects = {
+    tables = {
         "RoPE": ((rotary(q[0]) @ rotary(k[0]).mH).real, True),
         "ALiBi": (-0.5 * apart.abs(), True),
         "a score with one number for each distance up to 8": (
@@ -133,13 +133,13 @@ def is_relative(answer: Callable[[Callable[[int, int], float]], bool]) -> str | 
         "a learned table": (learned @ learned.T, False),
         "sines added to a word": ((q[0] + sines) @ (k[0] + sines).T, False),
         "a penalty for late keys": (-0.01 * p.expand(100, 100), False),
-        "a score that tells places apart only near the end": (late.clamp(min=0), False),
-        "a score that repeats after five places": ((p[:, None] % 5) * (p % 5), False),
+        "a score that distinguishes positions only near the end": (late.clamp(min=0), False),
+        "a score that repeats after five positions": ((p[:, None] % 5) * (p % 5), False),
         "a distance with a faint bend": (-apart.abs() + 1e-4 * p[:, None], False),
     }
-    for name, (table, relative) in suspects.items():
+    for name, (table, relative) in tables.items():
         rows = table.tolist()
         if bool(answer(lambda i, j: rows[i][j])) != relative:  # noqa: B023
             depends = "depends" if relative else "does not depend"
-            return f"{name} {depends} on i - j alone, and you say otherwise"
+            return f"{name} {depends} on i - j alone, but you say otherwise"
     return None

@@ -1,4 +1,4 @@
-"""Scale: spreads, the derivative of softmax, a stranger's scale, entropy."""
+"""Scale: spreads, the derivative of softmax, an unknown scale, entropy."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ def spread_of_products(answer: Any) -> str | None:
         return f"two numbers are wanted, a variance and a deviation, not {len(given)}"
     variance, deviation = given
     wrong = {
-        36.0: "that takes one variance: a product has two factors, so the fourth power of 2",
+        36.0: "that uses one variance: a product has two factors, so it is the fourth power of 2",
         12.0: "that is the deviation of a product: its square is the variance",
         16.0: "that is the variance of one term: there are nine",
         18.0: "a deviation of 2 enters with its fourth power: two factors, each squared",
@@ -64,20 +64,20 @@ def softmax_jacobian(answer: Callable[[Tensor], Tensor]) -> str | None:
             if not differs(out, -outer):
                 return "the diagonal is missing: a weight also rises with its own score"
             if not differs(out, diagonal):
-                return "off the diagonal it is not zero: the other weights must give way"
+                return "off the diagonal it is not zero: the other weights must fall"
             if not differs(out, diagonal + outer):
                 return "a sign is wrong: when one weight rises, the others fall"
             if not differs(out, outer - diagonal):
-                return "every sign is turned round: a weight rises with its own score"
+                return "every sign is reversed: a weight rises with its own score"
         return f"for scores of shape {shape}, {fault}"
     return None
 
 
 @exercise("4.3")
 def find_scale(answer: Callable[[Callable[[Tensor, Tensor], Tensor], int], float]) -> str | None:
-    """The scale of a stranger's attention, from its weights."""
+    """The scale of an unknown attention function, from its weights."""
 
-    def stranger(scale: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def scaled(scale: float) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda q, k: F.softmax(q @ k.mT * scale, dim=-1)
 
     def mean_free(
@@ -86,21 +86,21 @@ def find_scale(answer: Callable[[Callable[[Tensor, Tensor], Tensor], int], float
         scores = q @ k.mT / math.sqrt(q.shape[-1])
         return F.softmax(scores - scores.mean(dim=-1, keepdim=True) + 3.0, dim=-1)
 
-    suspects = [
-        ("1 / sqrt(d_k)", 16, 0.25, stranger(0.25)),
-        ("1", 16, 1.0, stranger(1.0)),
-        ("1 / d_k", 64, 1 / 64, stranger(1 / 64)),
-        ("sqrt(d_k)", 9, 3.0, stranger(3.0)),
-        ("1 / sqrt(d_model)", 8, 64**-0.5, stranger(64**-0.5)),
+    functions = [
+        ("1 / sqrt(d_k)", 16, 0.25, scaled(0.25)),
+        ("1", 16, 1.0, scaled(1.0)),
+        ("1 / d_k", 64, 1 / 64, scaled(1 / 64)),
+        ("sqrt(d_k)", 9, 3.0, scaled(3.0)),
+        ("1 / sqrt(d_model)", 8, 64**-0.5, scaled(64**-0.5)),
         ("1 / sqrt(d_k), with a constant added to each row", 4, 0.5, mean_free),
     ]
-    for name, d_k, scale, attend in suspects:
+    for name, d_k, scale, attend in functions:
         found = float(answer(attend, d_k))
         if abs(found - scale) < 1e-3 * scale + 1e-6:
             continue
         if abs(found * scale - 1.0) < 1e-3:
             return f"for scale {name} you return its inverse, {found:.3f}"
-        return f"a function with d_k = {d_k} has scale {scale:.3f}, and you say {found:.3f}"
+        return f"a function with d_k = {d_k} has scale {scale:.3f}, but you say {found:.3f}"
     return None
 
 
@@ -115,14 +115,14 @@ def scale_for_entropy(answer: Any) -> str | None:
     if abs(scale - spread / 8) < 0.002:
         return None
     if abs(scale - spread) < 0.02:
-        return "that is the spread of the scores: unscaled, they spread by the root of d_k already"
+        return "that is the spread of the scaled scores: unscaled, their spread is 8 already"
     if abs(scale - spread / 64) < 0.0003:
-        return "products of width d_k spread by its root, not by d_k"
+        return "dot products of width d_k have a spread of the square root of d_k, not of d_k"
     if abs(scale - math.sqrt(math.log(64)) / 8) < 0.002:
-        return "(4.8) has a factor of one half before the squared spread"
+        return "the entropy formula has a factor of one half before the squared spread"
     if abs(scale + spread / 8) < 0.002:
-        return "a negative scale looks for the key that fits worst"
+        return "a negative scale attends most to the key that fits worst"
     if not math.isfinite(scale):
         return "a finite number is wanted"
-    heard = math.exp(min(math.log(4096) - (8 * scale) ** 2 / 2, 99))
-    return f"with this scale, (4.8) predicts that {heard:.3g} keys are heard"
+    keys = math.exp(min(math.log(4096) - (8 * scale) ** 2 / 2, 99))
+    return f"with this scale, the entropy formula predicts e^H = {keys:.3g} keys"

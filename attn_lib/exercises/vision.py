@@ -1,4 +1,4 @@
-"""Images: sizes, patches joined, rollout, a detective of bags of patches."""
+"""Images: sizes, patches joined, rollout, a detector of models that ignore the order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,21 +12,21 @@ from attn_lib.exercises._verdict import differs, exercise, numbers_of
 
 @exercise("8.1")
 def vit_sizes(answer: Any) -> str | None:
-    """224 pixels, patches of 16, three colours, width 768."""
+    """Images of 224 pixels, patches of 16, three channels, width 768."""
     given = numbers_of(answer)
     if len(given) != 2:
-        return f"two numbers are wanted, tokens and numbers of the embedding, not {len(given)}"
-    tokens, numbers = given
+        return f"two numbers are wanted, tokens and parameters of the embedding, not {len(given)}"
+    tokens, parameters = given
     if tokens == 196:
-        return "196 are the patches: the class token is a token too"
+        return "196 is the number of patches: the class token is a token too"
     if tokens != 197:
-        return "224 / 16 patches stand in a row, and as many rows below each other; then one more"
-    if numbers == 589_824:
-        return "the constants are missing, one for each of the 768"
-    if numbers in (196_608, 197_376):
+        return "there are 224 / 16 patches in a row, and as many rows; then add the class token"
+    if parameters == 589_824:
+        return "the biases are missing, one for each of the 768 outputs"
+    if parameters in (196_608, 197_376):
         return "a patch has three colours"
-    if numbers != 590_592:
-        return "every number of a patch, 16 times 16 times 3, has a weight for each of the 768"
+    if parameters != 590_592:
+        return "each of the 16 times 16 times 3 numbers has a weight for each of the 768 outputs"
     return None
 
 
@@ -42,9 +42,9 @@ def join(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
         if not fault:
             continue
         if torch.equal(patches.reshape(images.shape), out) if isinstance(out, Tensor) else False:
-            return "a reshape alone makes strips of pixels: bring rows of patches apart first"
+            return "a reshape alone makes strips of pixels: bring each row of pixels together first"
         if isinstance(out, Tensor) and out.shape == images.shape and not differs(out.mT, images):
-            return "rows and columns are exchanged"
+            return "rows and columns are swapped"
         case = f"{channels} channels and {side} by {side} patches of {p}"
         return f"for {case}: {fault}"
     return None
@@ -72,11 +72,11 @@ def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
         if not fault:
             continue
         for found, wrong in (
-            ("the order is turned round: the first layer acts first", product(steps[::-1])),
+            ("the order is reversed: the first layer acts first", product(steps[::-1])),
             ("the residual stream, I, is missing", product(list(mean))),
-            ("each factor is halved, so that its rows sum to one", product([2 * s for s in steps])),
+            ("halve each factor, so that its rows sum to 1", product([2 * s for s in steps])),
             ("average over the heads, do not add them up", product([H * A + eye for A in mean])),
-            ("only the last layer enters", steps[-1]),
+            ("this is the last layer alone: multiply the factors of all layers", steps[-1]),
         ):
             if not differs(out, wrong):
                 return found
@@ -86,26 +86,26 @@ def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
 
 @exercise("8.4")
 def ignores_order(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) -> str | None:
-    """A detective of bags of patches, tried on models whose nature is known."""
+    """A detector of models that ignore the order of patches, tried on known ones."""
     generator = torch.Generator().manual_seed(0)
-    patches, W, places = torch.randn(3, 9, 7, generator=generator, dtype=torch.float64)
+    patches, W, positions = torch.randn(3, 9, 7, generator=generator, dtype=torch.float64)
     patches = patches[None]
 
     def attend(x: Tensor) -> Tensor:
         return (x @ W[:7] @ x.mT).softmax(-1) @ x
 
-    suspects = {
+    models = {
         "attention, then the mean": (lambda x: attend(x).mean(1), True),
         "a network for each patch, then the largest": (lambda x: (x @ W[:7]).tanh().amax(1), True),
         "the sum of all patches": (lambda x: x.sum(1), True),
-        "attention with positions": (lambda x: attend(x + places).mean(1), False),
+        "attention with positions": (lambda x: attend(x + positions).mean(1), False),
         "the first patch alone": (lambda x: x[:, 0], False),
         "the last patch alone": (lambda x: x[:, -1], False),
         "neighbours multiplied": (lambda x: (x[:, 1:] * x[:, :-1]).sum(1), False),
-        "faint positions": (lambda x: attend(x + 0.01 * places).mean(1), False),
+        "faint positions": (lambda x: attend(x + 0.01 * positions).mean(1), False),
         "logits that are always the same": (lambda x: x.sum(1) * 0.0, True),
     }
-    for name, (model, ignores) in suspects.items():
+    for name, (model, ignores) in models.items():
         if bool(answer(model, patches.clone())) != ignores:
-            return f"{name}: it {'ignores' if ignores else 'uses'} the order, and you say otherwise"
+            return f"{name}: it {'ignores' if ignores else 'uses'} the order, but you say otherwise"
     return None

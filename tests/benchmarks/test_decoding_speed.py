@@ -12,7 +12,7 @@ from rounds import ROUNDS, race
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from attn_lib import DecoderLM, MultiHeadAttention, generate
+from attn_lib import Cache, DecoderLM, MultiHeadAttention, generate
 
 VOCABULARY, PROMPT, NEW = 1000, 8, 240
 SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 1024, "num_layers": 4}
@@ -38,7 +38,7 @@ class Floor:
 
     def __init__(self, model: DecoderLM, max_len: int):
         self.vectors = model.embedding.vectors.weight.detach()
-        self.places = model.embedding.places.table.detach()
+        self.places = model.embedding.positions.table.detach()
         self.norm, self.output = pair(model.decoder.norm), pair(model.output)
         self.blocks = [
             (
@@ -102,7 +102,7 @@ def to_transformers(model: DecoderLM, max_len: int) -> GPT2LMHeadModel:
     )
     theirs = GPT2LMHeadModel(config).eval()
     theirs.transformer.wte.weight.copy_(model.embedding.vectors.weight)
-    theirs.transformer.wpe.weight.copy_(model.embedding.places.table)
+    theirs.transformer.wpe.weight.copy_(model.embedding.positions.table)
     theirs.lm_head.weight.copy_(model.output.weight)
     copies = [(theirs.transformer.ln_f, pair(model.decoder.norm))]
     for other, block in zip(theirs.transformer.h, model.decoder.blocks, strict=True):
@@ -127,7 +127,7 @@ def test_speed_of_writing(benchmark, capsys):
     model = DecoderLM(vocab_size=VOCABULARY, max_len=max_len, **SIZES).eval()
     nn.init.zeros_(model.output.bias)  # GPT-2 has none
     nn.init.normal_(model.embedding.vectors.weight)  # large, so that a text does not run in circles
-    nn.init.normal_(model.embedding.places.table)
+    nn.init.normal_(model.embedding.positions.table)
     floor, theirs = Floor(model, max_len), to_transformers(model, max_len)
     prompt = torch.randint(VOCABULARY, (1, PROMPT))
     real = torch.ones_like(prompt)
@@ -163,7 +163,7 @@ def test_speed_of_a_step(benchmark, capsys):
     new, past = torch.randn(1, 1, H * d_k), torch.randn(1, CACHED, H * d_k)
     qkv, out = packed(layer), pair(layer.out_proj)
     buffer = torch.empty(2, 1, H_kv, 2 * CACHED, d_k)
-    lengths, cache = {"one read of the cache": CACHED + 1, "floor": CACHED}, {}
+    lengths, cache = {"one read of the cache": CACHED + 1, "floor": CACHED}, Cache()
     with torch.no_grad():
         layer(past, causal=True, cache=cache)
         k, v = F.linear(past, *qkv)[..., H * d_k :].view(1, CACHED, 2, H_kv, d_k).unbind(dim=2)

@@ -27,7 +27,7 @@ def copy_tree(target: Path) -> Path:
 
 def run_nbval(root, *options, pages="book", **environment):
     """The pytest part of the command, with the library of that copy."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--nbval", pages, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval", pages, *options]
     return subprocess.run(
         command,
         cwd=root,

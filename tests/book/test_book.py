@@ -251,6 +251,7 @@ def test_pins_are_exact():
     ]
     assert lines[-1] == "-e ."
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines[:-1])
+    assert len({line.partition("==")[0] for line in lines}) == len(lines)
     assert {"jupyter-book==1.0.4.post1", "torch==2.13.0", "nbval==0.11.0"} <= set(lines)
 
 

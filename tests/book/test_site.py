@@ -71,14 +71,14 @@ def browser():
 
 
 @contextlib.contextmanager
-def opened(browser, address, own, **options):
-    """A page, with the list of its requests to anywhere but its own address, all refused."""
-    context = browser.new_context(**options)
+def opened(browser, *own):
+    """An empty page, with lists of its errors and of its requests to addresses not its own."""
+    context = browser.new_context()
     page = context.new_page()
     page.outside, page.errors = [], []
 
     def route(call):
-        if call.request.url.startswith((own, "data:")):
+        if call.request.url.startswith((*own, "data:")):
             call.continue_()
         else:
             page.outside.append(call.request.url)
@@ -87,63 +87,105 @@ def opened(browser, address, own, **options):
     page.route("**/*", route)
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.set_default_timeout(120_000)  # a busy machine is slow, not wrong
-    page.goto(address)
-    page.wait_for_timeout(500)  # for late requests; to wait for "networkidle" may hang for ever
-    page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)")
+    page.clock.install()
     yield page
     context.close()
 
 
+def visit(page, address, width=1280, scheme="light"):
+    """Load a page, with its formulas, and let an hour go by: what asks late asks now."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    page.goto(address)
+    page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)")
+    page.clock.fast_forward("01:00:00")
+
+
+def faults(page, width, scheme) -> list[str]:
+    """What a reader at this width and in this colour scheme would find broken."""
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)
+    broken = "[...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
+    errors = [e for e in page.errors if not any(known in e for known in KNOWN_ERRORS)]
+    found = {
+        "asks another server": sorted(set(page.outside)),
+        "errors": errors,
+        "formulas not set": page.locator(".math").count() - page.locator("mjx-container").count(),
+        "formulas with an error": page.locator("mjx-merror").count(),
+        "formulas left as text": page.locator("article").inner_text().count("\\("),
+        "wider than the screen": page.evaluate("document.documentElement.scrollWidth") > width,
+        "formulas cut off": page.evaluate(CUT_OFF),
+        "pictures missing": page.evaluate(broken),
+        "another scheme": page.evaluate("document.documentElement.dataset.theme") != scheme,
+    }
+    return [f"{width} {scheme}, {what}: {value}" for what, value in found.items() if value]
+
+
+def all_faults(browser, site, served, name) -> list[str]:
+    """A page from disk on a wide screen, then from a server on a phone, each light and dark."""
+    disk, found = site.as_uri(), []
+    with opened(browser, disk, served) as page:
+        for own, width, schemes in (
+            (disk, 1280, ("light", "dark")),
+            (served, 390, ("dark", "light")),
+        ):
+            visit(page, f"{own}/{name}", width, schemes[0])
+            for scheme in schemes:
+                found += faults(page, width, scheme)
+    return found
+
+
 def test_the_front_page_leads_to_the_book(browser, site):
-    address = (site / "index.html").as_uri()
-    with opened(browser, address, site.as_uri(), viewport={"width": 1280, "height": 900}) as page:
+    with opened(browser, site.as_uri()) as page:
+        page.goto((site / "index.html").as_uri())
         page.wait_for_url("**/book/index.html")
         assert page.title().startswith("Attention, Checked")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_stands_alone(browser, site, name, width, scheme):
-    address, viewport = (site / name).as_uri(), {"width": width, "height": 900}
-    with opened(browser, address, site.as_uri(), viewport=viewport, color_scheme=scheme) as page:
-        assert page.outside == []
-        assert [e for e in page.errors if not any(known in e for known in KNOWN_ERRORS)] == []
-        # every formula that the page holds was turned into glyphs, none into an error
-        formulas = page.locator(".math").count()
-        assert page.locator("mjx-container").count() == formulas
-        assert page.locator("mjx-merror").count() == 0
-        assert "\\(" not in page.locator("article").inner_text()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.evaluate(CUT_OFF) == []
-        broken = "[...document.images].filter(i => !(i.complete && i.naturalWidth)).length"
-        assert page.evaluate(broken) == 0
-        assert page.evaluate("document.documentElement.dataset.theme") == scheme
+def test_a_page_stands_alone(browser, site, served, name):
+    assert all_faults(browser, site, served, name) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_served_page_stands_alone_too(browser, served, name):
-    with opened(browser, f"{served}/{name}", served) as page:
-        assert page.outside == []
-        assert page.locator("mjx-container").count() == page.locator(".math").count()
+EVERYWHERE = ["1280 light", "1280 dark", "390 dark", "390 light"]
+PHONE, DARK = EVERYWHERE[2:], EVERYWHERE[1:3]
+# what is put into a page -> the fault, and where it must be seen
+BROKEN = {
+    '<script src="https://cdn.invalid/a.js"></script>': ("cdn.invalid/a.js", EVERYWHERE),
+    '<img src="https://cdn.invalid/b.png">': ("cdn.invalid/b.png", EVERYWHERE),
+    '<style>@import url("https://cdn.invalid/c.css");</style>': ("cdn.invalid/c.css", EVERYWHERE),
+    '<script>setTimeout(() => fetch("https://cdn.invalid/late"), 5000)</script>': (
+        "cdn.invalid/late",
+        EVERYWHERE,
+    ),
+    "<script>undefined.planted</script>": ("reading 'planted'", EVERYWHERE),
+    '<img src="nowhere.png">': ("nowhere.png", EVERYWHERE),
+    '<p class="math">no formula</p>': ("formulas not set: 1", EVERYWHERE),
+    '<p class="math">\\(\\frac{1}\\)</p>': ("formulas with an error: 1", EVERYWHERE),
+    "<p>\\&#40; x</p>": ("formulas left as text: 1", EVERYWHERE),
+    '<p class="math" style="margin-left: -3000px">\\(x\\)</p>': ("cut off: ['x']", EVERYWHERE),
+    '<div style="min-width: 600px">a table</div>': ("wider than the screen", PHONE),
+    "<script>const root = document.documentElement; new MutationObserver(() => "
+    '{ if (root.dataset.theme !== "light") root.dataset.theme = "light" }).observe('
+    'root, {attributes: true}); root.dataset.theme = "light"</script>': ("another scheme", DARK),
+}
 
 
-def test_a_request_to_outside_would_be_seen(browser, site, tmp_path):
-    """The check above can fail: a page with a script, a picture and a font from outside."""
-    planted = tmp_path / "planted.html"
-    planted.write_text(
-        '<script src="https://cdn.invalid/a.js"></script><img src="https://cdn.invalid/b.png">'
-        '<style>@import url("https://cdn.invalid/c.css");</style><div style="width:2000px">x</div>'
-    )
-    with opened(
-        browser, planted.as_uri(), planted.as_uri(), viewport={"width": 390, "height": 900}
-    ) as page:
-        assert sorted(url[-5:] for url in page.outside) == ["/a.js", "b.png", "c.css"]
-        assert page.evaluate("document.documentElement.scrollWidth") > 390
+def test_each_fault_of_a_page_is_seen(browser, site, served):
+    """All at once, in a page of the book: each fault where it shows, and nowhere else."""
+    page = (site / "book/notation.html").read_text()
+    assert page.count("</article>") == 1
+    planted = page.replace("</article>", "\n".join([*BROKEN, "</article>"]))
+    (site / "book/broken.html").write_text(planted)
+    found = all_faults(browser, site, served, "book/broken.html")
+    for fault, states in BROKEN.values():
+        seen = [line.partition(",")[0] for line in found if fault in line]
+        assert list(dict.fromkeys(seen)) == states, fault
 
 
 def test_callouts_become_boxes_and_solutions_are_folded(browser, site):
-    with opened(browser, (site / "book/01_one_head.html").as_uri(), site.as_uri()) as page:
+    with opened(browser, site.as_uri()) as page:
+        visit(page, (site / "book/01_one_head.html").as_uri())
         assert page.locator(".admonition.exercise").count() == 5
         assert page.locator(".admonition.warning").count() == 3
         assert page.locator("blockquote").count() == 0

@@ -14,7 +14,7 @@ INF = math.inf
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 ORDERS = {"post-norm": False, "pre-norm": True}
 TARGET = torch.tensor([[10, 3, 4, 1, 6], [0, 7, 7, 12, 12]])
-FILLER = {  # side: which of the source's and of the target's tokens are real
+PADDING = {  # side: which of the source's and of the target's tokens are real
     "none": (None, None),
     "right": (padding_mask(torch.tensor([7, 4]), 7), padding_mask(torch.tensor([5, 3]), 5)),
     "left": (
@@ -109,4 +109,4 @@ def shaken(module, seed=0):
 
 # with these seeds what is written on is more than one token over and over
 def language_model(seed=5, max_len=17, **options):
-    return shaken(DecoderLM(13, max_len, **SIZES, **options), seed).eval()
+    return shaken(DecoderLM(vocab_size=13, max_len=max_len, **SIZES, **options), seed).eval()

@@ -56,7 +56,7 @@ READERS = {
     "99_test.safetensors": lambda: records.shipped_tensors("99_test"),
 }
 REMEDIES = {
-    "weather.csv": "install attn_lib anew, or restore the file from the repository",
+    "weather.csv": "reinstall attn_lib, or restore the file from the repository",
     "03_many_heads.json": "python book/_tools/record.py book/03_many_heads.ipynb",
     "99_test.safetensors": "python book/_tools/record.py book/99_test.ipynb",
 }
@@ -100,7 +100,7 @@ def test_a_missing_file_is_named_with_the_remedy(shipped, name):
     (shipped / name).unlink()
     with pytest.raises(FileNotFoundError) as caught:
         READERS[name]()
-    assert str(caught.value).startswith(f"{shipped / name} is missing: install attn_lib anew")
+    assert str(caught.value).startswith(f"{shipped / name} is missing: reinstall attn_lib")
     assert REMEDIES[name] in str(caught.value)
 
 
@@ -121,7 +121,7 @@ def test_a_file_that_the_list_no_longer_names_is_refused(shipped, name, damage):
     path = shipped / "SHA256SUMS"
     (line,) = [row for row in path.read_bytes().splitlines() if name.encode() in row]
     path.write_bytes(damage(line))
-    with pytest.raises(ValueError, match=r"is not listed in SHA256SUMS beside it: inst") as caught:
+    with pytest.raises(ValueError, match=r"is not listed in SHA256SUMS beside it: rein") as caught:
         READERS[name]()
     assert str(shipped / name) in str(caught.value)
     assert REMEDIES[name] in str(caught.value)
@@ -450,7 +450,7 @@ def test_a_damaged_image_file_is_named_with_the_remedy(data, name, read, damage)
     with pytest.raises(ValueError, match=rf"{name} is damaged or altered.*restore the file"):
         read()
     path.unlink()
-    with pytest.raises(FileNotFoundError, match=rf"{name} is missing: install attn_lib anew"):
+    with pytest.raises(FileNotFoundError, match=rf"{name} is missing: reinstall attn_lib"):
         read()
 
 

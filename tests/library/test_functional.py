@@ -137,13 +137,13 @@ def test_a_closed_key_may_hold_anything(garbage):
 
 
 @pytest.mark.parametrize("garbage", [math.nan, INF, -INF])
-def test_what_nobody_may_see_may_hold_anything_in_the_gradient_too(garbage):
-    """Key and value closed to every query, and a query that may see nothing."""
+def test_what_no_query_may_attend_to_may_hold_anything_in_the_gradient_too(garbage):
+    """Key and value closed to every query, and a query that may attend to nothing."""
     mask = torch.tensor([[True, True, False, True], [False] * 4, [True, True, False, False]])
     results = []
-    for filler in (0.0, garbage):
+    for padding in (0.0, garbage):
         q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
-        k[2] = v[2] = filler
+        k[2] = v[2] = padding
         for x in (q, k, v):
             x.requires_grad_()
         out, _ = attention(q, k, v, mask=mask)
@@ -154,7 +154,7 @@ def test_what_nobody_may_see_may_hold_anything_in_the_gradient_too(garbage):
     assert torch.equal(results[1][0][1], torch.zeros(7, dtype=torch.float64))
 
 
-def test_an_empty_row_is_zero_even_where_others_see_nan():
+def test_an_empty_row_is_zero_even_where_others_attend_to_nan():
     v = draw(4, 7, seed=2)
     v[0] = math.nan
     mask = torch.tensor([[True] * 4, [False] * 4])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
 
-from attn_lib import causal_mask, functional, interop, padding_mask, window_mask
+from attn_lib import Cache, causal_mask, functional, interop, padding_mask, window_mask
 from attn_lib.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -162,7 +162,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
     st.sampled_from(["nothing", "padding", "window", "bias"]),
 )
 def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
-    """Outputs and gradients; the queries of a later piece see all that came before."""
+    """Outputs and gradients; the queries of a later piece attend to all that came before."""
     layer, T = layer_of(**options), sum(pieces)
     x = draw(2, T, 6).requires_grad_()
     given = {}
@@ -173,16 +173,13 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
     elif masked == "bias":
         given["bias"] = draw(2, 1, T, T, seed=5)
     full = layer(x, causal=True, **given)
-    cache, outs, end = {}, [], 0
+    cache, outs, end = Cache(), [], 0
     for n in pieces:
         start, end = end, end + n
         rows = {name: o[..., start:end, :] for name, o in given.items() if o.shape[-2] > 1}
         columns = {name: o[..., :end] for name, o in {**given, **rows}.items()}
         outs.append(layer(x[:, start:end], causal=True, cache=cache, **columns))
-        k, v, context = cache[layer]
-        assert k.shape == (2, layer.num_kv_heads, end, layer.d_k)
-        assert v.shape == (2, layer.num_kv_heads, end, layer.d_v)
-        assert context is None
+        assert cache.length == end
     got = torch.cat(outs, dim=1)
     torch.testing.assert_close(got, full)
     weight = draw(2, T, 6, seed=8)
@@ -192,19 +189,20 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
 
 def test_a_cache_keeps_what_a_context_has_shown():
     layer, context = layer_of(d_context=5), draw(2, 7, 5, seed=1)
-    mask, x, cache = padding_mask(torch.tensor([7, 4]), 7), draw(2, 3, 6), {}
-    full = layer(x, context, mask=mask)
+    mask, x, cache = padding_mask(torch.tensor([7, 4]), 7), draw(2, 3, 6), Cache()
+    full, computed = layer(x, context, mask=mask), []
+    layer.k_proj.register_forward_hook(lambda *_: computed.append(1))
     for t in range(3):
         got = layer(x[:, t : t + 1], context, mask=mask, cache=cache)
         torch.testing.assert_close(got, full[:, t : t + 1])
-        if t == 0:
-            kept = cache[layer]
-        assert cache[layer][0] is kept[0]  # made once
+    assert computed == [1]  # once
+    # the same numbers in another tensor are the same context: a stored cache has such a one
+    torch.testing.assert_close(layer(x, context.clone(), mask=mask, cache=cache), full)
     with pytest.raises(
         ValueError, match=r"^the cache was filled with another context: start with an empty one$"
     ):
-        layer(x, context.clone(), cache=cache)
-    plain, cache = layer_of(), {}
+        layer(x, context + 1e-9, cache=cache)
+    plain, cache = layer_of(), Cache()
     plain(x, x, cache=cache)
     with pytest.raises(ValueError, match="another context"):
         plain(x, cache=cache)  # keys of x would be appended to keys of a context
@@ -212,15 +210,15 @@ def test_a_cache_keeps_what_a_context_has_shown():
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
 @pytest.mark.parametrize("source", ["self", "cross"])
-def test_filler_may_hold_anything_with_a_cache_too(garbage, source):
+def test_padding_may_hold_anything_with_a_cache_too(garbage, source):
     layer, x, context = layer_of(), draw(2, 4, 6), draw(2, 4, 6, seed=1)
     filled, mask = (x if source == "self" else context), padding_mask(torch.tensor([4, 2]), 4)
     results = []
-    for filler in (0.0, garbage):
-        filled[1, 2:], cache = filler, {}
+    for padding in (0.0, garbage):
+        filled[1, 2:], cache = padding, Cache()
         given = (x, None) if source == "self" else (x[:, :2], context)
         results.append(layer(*given, mask=mask, cache=cache)[:, :2])
-        if source == "self":  # the filler is closed to the next query too
+        if source == "self":  # the padding is closed to the next query too
             wider = torch.cat([mask, torch.ones(2, 1, 1, 1).bool()], dim=-1)
             results.append(layer(context[:, :1], mask=wider, cache=cache))
     half = len(results) // 2
@@ -228,10 +226,10 @@ def test_filler_may_hold_anything_with_a_cache_too(garbage, source):
         assert torch.equal(clean, dirty)
 
 
-def test_what_is_closed_now_may_be_seen_later():
+def test_what_is_closed_now_may_be_attended_to_later():
     layer, x = layer_of(), draw(1, 3, 6)
     mask = torch.tensor([[True, False], [True, False]])
-    cache = {}
+    cache = Cache()
     layer(x[:, :2], mask=mask, cache=cache)
     later = torch.ones(1, 3, dtype=torch.bool)
     torch.testing.assert_close(layer(x[:, 2:], mask=later, cache=cache), layer(x[:, 2:], x))
@@ -247,19 +245,19 @@ def test_autocast_takes_a_bias_of_any_dtype():
 
 
 def test_a_cache_of_another_batch_is_refused():
-    layer, cache = layer_of(), {}
+    layer, cache = layer_of(), Cache()
     layer(draw(2, 3, 6), cache=cache)
-    with pytest.raises(ValueError, match=r"^x and cache must have one batch size, got 1 and 2$"):
+    with pytest.raises(ValueError, match=r"^x and cache .* the same batch size, got 1 and 2$"):
         layer(draw(1, 5, 6), cache=cache)
 
 
 def test_layers_share_a_cache_without_mixing():
-    first, second, cache = layer_of(), layer_of(1), {}
+    first, second, cache = layer_of(), layer_of(1), Cache()
     x = draw(1, 4, 6)
     full = second(first(x, causal=True), causal=True)
     got = [second(first(x[:, t : t + 1], cache=cache), cache=cache) for t in range(4)]
     torch.testing.assert_close(torch.cat(got, dim=1), full)
-    assert set(cache) == {first, second}
+    assert cache.length == 4
 
 
 # ---------------------------------------------------------------- conventions
@@ -277,7 +275,7 @@ def test_an_empty_example_harms_nobody():
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e30])
-def test_filler_of_a_context_may_hold_anything(garbage):
+def test_padding_of_a_context_may_hold_anything(garbage):
     layer = layer_of()
     x, context = draw(2, 4, 6), draw(2, 5, 6, seed=1)
     mask = padding_mask(torch.tensor([5, 3]), 5)
@@ -361,8 +359,8 @@ def test_runs_on_meta_tensors(options):
 
 
 def test_no_query_at_all():
-    layer = layer_of(d_k=4, rotary=1e4)
-    assert layer(draw(2, 0, 6), draw(2, 3, 6)).shape == (2, 0, 6)
+    assert layer_of()(draw(2, 0, 6), draw(2, 3, 6)).shape == (2, 0, 6)
+    assert layer_of(d_k=4, rotary=1e4)(draw(2, 0, 6)).shape == (2, 0, 6)
 
 
 def test_recorders_nest_and_end_with_an_error():
@@ -421,9 +419,12 @@ def test_rotary_scores_depend_on_distance_only():
     assert not torch.allclose(maps[""], even[""], atol=1e-3)
 
 
-def test_rotary_queries_are_the_last_of_the_positions():
+def test_rotary_positions_are_of_one_sequence():
+    """They were once applied to a context as well, counted from wherever it ended."""
     layer, x = layer_of(d_k=4, rotary=100.0), draw(1, 6, 6)
-    torch.testing.assert_close(layer(x[:, 4:], x, causal=True), layer(x, causal=True)[:, 4:])
+    message = "^rotary positions are of one sequence: a layer that has them takes no context$"
+    with pytest.raises(ValueError, match=message):
+        layer(x[:, 4:], x)
 
 
 def test_initial_projections_differ():
@@ -474,7 +475,7 @@ BAD_CALLS = [
     ({"x": draw(4, 6)}, ValueError, r"x must be \(batch, length, 6\), got \(4, 6\)"),
     ({"x": draw(2, 4, 5)}, ValueError, r"x must be .*got \(2, 4, 5\)"),
     ({"context": draw(2, 4, 7)}, ValueError, "context must be"),
-    ({"context": draw(3, 4, 6)}, ValueError, "one batch size, got 2 and 3"),
+    ({"context": draw(3, 4, 6)}, ValueError, "same batch size, got 2 and 3"),
     ({"mask": torch.ones(4, 4)}, TypeError, "mask must be a bool tensor"),
     ({"mask": [[True]]}, TypeError, "mask must be a bool tensor, .* got list"),
     ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(4, 4\) of the scores"),

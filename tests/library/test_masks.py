@@ -11,8 +11,8 @@ SIZES = [(T, S) for T in range(10) for S in range(10)]
 OFFSETS = range(-10, 11)
 
 
-def by_pairs(T, S, sees):
-    table = [[bool(sees(i, j)) for j in range(S)] for i in range(T)]
+def by_pairs(T, S, attends):
+    table = [[bool(attends(i, j)) for j in range(S)] for i in range(T)]
     return torch.tensor(table, dtype=torch.bool).reshape(T, S)
 
 

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from cases import FILLER, ORDERS, SIZES, TARGET, draw, language_model, shaken
+from cases import ORDERS, PADDING, SIZES, TARGET, draw, language_model, shaken
 from torch import nn
 
-from attn_lib import causal_mask, interop, padding_mask
+from attn_lib import Cache, causal_mask, interop, padding_mask
 from attn_lib.masks import to_blocked
 from attn_lib.models import DecoderLM, Transformer, generate
 from attn_lib.positions import LearnedPositions
@@ -18,7 +18,12 @@ SOURCE = torch.tensor([[18, 3, 4, 1, 7, 2, 9], [5, 5, 11, 8, 0, 0, 0]])
 
 
 def translator(seed=8, max_len=17, **options):
-    return shaken(Transformer(19, 13, max_len, **SIZES, **options), seed).eval()
+    return shaken(
+        Transformer(
+            source_vocab_size=19, target_vocab_size=13, max_len=max_len, **SIZES, **options
+        ),
+        seed,
+    ).eval()
 
 
 def writer(kind, side="none"):
@@ -26,7 +31,7 @@ def writer(kind, side="none"):
     if kind == "language model":
         model = language_model()
         return model, model.embedding
-    model, mask = translator(), FILLER[side][0]
+    model, mask = translator(), PADDING[side][0]
     context = model.encode(SOURCE, mask=mask)
     return partial(model.decode, context=context, context_mask=mask), model.target
 
@@ -35,14 +40,14 @@ KINDS = ["language model", "translator"]
 
 
 def embedded_by_hand(embedding, tokens, mask):
-    """Token by token: its vector, and that of its place among the real ones."""
+    """Token by token: its vector, and that of its position among the real ones."""
     vectors, table, rows = embedding.vectors.weight, embedding.positions.table, []
     for b, row in enumerate(tokens.tolist()):
-        place = 0
+        position = 0
         for t, token in enumerate(row):
-            rows.append(vectors[token] + table[place])
-            # the place of filler is of no interest, that of the next real token is
-            place += 1 if mask is None else int(mask[b, 0, 0, t])
+            rows.append(vectors[token] + table[position])
+            # the position of padding does not matter, that of the next real token does
+            position += 1 if mask is None else int(mask[b, 0, 0, t])
     return torch.stack(rows).view(*tokens.shape, -1)
 
 
@@ -65,7 +70,7 @@ def blocked(mask):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("side", ["none", "right"])  # a row of PyTorch's may not be empty
 def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
-    model, mask = language_model(norm_first=ORDERS[order]), FILLER[side][1]
+    model, mask = language_model(norm_first=ORDERS[order]), PADDING[side][1]
     x = embedded_by_hand(model.embedding, TARGET, mask)
     x = torch_stack(model.decoder)(
         x, mask=to_blocked(causal_mask(5)), src_key_padding_mask=blocked(mask)
@@ -77,11 +82,11 @@ def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("source_side", FILLER)
+@pytest.mark.parametrize("source_side", PADDING)
 @pytest.mark.parametrize("target_side", ["none", "right"])
 def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, target_side):
     model = translator(norm_first=ORDERS[order], activation="relu")
-    source_mask, target_mask = FILLER[source_side][0], FILLER[target_side][1]
+    source_mask, target_mask = PADDING[source_side][0], PADDING[target_side][1]
     context = torch_stack(model.encoder)(
         embedded_by_hand(model.source, SOURCE, source_mask),
         src_key_padding_mask=blocked(source_mask),
@@ -100,8 +105,11 @@ def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, t
 
 
 def test_models_pass_their_options_on():
-    options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "scale": 2.0}
-    models = DecoderLM(13, 5, **SIZES, **options), Transformer(19, 13, 5, **SIZES, **options)
+    options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "attention": {"scale": 2.0}}
+    models = (
+        DecoderLM(vocab_size=13, max_len=5, **SIZES, **options),
+        Transformer(source_vocab_size=19, target_vocab_size=13, max_len=5, **SIZES, **options),
+    )
     blocks = [m for model in models for m in model.modules() if isinstance(m, TransformerBlock)]
     assert len(blocks) == 2 + 4
     for block in blocks:
@@ -124,9 +132,11 @@ def test_what_enters_is_dropped_in_training_only():
     )
 
 
-def test_vectors_and_places_start_at_one_size():
+def test_token_and_position_embeddings_start_at_one_size():
     torch.manual_seed(0)
-    embedding = DecoderLM(101, 103, 50, 5, 11, 1).embedding
+    embedding = DecoderLM(
+        vocab_size=101, max_len=103, d_model=50, num_heads=5, d_ff=11, num_layers=1
+    ).embedding
     for weight in (embedding.vectors.weight, embedding.positions.table):
         assert 0.019 < float(weight.detach().std()) < 0.021
 
@@ -142,19 +152,19 @@ SPLITS = [
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("side", FILLER)
+@pytest.mark.parametrize("side", PADDING)
 def test_models_with_a_cache_in_any_split_equal_the_full_pass(kind, side):
-    (call, _), mask = writer(kind, side), FILLER[side][1]
+    (call, _), mask = writer(kind, side), PADDING[side][1]
     full = call(TARGET, mask=mask)
     assert len(SPLITS) == 2**4
     for pieces in SPLITS:
-        cache, outs, end = {}, [], 0
+        cache, outs, end = Cache(), [], 0
         for tokens in TARGET.split(pieces, dim=1):
             end += tokens.shape[1]
             so_far = None if mask is None else mask[..., :end]
             outs.append(call(tokens, mask=so_far, cache=cache))
         torch.testing.assert_close(torch.cat(outs, 1), full, msg=lambda m, p=pieces: f"{p}: {m}")
-        assert len(cache) == (2 if kind == "language model" else 4)
+        assert cache.length == 5
 
 
 def written_by_full_passes(call, tokens, n, *, temperature=0.0, mask=None, generator=None):
@@ -177,7 +187,7 @@ def written_by_full_passes(call, tokens, n, *, temperature=0.0, mask=None, gener
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
 def test_generate_equals_full_passes(kind, side, temperature):
-    (call, _), mask = writer(kind, side), FILLER[side][1]
+    (call, _), mask = writer(kind, side), PADDING[side][1]
     seeds = [torch.Generator().manual_seed(5) for _ in range(2)]
     options = {"temperature": temperature, "mask": mask}
     got = generate(call, TARGET, max_new_tokens=11, generator=seeds[0], **options)
@@ -229,7 +239,7 @@ def test_the_global_generator_is_the_default():
 def test_prompts_filled_up_on_the_left_continue_as_each_alone(kind):
     lengths = torch.tensor([3, 5])
     mask = padding_mask(lengths, 5).flip(-1)
-    assert torch.equal(mask, FILLER["left"][1])
+    assert torch.equal(mask, PADDING["left"][1])
     together = generate(writer(kind)[0], TARGET, max_new_tokens=7, mask=mask)
     model = language_model() if kind == "language model" else translator()
     for b, length in enumerate(lengths.tolist()):
@@ -256,7 +266,8 @@ def test_a_row_ends_with_its_end_and_no_other_does(temperature):
             written = without[5:]
             stop = written.index(end) + 1 if end in written else 11
             if temperature == 0.0:  # draws after an end differ: the context does
-                assert row == without[: 5 + stop] + [end] * (11 - stop)
+                written_on = without[: 5 + stop] + [end] * (11 - stop)
+                assert row == written_on[: len(row)]  # it stops when both rows have ended
             assert row[: 5 + stop] == without[: 5 + stop]
             assert set(row[5 + stop :]) <= {end}
             seen.add(stop == 11)
@@ -274,7 +285,7 @@ def test_generate_leaves_everything_as_it_was():
 
     assert torch.equal(generate(call, tokens, max_new_tokens=0), TARGET)
     assert modes == []
-    mask = FILLER["left"][1].clone()
+    mask = PADDING["left"][1].clone()
     for training in (True, False):
         model.train(training)
         out = generate(call, tokens, max_new_tokens=2, mask=mask)
@@ -284,7 +295,7 @@ def test_generate_leaves_everything_as_it_was():
     assert modes == [(False, True)] * 2 + [(False, False)] * 2
     assert torch.is_grad_enabled()
     assert torch.equal(tokens, TARGET)
-    assert torch.equal(mask, FILLER["left"][1])
+    assert torch.equal(mask, PADDING["left"][1])
 
 
 def test_each_step_computes_the_newest_token_alone():
@@ -298,8 +309,8 @@ def test_each_step_computes_the_newest_token_alone():
     assert lengths == [5, 1, 1, 1]
 
 
-def test_filler_takes_no_place():
-    """A text of ``max_len`` tokens fits with filler on either side, and not with one more token."""
+def test_padding_does_not_advance_the_position():
+    """A text of ``max_len`` tokens fits, padded on either side; one more token does not."""
     model = language_model(max_len=3)
     plain = model(TARGET[:, 1:4])
     right = model(TARGET[:, 1:], mask=padding_mask(torch.tensor([3, 3]), 4))
@@ -309,7 +320,7 @@ def test_filler_takes_no_place():
     with pytest.raises(ValueError, match=r"^positions must be 0 to 2, got 0 to 3$"):
         model(TARGET[:, :4])
     assert generate(model, TARGET[:, :2], max_new_tokens=2).shape == (2, 4)  # the last is not read
-    with pytest.raises(ValueError, match=r"^positions must be 0 to 2, got 3 to 3$"):
+    with pytest.raises(ValueError, match=r"need a model with max_len of at least 4, got 3$"):
         generate(model, TARGET[:, :2], max_new_tokens=3)
 
 
@@ -349,9 +360,9 @@ def test_nothing_comes_from_the_future():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_filler_has_no_influence(side):
-    """Filler that holds NaN changes not one bit; its gradient is exactly 0, no other is."""
-    source_mask, mask = FILLER[side]
+def test_padding_has_no_influence(side):
+    """Padding that holds NaN changes not one bit; its gradient is exactly 0, no other is."""
+    source_mask, mask = PADDING[side]
     real_source, real = source_mask[:, 0, 0], mask[:, 0, 0]
     model, pair = language_model(), translator()
     masks = {"source_mask": source_mask, "target_mask": mask}
@@ -387,8 +398,8 @@ def test_the_source_is_read():
         assert not changed[1 - b].any(), (b, s)
 
 
-def test_places_matter():
-    """Equal tokens differ by their place; a source in another order says something else."""
+def test_positions_matter():
+    """Equal tokens differ by their position; a source in another order says something else."""
     same, model, pair = torch.full((2, 5), 4), language_model(), translator()
     for logits in (model(same), pair(SOURCE, same)):
         for t, u in itertools.combinations(range(5), 2):
@@ -423,7 +434,7 @@ def without_cross_attention(patch):
     )
 
 
-def without_places(patch):
+def without_positions(patch):
     patch.setattr(LearnedPositions, "forward", lambda self, x, positions=None: x)
 
 
@@ -433,12 +444,12 @@ def without_places(patch):
         pytest.param(without_causal_mask, test_nothing_comes_from_the_future, id="causal mask"),
         *[
             pytest.param(
-                without(name), partial(test_filler_has_no_influence, side), id=f"{name}, {side}"
+                without(name), partial(test_padding_has_no_influence, side), id=f"{name}, {side}"
             )
             for name, side in itertools.product(("mask", "context_mask"), ("left", "right"))
         ],
         pytest.param(without_cross_attention, test_the_source_is_read, id="cross-attention"),
-        pytest.param(without_places, test_places_matter, id="positions"),
+        pytest.param(without_positions, test_positions_matter, id="positions"),
     ],
 )
 def test_a_part_taken_out_turns_its_test_red(plant, check, monkeypatch):
@@ -490,20 +501,20 @@ def test_bad_sources_are_named():
     with pytest.raises(ValueError, match=r"^tokens must be 0 to 18, got 1 to 19$"):
         pair(SOURCE + 1, TARGET)
     with pytest.raises(ValueError, match=r"with B=2, got \(2, 1, 1, 5\)$"):
-        pair(SOURCE, TARGET, source_mask=FILLER["left"][1])
+        pair(SOURCE, TARGET, source_mask=PADDING["left"][1])
     with pytest.raises(ValueError, match=r"^positions must be 0 to 4, got 0 to 6$"):
         translator(max_len=5)(SOURCE, TARGET)
-    with pytest.raises(ValueError, match="one batch size, got 2 and 1"):
+    with pytest.raises(ValueError, match="same batch size, got 2 and 1"):
         pair(SOURCE[:1], TARGET)
 
 
 def test_a_mask_counts_what_the_cache_holds():
     for kind in KINDS:
-        call, cache = writer(kind)[0], {}
+        call, cache = writer(kind)[0], Cache()
         call(TARGET[:, :3], cache=cache)
         with pytest.raises(ValueError, match=r"\(B, 1, 1, 5\) with B=2, got \(2, 1, 1, 2\)$"):
             call(TARGET[:, 3:], mask=torch.ones(2, 1, 1, 2).bool(), cache=cache)
-        with pytest.raises(ValueError, match=r"one batch size, got 1 and 2$"):
+        with pytest.raises(ValueError, match=r"same batch size, got 1 and 2$"):
             call(TARGET[:1, 3:], cache=cache)
 
 
@@ -515,7 +526,7 @@ def test_a_mask_counts_what_the_cache_holds():
         ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
         ({"temperature": float("inf")}, ValueError, "at least 0 and finite, got inf$"),
         ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
-        ({"mask": FILLER["right"][1]}, ValueError, "^the last token of every row must be real: "),
+        ({"mask": PADDING["right"][1]}, ValueError, "^the last token of every row must be real: "),
         ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
         ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
     ],
@@ -529,13 +540,14 @@ def test_what_cannot_be_written_on_is_named(options, error, message):
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ((0, 5), ValueError, "vocab_size must be at least 1, got 0"),
-        ((13, 0), ValueError, "max_len must be at least 1, got 0"),
-        ((13.0, 5), TypeError, "vocab_size must be an integer, got 13.0"),
+        ({"vocab_size": 0, "max_len": 5}, ValueError, "vocab_size must be at least 1, got 0"),
+        ({"vocab_size": 13, "max_len": 0}, ValueError, "max_len must be at least 1, got 0"),
+        ({"vocab_size": 13.0, "max_len": 5}, TypeError, "vocab_size must be an integer, got 13.0"),
     ],
 )
 def test_bad_sizes_of_models_are_named(sizes, error, message):
     with pytest.raises(error, match=message):
-        DecoderLM(*sizes, **SIZES)
+        DecoderLM(**sizes, **SIZES)
+    of_target = {"source_vocab_size": 13, "target_vocab_size": sizes.pop("vocab_size"), **sizes}
     with pytest.raises(error, match=message):
-        Transformer(13, *sizes, **SIZES)
+        Transformer(**of_target, **SIZES)

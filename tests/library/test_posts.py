@@ -42,13 +42,13 @@ def draw(*shapes: tuple, seed: int = 0) -> list[Tensor]:
     return [1.5 / x.shape[-1] ** 0.5 * x for x in drawn]
 
 
-def attend(q, k, v, heads, divisor, mask, closed, filler) -> tuple[Tensor, Tensor]:
-    """Each head by itself, on its own columns; closed scores are overwritten with the filler."""
+def attend(q, k, v, heads, divisor, mask, closed, fill) -> tuple[Tensor, Tensor]:
+    """Each head by itself, on its own columns; closed scores are overwritten with the fill."""
     outs, maps = [], []
     for a, b, c in zip(*(x.chunk(heads, dim=-1) for x in (q, k, v)), strict=True):
         scores = a @ b.mT / divisor
         if mask is not None:
-            scores = torch.where(mask == closed, filler, scores)
+            scores = torch.where(mask == closed, fill, scores)
         maps.append(scores.softmax(dim=-1))
         outs.append(maps[-1] @ c)
     return torch.cat(outs, dim=-1), torch.stack(maps, dim=1)

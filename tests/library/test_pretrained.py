@@ -198,7 +198,10 @@ def test_shipped_weights_come_back_as_written(tmp_path, monkeypatch):
     """Into a model, bit by bit; damage and what to do about it: ``test_datasets.py``."""
     monkeypatch.setattr(files, "DATA", tmp_path)
     torch.manual_seed(0)
-    models = [DecoderLM(13, 5, 6, 3, 11, num_layers=2) for _ in range(2)]
+    models = [
+        DecoderLM(vocab_size=13, max_len=5, d_model=6, num_heads=3, d_ff=11, num_layers=2)
+        for _ in range(2)
+    ]
     save_file(models[0].state_dict(), tmp_path / "99_test.safetensors")
     checksums(tmp_path)
     models[1].load_state_dict(records.shipped_tensors("99_test"))
@@ -270,7 +273,7 @@ def test_minilm_reproduces_the_published_similarities(minilm):
 
 
 def test_a_padded_batch_equals_single_sentences(minilm):
-    texts = [*HAPPY, "", "A much longer sentence, so that all the others need a lot of filler."]
+    texts = [*HAPPY, "", "A much longer sentence, so that all the others need a lot of padding."]
     singles = torch.cat([minilm.encode([text]) for text in texts])
     torch.testing.assert_close(minilm.encode(texts), singles, atol=1e-6, rtol=0)
 
@@ -284,7 +287,7 @@ def test_minilm_is_float32_whatever_the_default_is(minilm):
     assert torch.equal(again, minilm.encode(["a cat"]))
 
 
-def test_filler_may_be_any_token(minilm):
+def test_padding_may_be_any_token(minilm):
     ids, lengths = batch(minilm, HAPPY[2:3] + HAPPY[:1])
     assert lengths[1] < lengths[0]
     other = ids.clone()
@@ -389,7 +392,7 @@ def test_dinov2_equals_onnxruntime_on_the_same_file(graph, photographs, size, st
         torch.testing.assert_close(model(x), expected[:, 0], atol=1e-4, rtol=0)
 
 
-def test_dinov2_sees_more_than_colour(photographs):
+def test_dinov2_uses_more_than_colour(photographs):
     """Its patches of one photograph are nearer to each other than to those of the others."""
     x = pretrained.dinov2_inputs(photographs[..., ::2, ::2])
     with torch.no_grad():
@@ -427,7 +430,7 @@ def test_dinov2_is_float32_whatever_the_default_is():
         torch.set_default_dtype(torch.float32)
 
 
-def test_a_file_without_a_twin_upstream_is_not_looked_for_there(elsewhere, monkeypatch):
+def test_a_file_without_a_copy_upstream_is_not_fetched_from_there(elsewhere, monkeypatch):
     def upstream(*_args):
         raise AssertionError("asked upstream for a file that is not there")
 

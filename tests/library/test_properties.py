@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cases import FILLER, FLOATS, TARGET, cases, draw, language_model, layer_of
+from cases import FLOATS, PADDING, TARGET, cases, draw, language_model, layer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
@@ -42,7 +42,7 @@ def test_a_row_sums_to_one_or_is_empty(case):
 
 
 @given(cases())
-def test_the_output_stays_between_the_values_it_may_see(case):
+def test_the_output_stays_between_the_values_it_may_attend_to(case):
     q, k, v, options = case
     out, weights = attention(q, k, v, **options)
     room = 1e-12 * (1 + v.abs().max())
@@ -225,8 +225,8 @@ def test_dropout_is_right_on_average():
 def test_a_padded_example_equals_the_example_alone(kind, side):
     layer = layer_of(**LAYERS[kind]).eval()
     alone = draw(1, 3, 6, seed=1)
-    filler = torch.full((1, 2, 6), 1e3, dtype=torch.float64)
-    row = torch.cat([filler, alone] if side == "left" else [alone, filler], dim=1)
+    padding = torch.full((1, 2, 6), 1e3, dtype=torch.float64)
+    row = torch.cat([padding, alone] if side == "left" else [alone, padding], dim=1)
     x = torch.cat([draw(1, 5, 6, seed=2), row])
     mask = padding_mask(torch.tensor([5, 3]), 5)
     real = slice(0, 3)
@@ -298,7 +298,7 @@ def test_compiled_is_the_same(kind, mode):
 def test_a_compiled_language_model_is_the_same():
     """One graph, forward and backward; it cannot look at the tokens, and does not."""
     torch._dynamo.reset()
-    model, mask = language_model(), FILLER["left"][1]
+    model, mask = language_model(), PADDING["left"][1]
     compiled, results = torch.compile(model, fullgraph=True, backend="aot_eager"), []
     for run in (model, compiled):
         model.zero_grad()

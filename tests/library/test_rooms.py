@@ -15,6 +15,7 @@ ORDER = [
     "functional",
     "recording",
     "positions",
+    "cache",
     "layers",
     "transformer",
     "models",

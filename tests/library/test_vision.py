@@ -25,7 +25,13 @@ SIZES = {"d_model": 12, "num_heads": 3, "d_ff": 19, "num_layers": 2}
 
 def model_of(seed=0, **options):
     torch.manual_seed(seed)
-    return VisionTransformer(15, 5, 2, 7, **SIZES, **options).double().eval()
+    return (
+        VisionTransformer(
+            image_size=15, patch_size=5, in_channels=2, num_classes=7, **SIZES, **options
+        )
+        .double()
+        .eval()
+    )
 
 
 # ---------------------------------------------------------------- patches
@@ -85,7 +91,12 @@ def test_the_mean_needs_no_class_token():
 
 def test_without_classes_the_model_returns_what_is_pooled():
     torch.manual_seed(0)
-    model, images = VisionTransformer(15, 5, 2, 0, **SIZES).double(), draw(2, 2, 15, 15)
+    model, images = (
+        VisionTransformer(
+            image_size=15, patch_size=5, in_channels=2, num_classes=0, **SIZES
+        ).double(),
+        draw(2, 2, 15, 15),
+    )
     assert torch.equal(model(images), model.features(images)[:, 0])
 
 
@@ -107,7 +118,7 @@ def test_only_the_positions_know_where_a_patch_is():
 
 
 def test_options_reach_the_blocks_and_dropout_what_enters_them():
-    model = model_of(dropout=0.25, eps=1e-3, num_kv_heads=1)
+    model = model_of(dropout=0.25, eps=1e-3, attention={"num_kv_heads": 1})
     assert [block.attention.dropout for block in model.encoder.blocks] == [0.25, 0.25]
     assert [block.attention.num_kv_heads for block in model.encoder.blocks] == [1, 1]
     assert model.encoder.norm.eps == 1e-3
@@ -120,7 +131,16 @@ def test_options_reach_the_blocks_and_dropout_what_enters_them():
 
 def test_class_token_and_positions_start_small_and_apart():
     torch.manual_seed(0)
-    model = VisionTransformer(32, 2, 1, 3, 97, 1, 5, 1)
+    model = VisionTransformer(
+        image_size=32,
+        patch_size=2,
+        in_channels=1,
+        num_classes=3,
+        d_model=97,
+        num_heads=1,
+        d_ff=5,
+        num_layers=1,
+    )
     for drawn in (model.class_token, model.positions.table):
         assert 0.015 < drawn.std() < 0.025
         assert drawn.mean().abs() < 0.01
@@ -140,8 +160,10 @@ def test_class_token_and_positions_start_small_and_apart():
     ],
 )
 def test_bad_models_are_named(sizes, options, error, message):
+    names = ("image_size", "patch_size", "in_channels", "num_classes")
+    sizes = dict(zip(names, sizes, strict=True))
     with pytest.raises(error, match=message):
-        VisionTransformer(*sizes, **SIZES, **options)
+        VisionTransformer(**sizes, **SIZES, **options)
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 10, 10), (2, 2, 15, 20), (2, 2, 15), (2, 15, 15, 2)])
@@ -172,11 +194,11 @@ def test_the_model_can_be_exported():
 # ---------------------------------------------------------------- LayerScale
 
 
-def test_a_gain_multiplies_what_each_part_adds():
+def test_a_gain_multiplies_what_each_sublayer_adds():
     torch.manual_seed(0)
     for first in (True, False):
         block = TransformerBlock(
-            6, 3, 11, cross_attention=True, norm_first=first, layer_scale=1
+            d_model=6, num_heads=3, d_ff=11, cross_attention=True, norm_first=first, layer_scale=1
         ).double()
         x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
         gains = [block.attention_gain, block.cross_gain, block.feed_forward_gain]
@@ -196,8 +218,10 @@ def test_a_gain_multiplies_what_each_part_adds():
 
 
 def test_without_layer_scale_a_block_has_nothing_new():
-    names = {name for name, _ in TransformerBlock(6, 3, 11).named_parameters()}
-    scaled = TransformerBlock(6, 3, 11, layer_scale=1e-5)
+    names = {
+        name for name, _ in TransformerBlock(d_model=6, num_heads=3, d_ff=11).named_parameters()
+    }
+    scaled = TransformerBlock(d_model=6, num_heads=3, d_ff=11, layer_scale=1e-5)
     new = {name for name, _ in scaled.named_parameters()} - names
     assert new == {"attention_gain", "feed_forward_gain"}
     assert not any("gain" in name for name in names)
@@ -205,7 +229,7 @@ def test_without_layer_scale_a_block_has_nothing_new():
         assert torch.equal(scaled.get_parameter(name), torch.full((6,), 1e-5))
     x = draw(2, 5, 6, dtype=torch.float32)
     torch.testing.assert_close(scaled(x), x, atol=1e-3, rtol=0)
-    stack = TransformerEncoder(6, 3, 11, num_layers=2, layer_scale=0.5)
+    stack = TransformerEncoder(d_model=6, num_heads=3, d_ff=11, num_layers=2, layer_scale=0.5)
     assert [block.feed_forward_gain[0].item() for block in stack.blocks] == [0.5, 0.5]
     with pytest.raises(ValueError, match="PyTorch's layers have no LayerScale"):
         interop.to_torch(scaled)
@@ -273,7 +297,7 @@ def test_equals_vit_in_single_precision():
     torch.testing.assert_close(ours.features(images), expected, atol=1e-5, rtol=0)
 
 
-def test_every_tensor_of_theirs_has_its_place():
+def test_every_tensor_of_theirs_has_a_counterpart():
     """Altering any of them alters the output as it alters theirs."""
     theirs, images = witness("dinov2"), draw(2, 2, 15, 15)
     for name, p in theirs.named_parameters():

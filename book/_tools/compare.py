@@ -1,0 +1,50 @@
+"""What differs between the outputs of a cell as it ran just now and as they are stored.
+
+nbval compares texts and leaves out figures, kinds of output, and which stream was written to.
+"""
+
+import base64
+import io
+
+import numpy as np
+from matplotlib.image import imread
+from nbval.plugin import coalesce_streams
+
+PIXEL_TOLERANCE = 0.1  # of the 0-to-1 range: anti-aliasing differs less between machines
+SHARE_TOLERANCE = 0.001  # of the pixels
+
+
+def figures(outputs) -> list[np.ndarray]:
+    """The PNGs among the outputs of a cell, as (height, width, 4) floats in [0, 1]."""
+    pngs = [out["data"]["image/png"] for out in outputs if "image/png" in out.get("data", {})]
+    return [imread(io.BytesIO(base64.b64decode(png)), format="png") for png in pngs]
+
+
+def figure_fault(new: list[np.ndarray], stored: list[np.ndarray]) -> str | None:
+    """What differs between the figures drawn now and those stored, or None."""
+    if len(new) != len(stored):
+        return f"{len(new)} figures drawn, {len(stored)} stored"
+    for number, (now, then) in enumerate(zip(new, stored, strict=True)):
+        if now.shape != then.shape:
+            return f"figure {number} is {now.shape[:2]} pixels, stored {then.shape[:2]}"
+        share = (np.abs(now - then) > PIXEL_TOLERANCE).any(axis=-1).mean()
+        if share > SHARE_TOLERANCE:
+            return f"figure {number}: {share:.2%} of the pixels differ from the stored ones"
+    return None
+
+
+def output_fault(new: list, stored: list) -> str | None:
+    """What differs between all outputs now and those stored, or None."""
+    now, then = ([_shown(output) for output in coalesce_streams(list)] for list in (new, stored))
+    if now != then:
+        return f"{now} now, {then} stored"
+    return figure_fault(figures(new), figures(stored))
+
+
+def _shown(output) -> dict:
+    """An output without what differs from run to run, and without the figure itself."""
+    aside = ("metadata", "execution_count", "traceback")
+    shown = {key: value for key, value in output.items() if key not in aside}
+    if "image/png" in shown.get("data", {}):
+        shown["data"] = {**shown["data"], "image/png": "a figure"}
+    return shown

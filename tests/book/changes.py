@@ -1,0 +1,79 @@
+"""Mistakes in the stored outputs of a page, each with what the comparison must say of it."""
+
+import base64
+import io
+import re
+
+import nbformat
+import numpy as np
+import pages
+from matplotlib.image import imread, imsave
+
+
+def one_digit(cell):
+    before, digit, after = re.split(r"(\d)", cell.outputs[0].text, maxsplit=1)
+    cell.outputs[0].text = f"{before}{(int(digit) + 1) % 10}{after}"
+
+
+def cleared_output(cell):
+    cell.outputs = []
+
+
+def figure_of(cell):
+    (found,) = [output for output in cell.outputs if "image/png" in output.get("data", {})]
+    return found
+
+
+def image_of(cell):
+    return imread(io.BytesIO(base64.b64decode(figure_of(cell).data["image/png"])), format="png")
+
+
+def store(cell, image):
+    buffer = io.BytesIO()
+    imsave(buffer, image, format="png")
+    figure_of(cell).data["image/png"] = base64.b64encode(buffer.getvalue()).decode()
+
+
+def painted_block(cell):
+    image = image_of(cell).copy()
+    height, width = image.shape[:2]
+    # a block of half a hundredth of the picture
+    block = image[height // 2 :, width // 2 :, :3][: height // 14, : width // 14]
+    block[:] = 1 - block
+    store(cell, image)
+
+
+def shrunk_figure(cell):
+    store(cell, np.ascontiguousarray(image_of(cell)[:-2]))
+
+
+def second_figure(cell):
+    # the text beside a figure is compared by nbval itself; leave only the picture
+    data = {"image/png": figure_of(cell).data["image/png"]}
+    cell.outputs.append(nbformat.v4.new_output("display_data", data=data))
+
+
+def lost_figure(cell):
+    del figure_of(cell).data["image/png"]
+
+
+TEXT = {one_digit: "mismatch 'stdout'", cleared_output: "Unexpected output fields"}
+FIGURE = {
+    painted_block: "of the pixels differ",
+    shrunk_figure: "pixels, stored",
+    second_figure: "1 figures drawn, 2 stored",
+    lost_figure: "1 figures drawn, 0 stored",
+}
+
+
+def plant(notebook) -> dict[int, str]:
+    """Make each mistake in a code cell of its own: the numbers of these cells -> what is said."""
+    cells = pages.code_cells(notebook)
+    expected = {}
+    for kind, mistakes in (("stream", TEXT), ("display_data", FIGURE)):
+        alone = [n for n, c in enumerate(cells) if [o.output_type for o in c.outputs] == [kind]]
+        for number, (mistake, message) in zip(alone, mistakes.items(), strict=False):
+            mistake(cells[number])
+            expected[number] = message
+    assert len(expected) == len(TEXT) + len(FIGURE)
+    return expected
