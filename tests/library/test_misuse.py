@@ -24,7 +24,6 @@ from attn_lib import (
     causal_mask,
     generate,
     interop,
-    padding_mask,
 )
 from attn_lib.positions import alibi_bias, apply_rope
 from attn_lib.pretrained import dinov2_inputs
@@ -399,53 +398,6 @@ def test_a_layer_without_biases_goes_there_and_back(kind):
     ours = interop.from_torch(theirs)
     torch.testing.assert_close(ours(*given), theirs(*given))
     torch.testing.assert_close(interop.to_torch(ours)(*given), theirs(*given))
-
-
-# ---------------------------------------------------------------- compiled and exported
-
-
-class Masked(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = layer_of()
-
-    def forward(self, x, mask):
-        return self.layer(x, mask=mask, causal=True)
-
-
-class Padded(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = layer_of()
-
-    def forward(self, x, lengths):
-        return self.layer(x, mask=padding_mask(lengths, x.shape[1]))
-
-
-def test_exported_for_any_length_with_causal_and_a_mask():
-    model, T = Masked(), torch.export.Dim("T", min=2)
-    given = draw(2, 5, 6), torch.ones(2, 1, 1, 5, dtype=torch.bool)
-    shapes = {"x": {1: T}, "mask": {3: T}}
-    program = torch.export.export(model, given, dynamic_shapes=shapes)
-    x, mask = draw(2, 11, 6, seed=1), padding_mask(torch.tensor([11, 4]), 11)
-    torch.testing.assert_close(program.module()(x, mask), model(x, mask))
-
-
-def test_exported_for_any_length_with_a_padding_mask():
-    model, T = Padded(), torch.export.Dim("T", min=2)
-    given, shapes = (draw(2, 5, 6), torch.tensor([5, 3])), {"x": {1: T}, "lengths": None}
-    program = torch.export.export(model, given, dynamic_shapes=shapes)
-    x, lengths = draw(2, 11, 6, seed=1), torch.tensor([4, 11])
-    torch.testing.assert_close(program.module()(x, lengths), model(x, lengths))
-
-
-def test_compiled_for_symbolic_shapes_refuses_no_right_mask():
-    """``size in (1, want)`` was once False for sizes that were equal."""
-    model = Masked()
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
-    for T in (5, 7, 11):
-        x, mask = draw(2, T, 6), padding_mask(torch.tensor([T, 2]), T)
-        torch.testing.assert_close(compiled(x, mask), model(x, mask))
 
 
 # ---------------------------------------------------------------- writing

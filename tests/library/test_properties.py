@@ -322,3 +322,47 @@ def test_exported_for_any_length():
     length = torch.export.Dim("T", min=2)
     program = torch.export.export(model, (draw(2, 5, 6),), dynamic_shapes={"x": {1: length}})
     close(program.module()(draw(2, 11, 6, seed=1)), model(draw(2, 11, 6, seed=1)))
+
+
+class Masked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = layer_of()
+
+    def forward(self, x, mask):
+        return self.layer(x, mask=mask, causal=True)
+
+
+class Padded(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = layer_of()
+
+    def forward(self, x, lengths):
+        return self.layer(x, mask=padding_mask(lengths, x.shape[1]))
+
+
+def test_exported_for_any_length_with_causal_and_a_mask():
+    model, T = Masked(), torch.export.Dim("T", min=2)
+    given = draw(2, 5, 6), torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    shapes = {"x": {1: T}, "mask": {3: T}}
+    program = torch.export.export(model, given, dynamic_shapes=shapes)
+    x, mask = draw(2, 11, 6, seed=1), padding_mask(torch.tensor([11, 4]), 11)
+    close(program.module()(x, mask), model(x, mask))
+
+
+def test_exported_for_any_length_with_a_padding_mask():
+    model, T = Padded(), torch.export.Dim("T", min=2)
+    given, shapes = (draw(2, 5, 6), torch.tensor([5, 3])), {"x": {1: T}, "lengths": None}
+    program = torch.export.export(model, given, dynamic_shapes=shapes)
+    x, lengths = draw(2, 11, 6, seed=1), torch.tensor([4, 11])
+    close(program.module()(x, lengths), model(x, lengths))
+
+
+def test_compiled_for_symbolic_shapes_refuses_no_right_mask():
+    """``size in (1, want)`` was once False for sizes that were equal."""
+    model = Masked()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for T in (5, 7, 11):
+        x, mask = draw(2, T, 6), padding_mask(torch.tensor([T, 2]), T)
+        close(compiled(x, mask), model(x, mask))
