@@ -157,10 +157,10 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
         S: number of keys; default T.
 
     Returns:
-        (H, T, S) in the default dtype: −slope · distance for keys at or before the query, and 0 for later
-        keys: combine it with a causal mask. The slopes are 2^(−8h/H), h = 1 … H, where H is a
-        power of two; otherwise they are those of the next lower power, and then every other slope
-        of the next higher.
+        (H, T, S) in the default dtype: −slope · distance for keys at or before the query, and 0
+        for later keys: combine it with a causal mask. The slopes are 2^(−8h/H), h = 1 … H, where
+        H is a power of two; otherwise they are those of the next lower power, and then every
+        other slope of the next higher.
 
     Raises:
         ValueError: a size out of range.

@@ -195,11 +195,12 @@ class TransformerEncoder(nn.Module):
             (B, T, d_model).
 
         Raises:
-            ValueError: a cache without ``causal=True``; as :meth:`TransformerBlock.forward`.
+            ValueError: a cache where ``causal`` is not given; as :meth:`TransformerBlock.forward`.
         """
-        if cache is not None and not options.get("causal", False):
+        if cache is not None and "causal" not in options:
             raise ValueError(
-                "a cache needs causal=True: otherwise earlier tokens would have to see later ones"
+                "a cache needs causal=True: otherwise earlier tokens would have to attend to later "
+                "ones; if that is meant, say causal=False"
             )
         with one_pass(cache, self):
             for block in self.blocks:
