@@ -1,5 +1,7 @@
 """Models of the package transformers in this library's classes; what has no counterpart raises."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -160,6 +162,24 @@ def test_ids_that_do_not_fit_are_named(ids, error, message):
     ours = interop.from_transformers(bert())
     with pytest.raises(error, match=message):
         ours(ids, torch.tensor([1]))
+
+
+def test_a_sentence_may_be_as_long_as_the_positions_and_one_token_short():
+    ours = interop.from_transformers(bert())
+    for ids in (torch.ones(2, 11).long(), torch.ones(2, 1).long()):
+        assert ours(ids, torch.tensor([ids.shape[1], 1])).shape == (*ids.shape, 12)
+    assert ours.embed(torch.ones(11).long()).shape == (11, 12)
+
+
+def test_an_encoder_keeps_its_tokenizer_and_norms_last():
+    words = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=[len(w) for w in text.split()]))
+    ours = interop.sentence_encoder(bert().state_dict(), num_heads=3, tokenizer=words)
+    assert ours.tokenizer is words
+    vectors = ours.encode(["a cat drank", "the milk"])
+    alone = ours(torch.tensor([[1, 3, 5]]), torch.tensor([3]))[0].mean(dim=0)
+    torch.testing.assert_close(vectors[0], alone / alone.norm())
+    assert not any(block.norm_first for block in ours.encoder.blocks)
+    assert [block.norm_first for block in ours.encoder.blocks] == [False, False]
 
 
 def test_texts_need_a_tokenizer():

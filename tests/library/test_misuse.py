@@ -180,6 +180,20 @@ def test_two_copies_of_a_cache_go_their_own_ways(copier, grad):
         assert cache.length == twin.length == 5
 
 
+def test_the_cache_of_a_layer_alone_can_be_stored():
+    """It knows its layer by a weak reference, which no file can hold."""
+    layer, x, cache = layer_of(), draw(1, 5, 6), Cache()
+    layer(x[:, :3].detach(), causal=True, cache=cache)
+    with torch.no_grad():
+        full, cache = layer(x, causal=True), Cache()
+        layer(x[:, :3], causal=True, cache=cache)
+        stored = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
+        twin = copy.deepcopy(layer)  # the stored cache belongs to nobody yet
+        torch.testing.assert_close(twin(x[:, 3:], causal=True, cache=stored), full[:, 3:])
+        with cache.forward_pass(layer):
+            assert not pickle.loads(pickle.dumps(cache)).in_pass  # noqa: S301
+
+
 @pytest.mark.parametrize("where", ["second block", "output"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_call_that_raises_leaves_the_cache_as_it_was(where, grad):
