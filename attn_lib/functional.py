@@ -28,6 +28,8 @@ from attn_lib._checks import (
 )
 from attn_lib.masks import causal_mask
 
+_FEW_KEYS = 32  # as many as fit into the registers that PyTorch's kernel compares at once, twice
+
 
 def attention_weights(
     q: Tensor,
@@ -212,7 +214,13 @@ def fused_attention(
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out[..., :d_v]
+    out = out[..., :d_v]
+    if not torch.compiler.is_compiling() and S < _FEW_KEYS:
+        # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN
+        of_q = _at_least_float32(q.detach()).sum(dim=-1, keepdim=True)  # (B, H, T, 1)
+        of_k = _at_least_float32(k.detach()).sum(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
+        out = out + (0.0 * (of_q + of_k)).to(out.dtype)
+    return out
 
 
 def closed_to_all(mask: Tensor) -> Tensor:

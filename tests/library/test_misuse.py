@@ -137,6 +137,17 @@ def test_a_scale_that_is_no_number_is_refused_when_the_layer_is_made(scale):
         layer_of(scale="1")
 
 
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "out_proj"])
+@pytest.mark.parametrize("T", [1, 2, 7, 8, 15, 16, 17, 31, 32, 40])
+def test_a_parameter_that_is_nan_does_not_vanish(part, T):
+    """PyTorch's kernel took a row of NaN scores, among fewer than 16 keys, for an empty row."""
+    layer = layer_of(dtype=torch.float32)
+    with torch.no_grad():
+        getattr(layer, part).weight[0, 0] = torch.nan
+    for causal in (False, True):
+        assert layer(draw(2, T, 6).float(), causal=causal).isnan().any()
+
+
 # ---------------------------------------------------------------- the cache
 
 
