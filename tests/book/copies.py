@@ -25,9 +25,9 @@ def copy_tree(target: Path) -> Path:
     return target
 
 
-def run_nbval(root, *options, pages="book", **environment):
+def run_nbval(root, *arguments, **environment):
     """The pytest part of the command, with the library of that copy."""
-    command = [sys.executable, "-m", "pytest", "-q", "--nbval", pages, *options]
+    command = [sys.executable, "-m", "pytest", "-q", "--nbval", *arguments]
     return subprocess.run(
         command,
         cwd=root,

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import changes
 import checked
@@ -23,9 +24,12 @@ PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
 
 
 def red_cells(printed):
-    """Number of each cell that nbval found red -> what it said of it."""
-    parts = re.split(r"^_+ \S+\.ipynb::Cell (\d+) _+$", printed, flags=re.MULTILINE)
-    return {int(number): said for number, said in zip(parts[1::2], parts[2::2], strict=True)}
+    """(Page, number) of each cell that nbval found red -> what it said of it."""
+    parts = re.split(r"^_+ (\S+\.ipynb)::Cell (\d+) _+$", printed, flags=re.MULTILINE)
+    return {
+        (page, int(number)): said
+        for page, number, said in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    }
 
 
 # ---------------------------------------------------------------- outputs
@@ -36,16 +40,17 @@ def test_changed_outputs_turn_the_command_red(checkout):
     page = pages.read(checkout / PAGE)
     expected = changes.plant(page)
     nbformat.write(page, checkout / PAGE)
-    run = run_nbval(checkout, pages=PAGE)
+    run = run_nbval(checkout, PAGE)
     assert run.returncode == 1
     said = red_cells(run.stdout)
-    assert said.keys() == expected.keys()
+    assert said.keys() == {(PAGE, number) for number in expected}
     for number, message in expected.items():
-        assert message in said[number]
+        assert message in said[PAGE, number]
     assert checked.fault(checkout) is not None
 
 
 FORMULA, MASKS = "attn_lib/functional.py", "attn_lib/masks.py"
+CHECKS = "attn_lib/_checks.py"
 # mistake -> (page that must see it, file, text as it is, text with the mistake)
 BROKEN_LIBRARY = {
     "softmax over the wrong axis": (
@@ -73,7 +78,7 @@ BROKEN_LIBRARY = {
         "        guess = mask.dim() == 2 and len(shape) == 4 and mask.shape[0] == shape[0]\n"
         "        parts.append(~mask[:, None, None] if guess else ~mask)\n",
     ),
-    "any rank is taken": (MASK_PAGE, FORMULA, "if x.dim() not in (2, len(shape)):", "if False:"),
+    "any rank is taken": (MASK_PAGE, CHECKS, "if x.dim() not in (2, len(shape)):", "if False:"),
     "no guard": (
         MASK_PAGE,
         FORMULA,
@@ -86,13 +91,27 @@ BROKEN_LIBRARY = {
 }
 
 
-@pytest.mark.parametrize("mistake", BROKEN_LIBRARY)
-def test_a_broken_library_turns_the_command_red(checkout, mistake):
-    page, file, old, new = BROKEN_LIBRARY[mistake]
-    edit(checkout, file, old, new)
-    run = run_nbval(checkout, "-x", pages=page)
+def beside(root, name, page, file, old, new):
+    """A page beside a library with a mistake, which it imports: from where it stands."""
+    folder = root / "book" / name.replace(" ", "_")
+    shutil.copytree(root / "attn_lib", folder / "attn_lib", ignore=lambda *_: ["data"])
+    (folder / "attn_lib" / "data").symlink_to(root / "attn_lib" / "data")
+    shutil.copy(root / page, folder)
+    edit(folder, file, old, new)
+    return (folder / Path(page).name).relative_to(root).as_posix()
+
+
+def test_a_broken_library_turns_the_command_red(checkout):
+    """Each mistake by itself: its page has a red cell, because of what the cell gives."""
+    found = {beside(checkout, name, *mistake): name for name, mistake in BROKEN_LIBRARY.items()}
+    unbroken = beside(checkout, "no mistake", PAGE, MASKS, "def causal_mask", "def causal_mask")
+    plugin = str(Path(__file__).parent)
+    run = run_nbval(checkout, *found, unbroken, "-p", "first_red", PYTHONPATH=plugin)
     assert run.returncode == 1
-    assert "Cell outputs differ" in run.stdout or "caused an exception" in run.stdout
+    said = red_cells(run.stdout)
+    assert sorted(page for page, _ in said) == sorted(found), run.stdout
+    for (page, _), text in said.items():
+        assert "Cell outputs differ" in text or "caused an exception" in text, found[page]
 
 
 def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
@@ -103,7 +122,7 @@ def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
     with (cache / "minilm/model.safetensors").open("r+b") as file:
         file.seek(60_000_000)
         file.write(b"\x01")
-    run = run_nbval(checkout, ATTN_LIB_CACHE=str(cache))
+    run = run_nbval(checkout, "book", ATTN_LIB_CACHE=str(cache))
     assert run.returncode != 0
     assert "model.safetensors is damaged or altered" in run.stdout + run.stderr
 
@@ -130,11 +149,11 @@ def small(checkout):
 def test_only_a_whole_green_run_is_recorded(small):
     """Every cell of every page, in one process or in two; and until something changes."""
     page = "book/02_second.ipynb"
-    assert run_nbval(small).returncode == 0
+    assert run_nbval(small, "book").returncode == 0
     assert checked.fault(small) is None
-    assert run_nbval(small, "--deselect", f"{page}::Cell 1").returncode == 0
+    assert run_nbval(small, "book", "--deselect", f"{page}::Cell 1").returncode == 0
     assert "not checked" in checked.fault(small)
-    assert run_nbval(small, "-n", "2", "--dist", "loadfile").returncode == 0
+    assert run_nbval(small, "book", "-n", "2", "--dist", "loadfile").returncode == 0
     recorded = json.loads((small / "_build" / "checked.json").read_text())
     assert recorded == {"sha256": checked.fingerprint(small)}
     for name in (page, "attn_lib/masks.py", "requirements.txt"):
@@ -143,7 +162,7 @@ def test_only_a_whole_green_run_is_recorded(small):
         assert "changed since" in checked.fault(small)
         (small / name).write_bytes(before)
     assert checked.fault(small) is None
-    assert run_nbval(small, pages=page).returncode == 0
+    assert run_nbval(small, page).returncode == 0
     assert "not checked" in checked.fault(small)
 
 
