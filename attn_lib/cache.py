@@ -96,7 +96,7 @@ class Cache:
 
         Args:
             module: the outermost module of the call; inner ones join its pass by
-                :func:`one_pass`.
+                ``one_pass``.
 
         Raises:
             ValueError: a layer called by itself, after a copy of it has used this cache.
