@@ -8,8 +8,10 @@ import re
 import statistics
 from pathlib import Path
 
+import bind
 import nbformat
 import yaml
+from bind import printed
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -17,9 +19,23 @@ NOTEBOOKS = sorted(BOOK.glob("*.ipynb"))
 TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
-METADATA = {"tags", "mystnb", "given", "reason"}
+METADATA = {"tags", "mystnb", "given", "reason", "numbers", "shown"}
 SKIP_MARKS = {"nbval-skip", "nbval-ignore-output", "skip-execution"}
 FOLDED = {"hide-input", "hide-cell"}
+
+
+# pages that were not edited since their numbers can be bound; the list only gets shorter
+FIRST_EDITION = {
+    "notation",
+    "01_one_head",
+    "02_masks",
+    "03_many_heads",
+    "04_scaling",
+    "05_positions",
+    "06_block",
+    "07_encoder_decoder",
+    "08_vision",
+}
 
 
 def config() -> dict:
@@ -44,16 +60,6 @@ def tags(cell) -> set[str]:
 
 def lines(cell) -> list[str]:
     return [line for line in cell.source.splitlines() if line.strip()]
-
-
-def printed(cell) -> str:
-    """All text that a code cell left behind."""
-    # printed lines arrive in pieces that differ from run to run
-    texts = ["".join(output.get("text", "") for output in cell.get("outputs", []))]
-    for output in cell.get("outputs", []):
-        texts.append(output.get("data", {}).get("text/plain", ""))
-        texts.append(output.get("evalue", ""))
-    return "\n".join(filter(None, texts))
 
 
 # ---------------------------------------------------------------- stored as it ran
@@ -161,6 +167,22 @@ def figures_described(notebook) -> list[str]:
 
 # ---------------------------------------------------------------- numbers in the text
 
+
+def numbers_bound(notebook) -> list[str]:
+    """Each number that is read comes from where the page's metadata say, and is written so."""
+    faults = bind.page_faults(notebook)
+    faults += [f"{cell.id}: given" for cell in notebook.cells if "given" in cell.metadata]
+    text = "".join(f"]({url})" for url in re.findall(r"https?://[^\s\"]+", _given(notebook)))
+    return faults + unlisted_links(text)
+
+
+def _given(notebook) -> str:
+    written = [line for cell in notebook.cells for line in cell.metadata.get("numbers", [])]
+    return "\n".join(line for line in written if " <- given: " in line)
+
+
+# the rule for pages of the first edition: any number of the section will do
+
 _NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)*(?![\w]|\.\d)")
 # what counts or names a place, not a result: "chapter 3", "formula (1.1)", "step 2", "Fig. 1.2"
 _PLACE = re.compile(
@@ -223,6 +245,62 @@ def numbers_printed(notebook) -> list[str]:
 
 def _values(text: str) -> set[float]:
     return {abs(float(number)) for number in re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", text)}
+
+
+# ---------------------------------------------------------------- conclusions
+
+
+def conclusions_shown(notebook) -> list[str]:
+    """Each bullet of "What to remember" names a cell that asserts, or prints a comparison."""
+    last = [c for c in notebook.cells if re.match(r"#+ What to remember\b", c.source)]
+    if len(last) != 1:
+        return [f"{len(last)} cells with the heading What to remember"]
+    bullets = re.findall(r"^[*-] ", last[0].source, re.MULTILINE)
+    shown = last[0].metadata.get("shown", [])
+    faults = [f"{len(bullets)} bullets, {len(shown)} cells"] if len(bullets) != len(shown) else []
+    sources = {cell.id: cell.source for cell in code_cells(notebook)}
+    return faults + [
+        f"{name} compares nothing that is seen"
+        for name in shown
+        if name not in sources or not compares(sources[name])
+    ]
+
+
+def compares(source: str) -> bool:
+    """Whether a cell asserts, or prints what came of a comparison."""
+    tree = ast.parse(source)
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    if any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
+        _name(call).startswith("assert_") for call in calls
+    ):
+        return True
+    compared = {
+        target.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _compared(node.value, set())
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    seen = [call for call in calls if _name(call) == "print"]
+    seen += [node for node in tree.body[-1:] if isinstance(node, ast.Expr)]
+    return any(_compared(node, compared) for node in seen)
+
+
+def _name(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _compared(tree: ast.AST, names: set[str]) -> bool:
+    """Whether an expression holds a comparison, or one of the names."""
+    return any(
+        isinstance(node, ast.Compare)
+        or (isinstance(node, ast.Call) and _name(node) in COMPARING)
+        or (isinstance(node, ast.Name) and node.id in names)
+        for node in ast.walk(tree)
+    )
+
+
+COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 
 
 # ---------------------------------------------------------------- budgets
@@ -324,12 +402,17 @@ RULES = [
     safe_outputs,
     safe_source,
     figures_described,
-    numbers_printed,
     within_budget,
     links_listed,
     starts_with_bootstrap,
     valid_python,
 ]
+
+
+def rules_of(path: Path) -> list:
+    """The rules that a notebook keeps."""
+    first = path.stem in FIRST_EDITION
+    return [*RULES, *([numbers_printed] if first else [numbers_bound, conclusions_shown])]
 
 
 def numbers_not_given(text: str) -> list[str]:

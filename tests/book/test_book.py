@@ -20,8 +20,11 @@ COUNTS = json.loads((pages.ROOT / "tests" / "counts.json").read_text())
 README = (pages.ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("rule", pages.RULES, ids=lambda rule: rule.__name__)
-@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [(path, rule) for path in pages.NOTEBOOKS for rule in pages.rules_of(path)],
+    ids=lambda part: part.stem if hasattr(part, "stem") else part.__name__,
+)
 def test_notebooks_keep_the_rules(path, rule):
     assert rule(pages.read(path)) == []
 
@@ -31,7 +34,8 @@ def test_text_pages_keep_the_rules(path):
     text = path.read_text()
     assert pages.safe_markdown(text) == []
     assert pages.unlisted_links(text) == []
-    assert pages.numbers_not_given(text) == []
+    if path.stem in pages.FIRST_EDITION:
+        assert pages.numbers_not_given(text) == []
 
 
 # ---------------------------------------------------------------- planted mistakes
@@ -187,7 +191,7 @@ def test_a_planted_mistake_is_found(plant, rule):
 
 
 def test_every_rule_is_shown_able_to_fail():
-    assert {rule for _, rule in PLANTED} == set(pages.RULES)
+    assert {rule for _, rule in PLANTED} == {*pages.RULES, pages.numbers_printed}
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,7 @@ def small_page(word):
     cells = []
     for number in (1, 2):
         cell = nbformat.v4.new_code_cell(f"print('{word}', {number})", execution_count=number)
+        cell.metadata["numbers"] = [f"{number} <- {cell.id} out 1:1"]  # none of nbval's business
         cell.outputs = [nbformat.v4.new_output("stream", text=f"{word} {number}\n")]
         cells.append(cell)
     return nbformat.v4.new_notebook(cells=cells)

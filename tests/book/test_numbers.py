@@ -1,0 +1,353 @@
+"""Numbers that a reader sees come from where they are bound to; conclusions name their cells."""
+
+import copy
+import json
+
+import bind
+import execute
+import nbformat
+import numerals
+import pages
+import pytest
+import rename
+
+from attn_lib import files
+
+SECOND = [path for path in pages.TEXTS if path.stem not in pages.FIRST_EDITION]
+
+# ---------------------------------------------------------------- which numbers are seen
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("number 0.123, step 99999, 0.123x, 20s, .5", "0.123 99999 0.123 20 .5"),
+        ("**0.123** _0.5_ `0.123` 0.**12**3 ⅞ 3½ &frac14;", "0.123 0.5 0.123 0.123 0.875 3.5 0.25"),
+        ("−0.5 -0.5 (–1) from 3–5, 7-1, 2 - 1, x-1, &minus;2", "-0.5 -0.5 -1 3 5 7 1 2 1 1 -2"),
+        ("10⁻³ $10^{-3}$ 1e-3 $1.5 \\cdot 10^4$ 2 · 10⁶, $-10^9$", "1e-3 1e-3 1e-3 1.5e4 2e6 -1e9"),
+        ("1,000 and 10\u202f000 or $60{,}000$; 1, 2", "1000 10000 60000 1 2"),
+        ("57 %, 57%, −3 percent, $8\\%$", "57% 57% -3% 8%"),
+        ("$(2, 1)$, $d_k = 64$, $x_{12}^2 + 3$, `(1, 2)`, `f(x, 3)[0.5]`", "2 1 64 1 2 0.5"),
+        ("## Title 7\n\n```\n90 of 9\n```\n1. first\n> 2. second, 7x7", "7 90 7 7"),
+        ("chapter 3, formula (1.1), Figure 12, Python 3.11, Section 0.25", "0.25"),
+        ("ViT-S/14, GPT-2, float16, 2.13.0, Loss/0.75", "0.75"),
+        ("[Ba (2016)](https://a.invalid), [issue 41508](https://a.invalid/41508)", ""),
+        ("[chapter 1](01_one_head.ipynb) of 2016, [0.93](https://a.invalid/93)", "2016 0.93"),
+    ],
+)
+def test_every_number_is_seen_as_it_is_read(text, numbers):
+    assert " ".join(numerals.numbers_in_markdown(text)) == numbers
+
+
+def test_numbers_of_an_output():
+    found = numerals.numbers("tensor([ 9, -6., 1e-06]) (4, 1) 95 % 27,054 -inf nan float32")
+    assert " ".join(found) == "9 -6 1e-06 4 1 95% 27054"
+
+
+def test_a_percentage_is_a_share():
+    assert all(numerals.same("57%", there) for there in ("57%", "0.57", "57"))
+    assert not any(
+        numerals.same(*pair) for pair in [("57", "57%"), ("0.57%", "0.57"), ("57%", "5.7")]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sixteen of eighty, a hundred, a tenth of it, two-thirds", 5),
+        ("nine per cent, three times as fast, four times better, zero point five", 4),
+        ("two axes, one head, twelve layers, a third model, half, hundreds", 0),
+        ("142 million, three times in a row, height, `twenty`", 0),
+    ],
+)
+def test_results_in_words(text, words):
+    assert len(numerals.in_words(text)) == words
+
+
+# ---------------------------------------------------------------- a page, bound and damaged
+
+TEXT = """## Look
+
+The cat looks at milk with **0.935** and back with 0.601; the change is `−0.334`, or ⅛ of the 2,672
+that step 250 had. It takes 57 % of the time, to $10^{-6}$; see [Ba (2016)](https://a.invalid)."""
+REWRITTEN = """## Look
+
+To 1e-6, and in 57% of the time: back it is `0.601`. *Milk* gets 0.935, a change of $-0.334$, while
+0.125 of 2672 (at step 250) is not much."""
+PRINTED = "cat   0.935  0.601  -0.334\nmilk  0.125  2672\nshare 57 %\n"
+
+
+def second_edition():
+    """A small page, not yet bound."""
+    new = nbformat.v4
+    figure = {"caption": "Twelve heads after 250 steps.", "name": "fig-a"}
+    shown = {"figure": figure, "image": {"alt": "A curve that falls to -0.334 at 0.601."}}
+    page = new.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "python3"}})
+    page.cells = [
+        new.new_markdown_cell("# A page\n\nNo number here.", id="t1"),
+        new.new_code_cell("steps, tolerance = 250, 1e-6  # not 99\nassert steps > 0", id="c2"),
+        new.new_markdown_cell(TEXT, id="t3"),
+        new.new_code_cell(f"print({PRINTED!r}, end='')", id="c4"),
+        new.new_code_cell("draw()", id="c5", metadata={"mystnb": shown}),
+        new.new_markdown_cell("> **Exercise 1.2.** Take 250 steps. What is 0.935?", id="t6"),
+        new.new_markdown_cell("## What to remember\n\n* This.\n* And 0.935.", id="t7"),
+    ]
+    page.cells[3].outputs = [new.new_output("stream", text=PRINTED)]
+    page.cells[-1].metadata["shown"] = ["c2", "c2"]
+    return page
+
+
+def bound(page):
+    """As the command leaves it."""
+    page = copy.deepcopy(page)
+    whole = bind.Page(page.cells)
+    for cell, lines in zip(page.cells, map(whole.bound, range(len(page.cells))), strict=True):
+        cell.metadata["numbers"] = lines
+    return page
+
+
+def cell(page, name):
+    return next(cell for cell in page.cells if cell.id == name)
+
+
+def test_the_command_binds_each_number_to_what_is_nearest():
+    page = bound(second_edition())
+    assert pages.numbers_bound(page) == []
+    assert cell(page, "t3").metadata["numbers"] == [
+        "0.935 <- c4 out 1:1",
+        "0.601 <- c4 out 1:2",
+        "-0.334 <- c4 out 1:3",
+        "0.125 <- c4 out 2:1",
+        "2672 <- c4 out 2:2",
+        "250 <- c2 src 1:1",
+        "57% <- c4 out 3:1",
+        "1e-6 <- c2 src 1:2",
+    ]
+    assert cell(page, "c5").metadata["numbers"] == [
+        "250 <- c2 src 1:1",
+        "-0.334 <- c4 out 1:3",
+        "0.601 <- c4 out 1:2",
+    ]
+
+
+def damage(part, old, new):
+    """Replace a piece of a cell, wherever it stands, but in its lines."""
+    lines = part.metadata.pop("numbers")
+    text = json.dumps(part, ensure_ascii=False)
+    assert old in text
+    part.update(nbformat.from_dict(json.loads(text.replace(old, new))))
+    part.metadata["numbers"] = lines
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("t3", "0.935", "0.936"),
+        ("t3", "**0.935** and back with 0.601", "**0.601** and back with 0.935"),
+        ("t3", "−0.334", "0.334"),
+        ("t3", "0.601", "-0.601"),
+        ("t3", "0.601", "60.1"),
+        ("t3", "⅛", "⅞"),
+        ("t3", "2,672", "2,762"),
+        ("t3", "step 250", "step 99999"),
+        ("t3", "57 %", "57"),
+        ("t3", "57 %", "5.7 %"),
+        ("t3", "10^{-6}", "10^{6}"),
+        ("t3", "10^{-6}", "10^{-5}"),
+        ("t3", " at milk", " at milk, number 0.123,"),
+        ("t3", " at milk", " at milk 0.123x more"),
+        ("t3", "and back with 0.601", "and back"),
+        ("t3", " at milk", " at `0.601` milk"),
+        ("t3", "Look", "Look 7 times"),
+        ("t3", "57 %", "fifty-seven per cent"),
+        ("t3", "at milk", "at 3 of 4 milks"),
+        ("c5", "250 steps", "520 steps"),
+        ("c5", "Twelve", "Thirteen"),
+        ("c5", "-0.334", "0.334"),
+        ("c5", "-0.334 at 0.601", "0.601 at -0.334"),
+        ("t6", "250", "25"),
+        ("t7", "0.935", "0.945"),
+        ("c4", "0.601", "0.602"),
+        ("c4", "0.935  0.601", "0.601  0.935"),
+        ("c4", "-0.334", " 0.334"),
+        ("c2", "250", "260"),
+        ("c2", "1e-6", "1e-5"),
+    ],
+)
+def test_a_damaged_number_is_seen(name, old, new):
+    page = bound(second_edition())
+    damage(cell(page, name), old, new)
+    assert pages.numbers_bound(page) != []
+
+
+def test_a_page_is_rewritten_and_bound_anew():
+    """In other words and another order, with one run of the command between."""
+    page = bound(second_edition())
+    cell(page, "t3").source = REWRITTEN
+    assert pages.numbers_bound(page) != []
+    assert pages.numbers_bound(bound(page)) == []
+
+
+def test_what_is_true_is_kept_and_what_is_gone_is_asked():
+    page = second_edition()
+    by_hand = "0.935 <- given: definition, set by hand"
+    cell(page, "t3").metadata["numbers"] = [by_hand]
+    cell(page, "t6").metadata["numbers"] = ["250 <- c9 out 1:1", "0.935 <- c4 out 1:1"]
+    page = bound(page)
+    assert cell(page, "t3").metadata["numbers"][0] == by_hand
+    assert bound(page) == page
+    # the cell prints another number now: the same elsewhere is no reason to be content
+    damage(cell(page, "c4"), "0.935", "0.936")
+    cell(page, "c2").source += "\nother = 0.935"
+    again = bound(page)
+    assert cell(again, "t6").metadata["numbers"] == ["250 <- c2 src 1:1", "0.935 <- ? c4 out 1:1"]
+    assert pages.numbers_bound(again) == [
+        f"{name}: 0.935 comes from ? c4 out 1:1, where there is no number" for name in ("t6", "t7")
+    ]
+    assert bound(again) == again
+    # a line is put before it: found in the same cell
+    damage(cell(page, "c4"), "cat   0.936", "dog 1\\ncat   0.935")
+    assert cell(bound(page), "t6").metadata["numbers"][1] == "0.935 <- c4 out 2:1"
+
+
+@pytest.mark.parametrize(
+    ("source", "right"),
+    [
+        ("given: definition, the size of a toy", True),
+        ("given: year", True),
+        ("given: the paper, https://arxiv.org/abs/1706.03762", True),
+        ("given: the paper, https://nowhere.invalid/paper", False),
+        ("given: the paper", False),
+        ("given: definition", False),
+        ("given:", False),
+        ("?", False),
+        ("", False),
+        ("c4 out 99:1", False),
+        ("c99 out 1:1", False),
+        ("tests/nowhere.json: 1", False),
+        ('tests/counts.json: "', False),
+    ],
+)
+def test_what_may_be_given(source, right):
+    page = second_edition()
+    page.cells = page.cells[:1]
+    page.cells[0].source = "It was 2017."
+    page.cells[0].metadata["numbers"] = [f"2017 <- {source}"]
+    assert (pages.numbers_bound(page) == []) == right
+
+
+def test_a_year_is_a_year_and_the_old_mark_is_gone():
+    assert bind.fault("2017.5 <- given: year", {}) == "2017.5 is not a year"
+    page = bound(second_edition())
+    page.cells[0].metadata["given"] = {"3": "as before"}
+    assert pages.numbers_bound(page) == ["t1: given"]
+
+
+# ---------------------------------------------------------------- conclusions
+
+
+def test_each_bullet_names_a_cell_that_compares():
+    page = second_edition()
+    last, faults = page.cells[-1], pages.conclusions_shown
+    assert faults(page) == []
+    for shown in (["c2"], ["c2", "c2", "c2"], ["c2", "c4"], ["c2", "t3"], ["c2", "c99"], []):
+        last.metadata["shown"] = shown
+        assert faults(page) != [], shown
+    last.metadata.pop("shown")
+    assert faults(page) == ["2 bullets, 0 cells"]
+    page.cells.pop()
+    assert faults(page) == ["0 cells with the heading What to remember"]
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("assert x", True),
+        ("np.testing.assert_allclose(a, b)", True),
+        ("torch.allclose(a, b)", True),
+        ("print(f'{accuracy > 0.8}')", True),
+        ("for a in b:\n    same = torch.equal(a, c)\n    print(same)", True),
+        ("torch.allclose(a, b)\nprint(a)", False),
+        ("mask = s <= t\nprint(weights)", False),
+        ("same = a == b", False),
+        ("print(weights)", False),
+    ],
+)
+def test_which_cells_compare(source, seen):
+    assert pages.compares(source) == seen
+
+
+# ---------------------------------------------------------------- texts, and the pages as they are
+
+
+@pytest.mark.parametrize("path", [*SECOND, pages.ROOT / "README.md"], ids=lambda path: path.stem)
+def test_the_numbers_of_texts_are_bound(path):
+    page = bind.load(path)
+    assert pages.numbers_bound(page) == []
+    for number in bind.read(page.cells[0]):
+        changed = copy.deepcopy(page)
+        digit = number.rstrip("%")[-1]
+        damage(changed.cells[0], digit, str((int(digit) + 1) % 10))
+        assert pages.numbers_bound(changed) != []
+
+
+def test_what_the_first_run_fetches():
+    size = sum(files.fetch(name).stat().st_size for name in files.SOURCES)
+    counts = json.loads((pages.ROOT / "tests" / "counts.json").read_text())
+    assert round(size / 1e6, -1) == counts["fetched MB"]
+
+
+def test_a_page_that_is_bound_is_held_to_it():
+    """No page stays on the list of the first edition with lines that nothing checks."""
+    present = {path.stem: path for path in [*pages.NOTEBOOKS, *pages.TEXTS]}
+    assert set(present) >= pages.FIRST_EDITION
+    for stem in pages.FIRST_EDITION:
+        assert not any("numbers" in part.metadata for part in bind.load(present[stem]).cells), stem
+    rules = pages.rules_of(pages.BOOK / "99_new.ipynb")
+    assert {pages.numbers_bound, pages.conclusions_shown} <= set(rules)
+    assert pages.numbers_printed not in rules
+
+
+def test_the_command_on_a_real_page(checkout, capsys):
+    """It settles most numbers, says which are open, and leaves all else as it was."""
+    name = pages.NOTEBOOKS[1].name
+    path = checkout / "book" / name
+    before = pages.read(path)
+    left = bind.bind(path)
+    after = pages.read(path)
+    lines = [line for part in after.cells for line in part.metadata.get("numbers", [])]
+    assert 0 < left == sum(" <- ?" in line for line in lines) < len(lines) / 5
+    assert len(pages.numbers_bound(after)) == left
+    said = capsys.readouterr().out
+    assert said.count("\n  ") == len(lines)
+    bind.bind(path)
+    assert pages.read(path) == after
+    assert capsys.readouterr().out.count("\n") == 1
+    for part in [*before.cells, *after.cells]:
+        for key in ("numbers", "given"):
+            part.metadata.pop(key, None)
+    assert before == after
+
+
+def test_lines_are_carried_along(checkout):
+    """By a run anew, and by a renaming."""
+    page = bound(second_edition())
+    page.cells = page.cells[:4]
+    execute_path = checkout / "small.ipynb"
+    nbformat.write(page, execute_path)
+    execute.execute(execute_path)
+    again = pages.read(execute_path)
+    assert [part.metadata for part in again.cells] == [part.metadata for part in page.cells]
+    assert pages.numbers_bound(again) == []
+    old = pages.NOTEBOOKS[-1].stem
+    new = f"{int(old[:2]) + 3}{old[2:]}"
+    path = checkout / "book" / f"{old}.ipynb"
+    bind.bind(path)
+    before = pages.numbers_bound(pages.read(path))
+    rename.rename(old, new, checkout)
+    after = pages.read(path.with_name(f"{new}.ipynb"))
+    lines = [line for part in after.cells for line in part.metadata.get("numbers", [])]
+    assert lines
+    assert f"ch{old[:2]}-" not in " ".join(lines)
+    moved = [fault.replace(f"ch{old[:2]}-", f"ch{new[:2]}-") for fault in before]
+    assert pages.numbers_bound(after) == moved
