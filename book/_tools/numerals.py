@@ -1,7 +1,7 @@
 """The numbers that a reader sees in a text, in reading order, each in one spelling.
 
 `1,000` and `1_000` are ``1000``, `−0.5` is ``-0.5``, `10⁻³` and `$10^{-3}$` are ``1e-3``, ⅞ is
-``0.875``, `57 %` is ``57%`` and means 57 hundredths.
+``0.875``, `2 million` is ``2e6``, `57 %` is ``57%`` and means 57 hundredths.
 """
 
 import html
@@ -16,7 +16,7 @@ _NUMBER = re.compile(
 )
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _POWER = re.compile(
-    r"(?:(\d[\d.]*)\s*(?:·|×|\\cdot|\\times)\s*)?(?<![\w.])10(?:\^\{?(-?\d+)\}?|([⁻⁰¹²³⁴-⁹]+))"
+    r"(?:(\d[\d.]*)\s*(?:·|×|\\cdot|\\times)\s*)?(?<![\w.])10(?:\^\{?(-?\d+)\}?|(⁻?[⁰¹²³⁴-⁹]+))"
 )
 # what names a place or a model: chapter 3, formula (1.1), Figure 2, Python 3.11; ViT-S/14
 _PLACE = re.compile(
@@ -25,15 +25,16 @@ _PLACE = re.compile(
     re.IGNORECASE,
 )
 _NAME = re.compile(r"\b(?=[\w/-]*[A-Z])[A-Za-z]\w*(?:[-/]\w+)+\b(?!\.\d)")
+_LARGE = {"thousand": "e3", "million": "e6", "billion": "e9"}
 _MARKED = re.compile(r"(^```.*?^```|`[^`]+`|\$\$.*?\$\$|\$[^$]+\$)", re.MULTILINE | re.DOTALL)
 
 _SMALL = "one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
 _PARTS = "third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|twentieth|hundredth|thousandth"
 _IN_WORDS = re.compile(
     r"\b(?:(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
-    rf"|(?<!\d )(?:hundred|[mb]illion|thousand)|(?:{_SMALL}|a|an)[ -](?:{_PARTS})(?:s|(?= of))"
-    rf"|(?:{_SMALL}) (?:per ?cent|times (?=as\b|more\b|less\b|\w+er\b))"
-    rf"|(?:zero|nought|{_SMALL}) point)\b",
+    rf"|(?<!\d\s)(?:hundred|[mb]illion|thousand)|(?:{_SMALL}|a|an)[\s-](?:{_PARTS})(?:s|(?=\sof))"
+    rf"|(?:{_SMALL})\s(?:per ?cent|times\s(?=as\b|more\b|less\b|\w+er\b))"
+    rf"|(?:zero|nought|{_SMALL})\spoint)\b",
     re.IGNORECASE,
 )
 
@@ -46,6 +47,7 @@ def numbers(text: str) -> list[str]:
     # thousands, 1,000 or 10_000 or with a narrow space, and 7x7
     text = re.sub(r"(?<=\d)[,_\u00a0\u2009\u202f](?=\d{3}(?!\d))", "", text)
     text = re.sub(r"(?<=\d)x(?=\d)", "×", text)
+    text = re.sub(r"(?<=\d)\s(thousand|million|billion)\b", lambda m: _LARGE[m[1]], text)
     return [
         m[0].removesuffix(m[2] or "").rstrip(".") + "%" * bool(m[2]) for m in _NUMBER.finditer(text)
     ]
@@ -63,8 +65,8 @@ def value(number: str) -> Decimal:
 def same(number: str, there: str) -> bool:
     """Whether a number in a text is what is printed: 57 % where there is 57 %, 0.57 or 57."""
     bare = number.removesuffix("%")
-    percent = number != bare and "%" not in there and value(bare) == value(there) >= 1
-    return percent or value(number) == value(there)
+    percent = number != bare and "%" not in there and value(bare) == value(there)
+    return (percent and abs(value(bare)) >= 1) or value(number) == value(there)
 
 
 def numbers_in_markdown(text: str) -> list[str]:
@@ -84,7 +86,7 @@ def in_words(text: str) -> list[str]:
 
 def _parts(text: str) -> list[tuple[str, bool]]:
     """The text, cut where code and formulas begin and end; True for these."""
-    text = re.sub(r"\[([^]\n]*)\]\(([^)\s]*)\)", _link, html.unescape(text))
+    text = re.sub(r"\[([^]]*)\]\(([^)\s]*)\)", _link, html.unescape(text))
     text = re.sub(r"https?://\S+|\[\^\w+\]|\\tag\{[^}]*\}|\b\d\d_[a-z]\w*", " ", text)
     text = re.sub(r"^\s*(?:> ?)*\d+[.)] ", " ", text, flags=re.MULTILINE)  # a numbered list
     return [(part, bool(n % 2)) for n, part in enumerate(_MARKED.split(text))]
