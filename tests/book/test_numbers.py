@@ -85,6 +85,7 @@ def second_edition():
     figure = {"caption": "Twelve heads after 250 steps.", "name": "fig-a"}
     shown = {"figure": figure, "image": {"alt": "A curve that falls to -0.334 at 0.601."}}
     page = new.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "python3"}})
+    page.metadata["language_info"] = {"name": "python"}
     page.cells = [
         new.new_markdown_cell("# A page\n\nNo number here.", id="t1"),
         new.new_code_cell("steps, tolerance = 250, 1e-6  # not 99\nassert steps > 0", id="c2"),
@@ -114,7 +115,7 @@ def cell(page, name):
 
 def test_the_command_binds_each_number_to_what_is_nearest():
     page = bound(second_edition())
-    assert pages.numbers_bound(page) == []
+    assert pages.numbers_bound(page) == pages.clean_metadata(page) == []
     assert cell(page, "t3").metadata["numbers"] == [
         "0.935 <- c4 out 1:1",
         "0.601 <- c4 out 1:2",
@@ -139,6 +140,20 @@ def damage(part, old, new):
     assert old in text
     part.update(nbformat.from_dict(json.loads(text.replace(old, new))))
     part.metadata["numbers"] = lines
+
+
+def test_the_nearer_of_two_cells_is_chosen():
+    """Before the text rather than after it, and of the same section."""
+    page = second_edition()
+    for place, name in ((5, "near"), (7, "after"), (3, "far")):
+        more = nbformat.v4.new_code_cell("steps = 250\nprint(0.935)", id=name)
+        more.outputs = [nbformat.v4.new_output("stream", text="0.935\n")]
+        page.cells.insert(place, more)
+    chosen = cell(bound(page), "t6").metadata["numbers"]
+    assert chosen == ["250 <- near src 1:1", "0.935 <- near out 1:1"]
+    cell(page, "t6").source = "## More\n\n250, 0.935"
+    chosen = cell(bound(page), "t6").metadata["numbers"]
+    assert chosen == ["250 <- after src 1:1", "0.935 <- after out 1:1"]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +242,6 @@ def test_what_is_true_is_kept_and_what_is_gone_is_asked():
         ("c4 out 99:1", False),
         ("c99 out 1:1", False),
         ("tests/nowhere.json: 1", False),
-        ('tests/counts.json: "', False),
     ],
 )
 def test_what_may_be_given(source, right):
@@ -236,6 +250,13 @@ def test_what_may_be_given(source, right):
     page.cells[0].source = "It was 2017."
     page.cells[0].metadata["numbers"] = [f"2017 <- {source}"]
     assert (pages.numbers_bound(page) == []) == right
+
+
+def test_words_of_a_file_stand_there_once():
+    source = 'tests/counts.json: "notebooks":'
+    line = f"{len(pages.NOTEBOOKS)} <- {source}"
+    assert bind.fault(line, {}) == ""
+    assert bind.fault(line.removesuffix('notebooks":'), {}) != ""
 
 
 def test_a_year_is_a_year_and_the_old_mark_is_gone():
