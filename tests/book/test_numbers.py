@@ -256,7 +256,7 @@ def test_words_of_a_file_stand_there_once():
     source = 'tests/counts.json: "notebooks":'
     line = f"{len(pages.NOTEBOOKS)} <- {source}"
     assert bind.fault(line, {}) == ""
-    assert bind.fault(line.removesuffix('notebooks":'), {}) != ""
+    assert bind.fault(line.replace('"notebooks"', '"'), {}) != ""  # as after many other words
 
 
 def test_a_year_is_a_year_and_the_old_mark_is_gone():
