@@ -375,10 +375,13 @@ def bootstrap(data: list[str], url: str) -> str:
     )
 
 
+def fetched(notebook) -> list[str]:
+    """The weight files that the first cell names."""
+    return re.findall(r'files\.fetch\("([^"]+)"\)', code_cells(notebook)[0].source)
+
+
 def starts_with_bootstrap(notebook) -> list[str]:
-    first = code_cells(notebook)[0]
-    data = re.findall(r'files\.fetch\("([^"]+)"\)', first.source)
-    if first.source != bootstrap(data, address()):
+    if code_cells(notebook)[0].source != bootstrap(fetched(notebook), address()):
         return ["the first code cell is not the set-up for Colab, as tests/book/pages.py has it"]
     return []
 

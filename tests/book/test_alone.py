@@ -1,15 +1,16 @@
 """Each notebook alone in an empty folder, as in Colab, and as another machine would compute it.
 
-No book around it and no library installed: the first cell must install what the rest needs. The
-processor is kept to the instructions of an older one, and to one thread; what comes out must be
-what is stored, texts, figures and kinds of output.
+No book around it, and no library but the one that the first cell installs: once, since it is the
+same in every notebook (`pages.starts_with_bootstrap`). The processor is kept to the instructions of
+an older one, and to one thread; what comes out must be what is stored, texts, figures and kinds of
+output.
 """
 
 import os
-import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import distribution
 
 import changes
 import compare
@@ -17,13 +18,15 @@ import copies
 import nbformat
 import pages
 import pytest
+import tomllib
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
-PINS = dict(
-    re.findall(r"^([\w-]+)==(\S+)$", (pages.ROOT / "requirements.txt").read_text(), re.MULTILINE)
-)
-# what Colab brings; the rest must come from the notebook's first cell
-PRESENT = ("torch", "numpy", "matplotlib", "ipykernel", "nbclient")
-PIP = ("python", "-m", "pip")
+# what Colab brings, with all that it requires; the rest must come from the first cell
+PRESENT = ("pip", "torch", "numpy", "matplotlib", "ipykernel", "nbclient")
+PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
+NEEDED = ["attn_lib", *PROJECT["optional-dependencies"]["book"]]
+EXECUTE = ("python", "-c", "from nbclient.cli import main; main()", "--inplace")
 OLDER = {
     "MKL_CBWR": "COMPATIBLE",
     "ATEN_CPU_CAPABILITY": "default",
@@ -43,28 +46,71 @@ def published(tmp_path_factory):
     return root
 
 
+def present():
+    """Files and folders of the distributions that Colab brings, as they are installed here."""
+    wanted, found = list(PRESENT), {}
+    while wanted:
+        name = canonicalize_name(wanted.pop())
+        if name not in found:
+            found[name] = distribution(name)
+            required = map(Requirement, found[name].requires or [])
+            chosen = [r for r in required if not r.marker or r.marker.evaluate({"extra": ""})]
+            wanted += [r.name for r in chosen]
+    parts = {part.locate_file(p.parts[0]) for part in found.values() for p in part.files}
+    return [path for path in parts if path.name not in ("..", "__pycache__")]
+
+
 @pytest.fixture(scope="module")
-def colab(tmp_path_factory, published):
-    """Variables of a fresh environment without the library; git knows where the address leads."""
-    binaries = tmp_path_factory.mktemp("colab") / "venv" / "bin"
-    subprocess.run([sys.executable, "-m", "venv", binaries.parent], check=True)
-    wanted = [f"{name}=={PINS[name]}" for name in PRESENT]
-    install = [binaries / "python", "-m", "pip", "install", "-q", "--no-compile", *wanted]
-    subprocess.run(install, check=True, capture_output=True)
-    return {
+def fresh(tmp_path_factory, published):
+    """A folder with a fresh environment, and its variables; git knows where the address leads."""
+    root = tmp_path_factory.mktemp("colab")
+    venv, brought = root / "venv", root / "brought"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    brought.mkdir()
+    for path in present():  # outside the environment, where pip changes nothing
+        (brought / path.name).symlink_to(path)
+    (packages,) = venv.glob("lib/*/site-packages")
+    (packages / "brought.pth").write_text(f"{brought}\n")
+    environment = {
         **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")},
         **OLDER,
-        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{published.as_uri()}.insteadOf",
         "GIT_CONFIG_VALUE_0": pages.address(),
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "ATTN_LIB_PROGRESS": "0",
     }
+    kernel = run(["python", "-m", "ipykernel", "install", "--sys-prefix"], root, environment)
+    assert kernel.returncode == 0, kernel.stderr
+    return root, environment
+
+
+@pytest.fixture(scope="module")
+def colab(fresh):
+    """The variables, after the first cell of every page has installed what Colab lacks."""
+    root, environment = fresh
+    assert importable(root, environment) == []
+    data = {name for path in pages.NOTEBOOKS for name in pages.fetched(pages.read(path))}
+    first = nbformat.v4.new_code_cell(pages.bootstrap(sorted(data), pages.address()))
+    nbformat.write(nbformat.v4.new_notebook(cells=[first]), root / "first.ipynb")
+    done = run([*EXECUTE, "first.ipynb"], root, environment)
+    assert done.returncode == 0, done.stderr
+    assert importable(root, environment) == NEEDED
+    (packages,) = root.glob("venv/lib/*/site-packages")
+    twice = {path.name for path in packages.iterdir()} & set(os.listdir(root / "brought"))
+    assert twice == set()  # what Colab has must do
+    return environment
 
 
 def run(command, cwd, environment):
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+def importable(root, environment):
+    """Which of the modules that a page needs there are."""
+    script = f"from importlib.util import find_spec; print(*filter(find_spec, {NEEDED}))"
+    return run(["python", "-c", script], root, environment).stdout.split()
 
 
 def faults(new: list, stored: list) -> dict[int, str]:
@@ -78,13 +124,9 @@ def faults(new: list, stored: list) -> dict[int, str]:
 @pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_alone(path, colab, tmp_path):
     shutil.copy(path, tmp_path)
-    run([*PIP, "uninstall", "-qy", "attn_lib"], tmp_path, colab)
-    missing = run(["python", "-c", "import attn_lib"], tmp_path, colab)
-    assert "ModuleNotFoundError" in missing.stderr
-    done = run(["jupyter", "execute", "--inplace", path.name], tmp_path, colab)
+    done = run([*EXECUTE, path.name], tmp_path, colab)
     assert done.returncode == 0, done.stderr
     alone, stored = (pages.code_cells(pages.read(p)) for p in (tmp_path / path.name, path))
-    alone[0].outputs = stored[0].outputs  # the first cell installs, and says so
     assert faults(alone, stored) == {}
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -52,12 +53,19 @@ def changed_outputs(before, after, old, new):
     return [(was, now) for was, now in zip(json.loads(moved), after, strict=True) if was != now]
 
 
-@pytest.fixture
-def renamed(checkout):
-    """A copy in which two pages have moved."""
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory):
+    """A copy in which two pages have moved, to be read."""
+    root = copy_tree(tmp_path_factory.mktemp("renamed") / "checkout")
     for old, new in MOVED.items():
-        rename.rename(old, new, checkout)
-    return checkout
+        rename.rename(old, new, root)
+    return root
+
+
+@pytest.fixture
+def own(renamed, tmp_path):
+    """The same, to be written to."""
+    return shutil.copytree(renamed, tmp_path / "own")
 
 
 def test_everything_that_follows_from_a_name_has_moved(renamed):
@@ -107,17 +115,17 @@ def test_exercises_carry_the_new_number(renamed):
         assert not any(f" ({number(old)}.{formula})" in text for formula in formulas)
 
 
-def test_the_copy_passes_its_own_tests(renamed):
+def test_the_copy_passes_its_own_tests(own):
     """Stubs, solutions and wrong answers; the pages' rules; every place that the tests name."""
     moved = " or ".join(NEW)
     chosen = f"test_exercises or contents or unique or has_its_place or (rules and ({moved}))"
-    files = [str(path) for path in (renamed / "tests").rglob("test_*.py")]
+    files = [str(path) for path in (own / "tests").rglob("test_*.py")]
     files = [name for name in files if name.endswith(("test_exercises.py", "test_book.py"))]
-    run = python(renamed, "-m", "pytest", "-q", *files, "-k", chosen)
+    run = python(own, "-m", "pytest", "-q", *files, "-k", chosen)
     assert run.returncode == 0, run.stdout[-2000:]
-    (path,) = renamed.glob(f"book/{NEW[0]}.ipynb")
+    (path,) = own.glob(f"book/{NEW[0]}.ipynb")
     path.write_text(path.read_text().replace(f"exercise-{number(NEW[0])}.1", "exercise-99.1"))
-    run = python(renamed, "-m", "pytest", "-q", *files, "-k", "every_exercise")
+    run = python(own, "-m", "pytest", "-q", *files, "-k", "every_exercise")
     assert run.returncode == 1
 
 
@@ -146,12 +154,12 @@ def test_there_and_back_is_byte_for_byte_the_same(checkout):
     assert contents(checkout) == before
 
 
-def test_a_number_alone_goes_there_and_back_too(renamed, tmp_path):
+def test_a_number_alone_goes_there_and_back_too(own, tmp_path):
     before = contents(copy_tree(tmp_path / "untouched"))
-    assert contents(renamed) != before
+    assert contents(own) != before
     for old, new in MOVED.items():
-        rename.rename(new, old, renamed)
-    assert contents(renamed) == before
+        rename.rename(new, old, own)
+    assert contents(own) == before
 
 
 def test_what_a_person_must_look_at_is_listed(checkout):
