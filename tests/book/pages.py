@@ -301,7 +301,7 @@ COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 
 # ---------------------------------------------------------------- comparisons that can fail
 
-CLOSE = 1e-3  # a wider atol or rtol needs a reason
+CLOSE = 0.001  # a wider atol or rtol needs a reason
 _RESULT = r"(?<![\w.])-?\d[\d.e+-]*|\b(?:True|False|nan|inf)\b"
 _COMPUTED = (ast.Name, ast.Call, ast.BinOp)
 
