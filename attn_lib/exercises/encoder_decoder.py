@@ -1,6 +1,6 @@
 """Encoder and decoder: smoothed targets, cached rows, a masked loss, greedy decoding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -91,7 +91,7 @@ def greedy(answer: Callable[..., list[int]]) -> str | None:
 
     def scores_of(follows: dict[int, int]) -> Callable[[list[int]], list[float]]:
         def scores(tokens: list[int]) -> list[float]:
-            read = [int(token) for token in tokens]
+            read = [int(token) for token in tokens] if isinstance(tokens, Iterable) else []
             if len(read) > 50:
                 raise Wrong("it goes on for ever where a model never ends: stop at longest")
             whole = [START]

@@ -94,7 +94,8 @@ def masked_softmax(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0], [-1e4, -1e4, 5.0]]).repeat(two)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, True, False]])
     mask, leaf = mask.repeat(two), scores.clone().requires_grad_()
-    out = answer(leaf, mask.clone())
+    given = leaf.clone()  # no leaf: what changes it is told so by us
+    out = answer(given, mask.clone())
     first, last = 1 / (1 + math.exp(3)), 1 / (1 + math.exp(-3))
     expected = torch.tensor([[first, 0, last], [0, 0, 0], [0.5, 0.5, 0]]).repeat(two)
     plain = tensor_of(out)
@@ -106,7 +107,7 @@ def masked_softmax(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
         return "a row without an open cell gives weight to closed cells: it must give zeros"
     if bool((plain[~mask] != 0).any()):
         return "a closed cell still has some weight: only minus infinity closes it for certain"
-    if not torch.equal(leaf.detach(), scores):
+    if not torch.equal(given.detach(), scores):
         return "it changed its argument; work on a new tensor"
     if differs(out, expected):
         return "a row with an open cell must sum to 1, even if its scores are large and negative"

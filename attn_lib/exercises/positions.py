@@ -143,11 +143,15 @@ def is_relative(answer: Callable[[Callable[[int, int], float]], bool]) -> str | 
         "after the query": apart < 0,
         "farther away than 50": apart.abs() > 50,
         "at the first position": p == 0,
+        "at the query's own position": apart == 0,
         "at odd positions": odd,
         "at even positions": ~odd,
     }.items():
         tables[f"a distance, but for keys {where}"] = distance + late * cells, False
     tables["a distance, but for queries at odd positions"] = distance + 0.1 * odd[:, None], False
+    pairs = 0.1 * (p // 2)
+    tables["a distance, and a number for each two queries"] = distance + pairs[:, None], False
+    tables["a distance, and a number for each two keys"] = distance + pairs, False
     for name, (table, relative) in tables.items():
         rows = table.tolist()
         if yes_or_no(answer(lambda i, j: rows[i][j])) != relative:  # noqa: B023

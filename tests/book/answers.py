@@ -212,6 +212,7 @@ WRONG = {
         (lambda s, m: (s.exp() * m) / (s.exp() * m).sum(-1, keepdim=True), "gives NaN"),
         (lambda s, m: s.masked_fill(~m, -50).softmax(-1) * m.any(-1, keepdim=True), "some weight"),
         (lambda s, m: s.tolist(), "not list"),
+        (lambda s, m: s.masked_fill_(~m, -1e30).softmax(-1) * m, "changed its argument"),
         (lambda s, m: _masked_softmax(s, m, 1), "must sum to 1"),
         (lambda s, m: _masked_softmax(s.detach(), m), "no gradient"),
         (lambda s, m: _exponents(s, m, torch.Tensor.detach), "not their gradient"),
@@ -293,6 +294,7 @@ WRONG = {
         (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
         (lambda scores, START, END, longest: None, "not NoneType"),
         (lambda scores, START, END, longest: scores([]), "give the model START"),
+        (lambda scores, START, END, longest: scores(START), "give the model START"),
         (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
         (
             lambda scores, START, END, longest: _written(scores, START, None, longest),
@@ -335,12 +337,12 @@ WRONG = {
         (lambda model, x: _ignores(model, x, x.roll(1, 1)), "around a circle: it uses"),
         (
             lambda model, x: _ignores(model, x, x[:, [8, *range(1, 8), 0]]),
-            "patch 1 alone: it uses|neighbours",
+            "the patch in the middle alone: it uses",
         ),
         (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
         (
             lambda model, x: _ignores(model, x, x[:, [1, 0, *range(2, 9)]]),
-            "patch 2 alone: it uses",
+            "the last patch alone: it uses",
         ),
     ],
     "6.1": [
@@ -488,6 +490,9 @@ WRONG = {
         (_all_steps(1e-9, lambda i, j: j >= i), "near the end"),
         (_all_steps(1e-9, lambda i, j: j > 0), "at the first position"),
         (_all_steps(1e-9, lambda i, j: abs(i - j) < 9), "farther away"),
+        (_all_steps(1e-9, lambda i, j: i != j), "own position"),
+        (_all_steps(1e-9, lambda i, j: i % 2 == 0), "each two queries"),
+        (_all_steps(1e-9, lambda i, j: j % 2 == 0), "each two keys"),
         (_all_steps(1e-9, by=2), "queries at odd positions"),
         (_all_steps(1e-9, lambda i, j: j % 2 == 0, by=2), "at odd positions"),
         (lambda score: torch.tensor([score(1, 1), score(2, 2)]), r"not Tensor of shape \(2,\)"),
