@@ -9,7 +9,7 @@ Where the dict has ``"weights"``, name to tensor, those of the first seed go to
 
 Each record keeps the first 20 losses of every model that was trained, in order. ``--check`` before
 pages does all of it again and says where today's cells or today's library find something else; a
-test does only some of those steps again, of the last seed. For that the metadata names functions:
+test does only those steps again, of the last seed. For that the metadata names functions:
 ``"clocks"`` answer as the time has it, so that a repetition is given the recorded answers;
 ``"measures"`` take long on a trained model, and the test leaves them out; what runs ``"once"``
 needs more than the repository holds, and no repetition calls it.
