@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attn_lib.files import packaged
 
-_FOR_THE_CHECK = ("first losses", "clocks")  # of a record: what repeats it, no result
+_TO_REPEAT = ("first losses", "clocks")  # no results
 
 
 def record(name: str) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def record(name: str) -> dict[str, Any]:
 
     Returns:
         ``"torch"``, the version that ran; ``"seeds"``; and for each result a list with one entry
-        for each seed.
+        for each seed. How the runs began is left out: it is there to be repeated.
 
     Raises:
         FileNotFoundError: there is no such record; the message says what to do.
@@ -35,7 +35,7 @@ def record(name: str) -> dict[str, Any]:
     Source: ``book/_tools/record.py``, which runs the page's own cells.
     """
     found = json.loads(packaged(f"{name}.json"))
-    return {key: value for key, value in found.items() if key not in _FOR_THE_CHECK}
+    return {key: value for key, value in found.items() if key not in _TO_REPEAT}
 
 
 def shipped_tensors(name: str) -> dict[str, Tensor]:

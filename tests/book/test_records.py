@@ -162,7 +162,7 @@ def test_what_was_recorded_is_found_again(recorded_page, kept):
     assert [list(map(len, losses)) for losses in kept["first losses"]] == [[20, 20]] * 2
     assert kept["clocks"][0] != kept["clocks"][1]
     before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
-    assert record.differences(recorded_page, first=5) == []
+    assert record.differences(recorded_page, first=record.STEPS) == []
     assert record.main(["--check", str(recorded_page)]) == 0
     after = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
     assert after[:2] == before[:2]
@@ -174,16 +174,16 @@ def test_what_was_recorded_is_found_again(recorded_page, kept):
     [
         ("nn.ReLU(), ", "", "seed 2, training 1: loss .* at step 0, recorded is"),
         ("0.1 * (n + 1)", "0.2 * (n + 1)", "seed 2, training 1: loss .* at step [1-9]"),
-        ("int(2 / pace())", "int(0.2 / pace())", "seed 2, training 1: loss .* at step [1-9]"),
+        ("int(2 / pace())", "int(0.5 / pace())", "seed 2, training 1: loss .* at step [1-9]"),
         ("manual_seed(step)", "manual_seed(0)", "seed 2, training 2: loss .* at step 1,"),
         ('"curve": by_hand(seed), ', "", "seed 2: 1 models are trained, 2 recorded"),
     ],
-    ids=["no ReLU", "another rate", "2 s for 20 s", "another batch", "a model less"],
+    ids=["no ReLU", "another rate", "a quarter of the time", "another batch", "a model less"],
 )
 def test_a_changed_cell_is_seen_in_its_first_steps(recorded_page, old, new, said):
     assert EXPERIMENT.count(old) == 1
     write_page(recorded_page, EXPERIMENT.replace(old, new))
-    (difference,) = record.differences(recorded_page, first=5)
+    (difference,) = record.differences(recorded_page, first=record.STEPS)
     assert re.match(said, difference), difference
 
 
@@ -199,9 +199,11 @@ def test_a_changed_record_is_seen(recorded_page, kept, capsys):
     def change(altered):
         altered["first losses"][1][1][7] *= 1.02
 
-    (said,) = differences(change, first=5)
+    (said,) = differences(change, first=record.STEPS)
     assert said.startswith("seed 2, training 2: loss")
-    (said,) = differences(lambda altered: altered["clocks"][1].__setitem__(0, 0.001), first=5)
+    (said,) = differences(
+        lambda altered: altered["clocks"][1].__setitem__(0, 0.001), first=record.STEPS
+    )
     assert said.startswith("seed 2, training 1: loss")
     (said,) = differences(lambda altered: altered.update(seeds=[5, 3]))
     assert said == "the page has seeds [5, 2], its record [5, 3]"
