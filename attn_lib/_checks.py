@@ -92,7 +92,7 @@ def check_indices(name: str, x: Tensor, size: int) -> None:
         raise TypeError(f"{name} must be integers, int64 or int32, got {x.dtype}")
     # a compiled graph cannot branch on values, so this check is skipped there
     if not torch.compiler.is_compiling() and x.numel():
-        low, high = x.min().item(), x.max().item()
+        low, high = (bound.item() for bound in x.aminmax())
         if low < 0 or high >= size:
             raise ValueError(f"{name} must be 0 to {size - 1}, got {low} to {high}")
 

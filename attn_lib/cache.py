@@ -145,16 +145,8 @@ class Cache:
             ...     cache.seen(layer)
             0
         """
-        place = self._place(layer)
-        if place in self._contexts:
-            raise ValueError(_OTHER_CONTEXT)
-        length = self._entries[place].length if place in self._entries else 0
-        if self._start is not None and length != self._start:
-            raise ValueError(
-                f"the cache holds {length} tokens of this layer and {self._start} of others: "
-                "start with an empty one"
-            )
-        return length
+        entry = self._entry(self._place(layer))
+        return 0 if entry is None else entry.length
 
     def append(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens.
@@ -178,23 +170,25 @@ class Cache:
             >>> k.shape, v.shape
             (torch.Size([1, 1, 6, 4]), torch.Size([1, 1, 6, 5]))
         """
-        start, place = self.seen(layer), self._place(layer)
-        if place in self._entries:
-            _check_fits(k, self._entries[place].k)
+        place = self._place(layer)
+        old = self._entry(place)
+        start = 0
+        if old is not None:
+            _check_fits(k, old.k)
+            start = old.length
         end = start + k.shape[-2]
         if torch.is_grad_enabled():
-            if start:
-                old = self._entries[place]
-                k = torch.cat([old.k[..., :start, :], k], dim=-2)
-                v = torch.cat([old.v[..., :start, :], v], dim=-2)
+            if old is not None:
+                k = torch.cat([old.k[:, :, :start], k], dim=-2)
+                v = torch.cat([old.v[:, :, :start], v], dim=-2)
             entry = _Entry(k, v, end)
         else:
-            entry = _with_room(self._entries.get(place), k, v, end)
-            entry.k[..., start:end, :] = k
-            entry.v[..., start:end, :] = v
+            entry = _with_room(old, k, v, end)
+            entry.k[:, :, start:end] = k
+            entry.v[:, :, start:end] = v
         self._entries[place] = entry
-        self._count(layer)
-        return entry.k[..., :end, :], entry.v[..., :end, :]
+        self._count(place)
+        return entry.k[:, :, :end], entry.v[:, :, :end]
 
     def of_context(
         self,
@@ -231,7 +225,7 @@ class Cache:
         # a copied or stored cache holds a copy of the context
         if kept is not context and not (kept.shape == context.shape and kept.equal(context)):
             raise ValueError(_OTHER_CONTEXT)
-        self._count(layer)
+        self._count(place)
         return k, v
 
     def _place(self, layer: nn.Module) -> _Place:
@@ -240,9 +234,23 @@ class Cache:
         key = _key(layer)
         return key, self._calls.get(key, 0)
 
-    def _count(self, layer: nn.Module) -> None:
+    def _entry(self, place: _Place) -> _Entry | None:
+        """What a layer that is about to append has appended before."""
+        if place in self._contexts:
+            raise ValueError(_OTHER_CONTEXT)
+        entry = self._entries.get(place)
+        length = 0 if entry is None else entry.length
+        if self._start is not None and length != self._start:
+            raise ValueError(
+                f"the cache holds {length} tokens of this layer and {self._start} of others: "
+                "start with an empty one"
+            )
+        return entry
+
+    def _count(self, place: _Place) -> None:
+        """The layer's next call in this pass has another place."""
         if self._calls is not None:
-            self._calls[_key(layer)] = self._calls.get(_key(layer), 0) + 1
+            self._calls[place[0]] = place[1] + 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         """A cache of its own, as beam search needs; gradients flow through the copy."""
@@ -302,9 +310,9 @@ def _with_room(old: _Entry | None, k: Tensor, v: Tensor, end: int) -> _Entry:
     """Memory for ``end`` positions and, where it has to be new, for as many again."""
     if old is not None and end <= old.k.shape[-2] and not old.k.requires_grad:
         if old.k.is_inference() == torch.is_inference_mode_enabled():
-            return old._replace(length=end)
+            return _Entry(old.k, old.v, end)
     memory = [x.new_empty(*x.shape[:-2], 2 * end, x.shape[-1]) for x in (k, v)]
     if old is not None:
         for new, before in zip(memory, (old.k, old.v), strict=True):
-            new[..., : old.length, :] = before[..., : old.length, :]
+            new[:, :, : old.length] = before[:, :, : old.length]
     return _Entry(memory[0], memory[1], end)

@@ -189,21 +189,30 @@ def fused_attention(
 
     Source: ``torch.nn.functional.scaled_dot_product_attention``.
     """
-    T, S, d_v = q.shape[-2], k.shape[-2], v.shape[-1]
+    T, d_k, S, d_v = *q.shape[-2:], *v.shape[-2:]
     if scale is not None and scale <= 0.0:
         # the kernel multiplies its own -inf by the scale, which would open or destroy closed cells
         q, scale = q * scale, 1.0
-    allowed = closed = None
-    if causal and T != S and T == 1:
+    allowed = None
+    if T == 1:
         causal = False  # the last query attends to every key
     if mask is not None or bias is not None or (causal and T != S):
         # one combined mask: kernels disagree about a mask together with is_causal
         closed = _closed(mask, bias, causal, torch.Size((*q.shape[:-1], S)), q.device)
-    if closed is not None:
-        allowed, causal = ~closed if bias is None else bias.masked_fill(closed, -math.inf), False
-    # d_k ≠ d_v would fall back to the slow kernel: pad the narrower with zeros to one width
-    width = max(q.shape[-1], d_v)
-    q, k, v = (F.pad(t, (0, width - t.shape[-1])) if t.shape[-1] < width else t for t in (q, k, v))
+        if closed is not None:
+            allowed = ~closed if bias is None else bias.masked_fill(closed, -math.inf)
+            causal = False
+    if d_k != d_v:
+        # would fall back to the slow kernel: pad the narrower with zeros to one width
+        width = max(d_k, d_v)
+        q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
+    H, H_kv = q.shape[1], k.shape[1]
+    together = T == 1 and H != H_kv and not has_torch_function((q, k, v))  # unless a call is seen
+    if together:
+        # the query heads of a group as so many queries of one head: its keys are read once
+        q = q.reshape(q.shape[0], H_kv, H // H_kv, q.shape[-1])
+        if allowed is not None and allowed.dim() == 4 and allowed.shape[1] == H:
+            allowed = allowed.reshape(allowed.shape[0], H_kv, H // H_kv, allowed.shape[-1])
     out = F.scaled_dot_product_attention(
         q,
         k,
@@ -212,12 +221,15 @@ def fused_attention(
         dropout_p=dropout_p,
         is_causal=causal,
         scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
+        enable_gqa=not together and H != H_kv,
     )
-    out = out[..., :d_v]
-    if not torch.compiler.is_compiling() and S < _FEW_KEYS:
+    if together:
+        out = out.reshape(out.shape[0], H, 1, out.shape[-1])
+    if d_v < out.shape[-1]:
+        out = out[..., :d_v]
+    if not torch.compiler.is_compiling() and S < _FEW_KEYS:  # in this order, for torch.export
         # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN
-        of_q = _at_least_float32(q.detach()).sum(dim=-1, keepdim=True)  # (B, H, T, 1)
+        of_q = _at_least_float32(q.detach()).sum(dim=-1, keepdim=True).view(*out.shape[:-1], 1)
         of_k = _at_least_float32(k.detach()).sum(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
         out = out + (0.0 * (of_q + of_k)).to(out.dtype)
     return out

@@ -5,7 +5,6 @@ reference, ``attn_lib.attention``. The book's page on many heads builds the atte
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,10 +48,10 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 
     Source: Vaswani et al. (2017), section 3.2.2.
     """
-    if num_heads < 1 or x.shape[-1] % num_heads:
-        raise ValueError(f"num_heads={num_heads} must divide the width {x.shape[-1]}")
-    width = x.shape[-1] // num_heads
-    return x.reshape(*x.shape[:-1], num_heads, width).transpose(-3, -2)
+    *leading, width = x.shape
+    if num_heads < 1 or width % num_heads:
+        raise ValueError(f"num_heads={num_heads} must divide the width {width}")
+    return x.reshape(*leading, num_heads, width // num_heads).transpose(-3, -2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -143,8 +142,8 @@ class MultiHeadAttention(nn.Module):
         check_probability("dropout", dropout)
         if rotary is not None:
             check_rotary_width(d_k)
+        self.d_model, self.d_context, self.d_k, self.d_v = d_model, d_context, d_k, d_v
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        self.d_k, self.d_v = d_k, d_v
         if scale is not None:
             check_number("scale", scale)
             if not math.isfinite(scale):
@@ -192,13 +191,7 @@ class MultiHeadAttention(nn.Module):
             TypeError: a mask that is not bool; a bias of another dtype.
         """
         check_flag("causal", causal)
-        if context is not None and context.dtype == torch.bool:
-            raise TypeError("context must be floating point, got bool: pass a mask as mask=…")
-        self._check_inputs(x, x if context is None else context)
-        if context is not None and self.rotary is not None:
-            raise ValueError(
-                "rotary positions are of one sequence: a layer that has them takes no context"
-            )
+        self._check_inputs(x, context)
         with one_pass(cache, self):
             return self._forward(x, context, mask, bias, causal, cache)
 
@@ -213,8 +206,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         source = x if context is None else context
         seen = 0 if cache is None or context is not None else cache.seen(self)
-        shape = torch.Size((x.shape[0], self.num_heads, x.shape[1], seen + source.shape[1]))
-        closed = None
+        B, T, S = x.shape[0], x.shape[1], seen + source.shape[1]
+        shape, closed = torch.Size((B, self.num_heads, T, S)), None
         if mask is not None:
             check_mask(mask, shape, x.device)
             closed = closed_to_all(mask)[..., None]  # (S, 1) or (B, S, 1)
@@ -229,7 +222,7 @@ class MultiHeadAttention(nn.Module):
         else:
             k, v = self._keys_values(source)  # (B, H_kv, S, d_k), (B, H_kv, S, d_v)
         if self.rotary is not None:
-            positions = torch.arange(seen, shape[-1], device=x.device)
+            positions = torch.arange(seen, S, device=x.device)
             q, k = (apply_rope(t, positions, base=self.rotary) for t in (q, k))
         if cache is not None and context is None:
             k, v = cache.append(self, k, v)
@@ -253,31 +246,40 @@ class MultiHeadAttention(nn.Module):
         causal: bool,
     ) -> Tensor:
         """(B, H, T, d_v), by the fused kernel where it can."""
-        options: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "scale": self.scale,
-            "causal": causal,
-        }
         dropout_p = self.dropout if self.training else 0.0
         if self.softcap is None:
-            return fused_attention(q, k, v, dropout_p=dropout_p, **options)
-        k, v = _repeated(k, q), _repeated(v, q)
-        return attention(q, k, v, softcap=self.softcap, dropout_p=dropout_p, **options)[0]
+            return fused_attention(
+                q, k, v, mask=mask, bias=bias, scale=self.scale, causal=causal, dropout_p=dropout_p
+            )
+        return attention(
+            q,
+            _repeated(k, q),
+            _repeated(v, q),
+            mask=mask,
+            bias=bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            causal=causal,
+            dropout_p=dropout_p,
+        )[0]
 
-    def _check_inputs(self, x: Tensor, context: Tensor) -> None:
-        for name, tensor, width in (
-            ("x", x, self.q_proj.in_features),
-            ("context", context, self.k_proj.in_features),
-        ):
-            if tensor.dim() != 3 or tensor.shape[-1] != width:
-                raise ValueError(
-                    f"{name} must be (batch, length, {width}), got {tuple(tensor.shape)}"
-                )
+    def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
+        _check_width("x", x, self.d_model)
+        if context is None:
+            if self.d_context != self.d_model:
+                raise ValueError(f"context must be (batch, length, {self.d_context}), got None")
+            return
+        if context.dtype == torch.bool:
+            raise TypeError("context must be floating point, got bool: pass a mask as mask=…")
+        _check_width("context", context, self.d_context)
         if x.shape[0] != context.shape[0]:
             raise ValueError(
                 f"x and context must have the same batch size, got {x.shape[0]} "
                 f"and {context.shape[0]}"
+            )
+        if self.rotary is not None:
+            raise ValueError(
+                "rotary positions are of one sequence: a layer that has them takes no context"
             )
 
 
@@ -325,6 +327,11 @@ class FeedForward(nn.Module):
         """(..., d_model) to (..., d_model)."""
         hidden = self.activation(self.up(x))
         return self.down(self.dropout(hidden) if self.training else hidden)
+
+
+def _check_width(name: str, x: Tensor, width: int) -> None:
+    if x.dim() != 3 or x.shape[-1] != width:
+        raise ValueError(f"{name} must be (batch, length, {width}), got {tuple(x.shape)}")
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:

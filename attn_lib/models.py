@@ -211,7 +211,6 @@ class DecoderLM(nn.Module):
             return self.output(self.decoder(x, mask=mask, cache=cache))
 
 
-@torch.no_grad()
 def generate(
     model: Callable[..., Tensor],
     tokens: Tensor,
@@ -267,23 +266,24 @@ def generate(
     _check_choice(temperature, top_p)
     cache, new, written = Cache(), tokens, [tokens]
     ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)  # (B, 1)
-    for step in range(max_new_tokens):
-        logits = model(new, mask=mask, cache=cache)[:, -1]  # (B, vocabulary)
-        if cache.length not in (0, tokens.shape[1] + step):
-            raise ValueError(
-                f"the cache holds {cache.length} tokens after {tokens.shape[1] + step} were given: "
-                "the model uses a layer twice; call its layers through one TransformerDecoder"
-            )
-        new = _chosen(logits, temperature, top_p, generator)
-        if end is not None:
-            new = new.masked_fill(ended, end)
-            ended = ended | (new == end)
-        written.append(new)
-        if end is not None and bool(ended.all()):
-            break
-        if mask is not None:
-            mask = F.pad(mask, (0, 1), value=True)
-    return torch.cat(written, dim=1)
+    with torch.inference_mode():
+        for length in range(tokens.shape[1], tokens.shape[1] + max_new_tokens):
+            logits = model(new, mask=mask, cache=cache)[:, -1]  # (B, vocabulary)
+            if cache.length not in (0, length):
+                raise ValueError(
+                    f"the cache holds {cache.length} tokens after {length} were given: "
+                    "the model uses a layer twice; call its layers through one TransformerDecoder"
+                )
+            new = _chosen(logits, temperature, top_p, generator)
+            if end is not None:
+                new = new.masked_fill(ended, end)
+                ended = ended | (new == end)
+            written.append(new)
+            if end is not None and bool(ended.all()):
+                break
+            if mask is not None:
+                mask = F.pad(mask, (0, 1), value=True)
+    return torch.cat(written, dim=1)  # a tensor like any other: gradients may flow past it
 
 
 def _check_start(
@@ -478,13 +478,12 @@ class _Embedding(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None, seen: int = 0) -> Tensor:
         self._check(tokens, mask, seen)
-        T = tokens.shape[1]
-        if mask is None:
-            positions = torch.arange(seen, seen + T, device=tokens.device)
-        else:
+        positions = None
+        if mask is not None:
             real_so_far = mask[:, 0, 0].cumsum(dim=-1)  # (B, seen + T)
             positions = (real_so_far - 1).clamp(min=0)[:, seen:]
-        return self.dropout(self.positions(self.vectors(tokens), positions))
+        x = self.positions(self.vectors(tokens), positions, start=seen)
+        return self.dropout(x) if self.training else x
 
     def _check(self, tokens: Tensor, mask: Tensor | None, seen: int) -> None:
         if tokens.dim() != 2:

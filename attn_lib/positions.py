@@ -71,12 +71,16 @@ class LearnedPositions(nn.Module):
         self.table = nn.Parameter(torch.empty(max_len, d_model))
         nn.init.normal_(self.table, std=0.02)
 
-    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor | None = None, *, start: int | None = None
+    ) -> Tensor:
         """Add to each row of ``x`` the vector of its position.
 
         Args:
             x: (..., T, d_model).
-            positions: (T,) or (..., T) integers from 0 to ``max_len`` − 1; default 0 to T − 1.
+            positions: (T,) or (..., T) integers from 0 to ``max_len`` − 1; default 0 to T − 1, or
+                from ``start`` on.
+            start: position of the first row, where no positions are given.
 
         Returns:
             (..., T, d_model).
@@ -87,12 +91,17 @@ class LearnedPositions(nn.Module):
             TypeError: positions that are not integers.
         """
         T, (max_len, d_model) = x.shape[-2], self.table.shape
-        if x.shape[-1] != d_model or (positions is None and T > max_len):
+        if x.shape[-1] != d_model or (positions is None and start is None and T > max_len):
             raise ValueError(
                 f"x must be (..., T, {d_model}) with T at most {max_len}, got {tuple(x.shape)}"
             )
         if positions is None:
-            return x + self.table[:T]
+            start = 0 if start is None else start
+            if not 0 <= start <= max_len - T:
+                raise ValueError(
+                    f"positions must be 0 to {max_len - 1}, got {start} to {start + T - 1}"
+                )
+            return x + self.table[start : start + T]
         if positions.shape[-1:] != (T,):
             raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
         check_indices("positions", positions, max_len)

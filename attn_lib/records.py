@@ -11,6 +11,8 @@ from torch import Tensor
 
 from attn_lib.files import packaged
 
+_TO_REPEAT = ("first losses", "clocks")  # no results
+
 
 def record(name: str) -> dict[str, Any]:
     """The recorded results of a page's training, one for each seed.
@@ -20,7 +22,7 @@ def record(name: str) -> dict[str, Any]:
 
     Returns:
         ``"torch"``, the version that ran; ``"seeds"``; and for each result a list with one entry
-        for each seed.
+        for each seed. How the runs began is left out: it is there to be repeated.
 
     Raises:
         FileNotFoundError: there is no such record; the message says what to do.
@@ -32,7 +34,8 @@ def record(name: str) -> dict[str, Any]:
 
     Source: ``book/_tools/record.py``, which runs the page's own cells.
     """
-    return json.loads(packaged(f"{name}.json"))
+    found = json.loads(packaged(f"{name}.json"))
+    return {key: value for key, value in found.items() if key not in _TO_REPEAT}
 
 
 def shipped_tensors(name: str) -> dict[str, Tensor]:

@@ -6,8 +6,6 @@ decoder.
 """
 
 import copy
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -126,25 +124,22 @@ class TransformerBlock(nn.Module):
         if context is None and context_mask is not None:
             raise ValueError("context_mask needs a context")
 
-        attend = partial(self.attention, mask=mask, bias=bias, causal=causal, cache=cache)
         with one_pass(cache, self):
-            x = self._add(x, attend, self.attention_norm, self.attention_gain)
+            y = self.attention_norm(x) if self.norm_first else x
+            y = self.attention(y, mask=mask, bias=bias, causal=causal, cache=cache)
+            x = self._added(x, y, self.attention_norm, self.attention_gain)
             if self.cross is not None and self.cross_norm is not None:
-                cross = partial(self.cross, context=context, mask=context_mask, cache=cache)
-                x = self._add(x, cross, self.cross_norm, self.cross_gain)
-            return self._add(x, self.feed_forward, self.feed_forward_norm, self.feed_forward_gain)
+                y = self.cross_norm(x) if self.norm_first else x
+                y = self.cross(y, context, mask=context_mask, cache=cache)
+                x = self._added(x, y, self.cross_norm, self.cross_gain)
+            y = self.feed_forward_norm(x) if self.norm_first else x
+            y = self.feed_forward(y)
+            return self._added(x, y, self.feed_forward_norm, self.feed_forward_gain)
 
-    def _add(
-        self,
-        x: Tensor,
-        sublayer: Callable[[Tensor], Tensor],
-        norm: nn.LayerNorm,
-        gain: Tensor | None,
-    ) -> Tensor:
-        added = sublayer(norm(x) if self.norm_first else x)
-        if gain is not None:
-            added = added * gain
-        x = x + (self.dropout(added) if self.training else added)
+    def _added(self, x: Tensor, y: Tensor, norm: nn.LayerNorm, gain: Tensor | None) -> Tensor:
+        """The residual stream after a sublayer has written ``y``."""
+        y = y if gain is None else y * gain
+        x = x + (self.dropout(y) if self.training else y)
         return x if self.norm_first else norm(x)
 
 

@@ -1,14 +1,20 @@
 """What a check returns, the table of all checks, and the comparisons that they share."""
 
 import itertools
+from collections import abc
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin
 
+import numpy as np
 import torch
 from torch import Tensor
 
 Check = Callable[[Any], str | None]
 _CHECKS: dict[str, Check] = {}
+
+
+class Wrong(Exception):
+    """What is wrong with an answer, in words: raised where a check has nothing left to compare."""
 
 
 class Verdict(NamedTuple):
@@ -100,7 +106,9 @@ def check(number: str, answer: Any) -> Verdict:
             False, f"Exercise {number} is waiting for your answer: replace the ... above."
         )
     try:
-        fault = _CHECKS[number](answer)
+        fault = _fault(_CHECKS[number], answer)
+    except Wrong as wrong:
+        fault = str(wrong)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the reader's code may raise anything; that is a verdict too
@@ -108,6 +116,12 @@ def check(number: str, answer: Any) -> Verdict:
     if fault:
         return Verdict(False, f"Exercise {number}, not yet: {fault}.")
     return Verdict(True, f"Exercise {number}: correct.")
+
+
+def _fault(function: Check, answer: Any) -> str | None:
+    if get_origin(function.__annotations__.get("answer")) is abc.Callable and not callable(answer):
+        raise Wrong(f"a function is wanted, not {type(answer).__name__}")
+    return function(answer)
 
 
 def _described(error: BaseException) -> str:
@@ -120,17 +134,58 @@ def _described(error: BaseException) -> str:
 
 
 def numbers_of(answer: Any) -> list[float]:
-    """At most ten numbers of a list, array or tensor."""
-    if isinstance(answer, Tensor):
-        answer = answer.detach().flatten()
-    return [float(number) for number in itertools.islice(iter(answer), 10)]
+    """At most ten numbers of a number, list, array or tensor."""
+    if isinstance(answer, (Tensor, np.ndarray)):
+        answer = tensor_of(answer).flatten()[:10].tolist()
+    if isinstance(answer, str):
+        raise Wrong("numbers are wanted, not a text")
+    many = itertools.islice(answer, 10) if isinstance(answer, abc.Iterable) else [answer]
+    try:
+        return [float(number) for number in many]
+    except (TypeError, ValueError, OverflowError):
+        raise Wrong(f"numbers are wanted, not {_shown(answer)}") from None
+
+
+def one_number(answer: Any) -> float:
+    """The only number of an answer."""
+    found = numbers_of(answer)
+    if len(found) != 1:
+        raise Wrong(f"one number is wanted, not {len(found)}")
+    return found[0]
+
+
+def yes_or_no(answer: Any) -> bool:
+    """A detector's verdict."""
+    if isinstance(answer, (Tensor, np.ndarray)) and tensor_of(answer).numel() == 1:
+        answer = answer.item()
+    if not isinstance(answer, (bool, int, np.bool_)):
+        raise Wrong(f"True or False is wanted, not {_shown(answer)}")
+    return bool(answer)
+
+
+def tensor_of(out: Any) -> Tensor:
+    """A result as a plain tensor; numpy's arrays and plain numbers will do."""
+    kind = type(out).__name__
+    try:
+        if isinstance(out, (int, float, complex, np.generic, np.ndarray)):
+            out = torch.as_tensor(np.array(out))
+        if isinstance(out, Tensor):
+            return out.detach().cpu().to_dense()
+    except (TypeError, ValueError, RuntimeError):
+        kind = f"this {kind}"
+    raise Wrong(f"a tensor is wanted, not {kind}")
+
+
+def _shown(answer: Any) -> str:
+    shape = f" of shape {tuple(answer.shape)}" if isinstance(answer, (Tensor, np.ndarray)) else ""
+    return f"{type(answer).__name__}{shape}"
 
 
 def differs_mask(out: Any, expected: Tensor, case: str) -> str | None:
     """How a mask differs from the expected one, or None; ``case`` names the sizes."""
-    if not isinstance(out, Tensor) or out.dtype != torch.bool:
-        got = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        return f"a mask is a bool tensor, not {got}"
+    out = tensor_of(out)
+    if out.dtype != torch.bool:
+        return f"a mask is a bool tensor, not {out.dtype}"
     if out.shape != expected.shape:
         return f"for {case} the shape is {tuple(out.shape)} instead of {tuple(expected.shape)}"
     if torch.equal(out, ~expected):
@@ -141,15 +196,17 @@ def differs_mask(out: Any, expected: Tensor, case: str) -> str | None:
     return None
 
 
-def differs(out: Any, expected: Tensor) -> str | None:
-    """How a result differs from the expected numbers, or None within 1e-5."""
-    if not isinstance(out, Tensor):
-        return f"a tensor is wanted, not {type(out).__name__}"
+def differs(out: Any, expected: Tensor, *, within: float = 1e-5) -> str | None:
+    """How a result of any precision differs from the expected numbers, or None."""
+    out = tensor_of(out)
+    if expected.dim() == 0 and out.numel() == 1:
+        out = out.flatten()[0]
     if out.shape != expected.shape:
         return f"the shape is {tuple(out.shape)} instead of {tuple(expected.shape)}"
-    if not out.is_floating_point():
+    if out.is_complex() or out.dtype == torch.bool:
         return f"real numbers are wanted, not {out.dtype}"
+    out, expected = out.double(), expected.double()
     difference = (out - expected).abs().max()
-    if not difference < 1e-5:  # so written, NaN differs
-        return f"the largest difference from PyTorch is {difference:.3f}"
+    if not difference <= within * max(1.0, float(expected.abs().max())):  # so written, NaN differs
+        return f"the largest difference from PyTorch is {difference:.2g}"
     return None

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of
+from attn_lib.exercises._verdict import differs, exercise, numbers_of, one_number
 
 Sublayer = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor], Tensor]
@@ -44,11 +44,12 @@ def block_size(answer: Callable[[int, int], int]) -> str | None:
     for d_model, d_ff in ((6, 10), (8, 32), (5, 3)):
         layer = torch.nn.TransformerEncoderLayer(d_model, 1, d_ff, device="meta")
         parameters = dict(layer.named_parameters())
-        size, given = sum(p.numel() for p in parameters.values()), answer(d_model, d_ff)
+        size = sum(p.numel() for p in parameters.values())
+        given = one_number(answer(d_model, d_ff))
         if given == size:
             continue
         biases = sum(p.numel() for n, p in parameters.items() if n.endswith("bias"))
-        forgotten = {
+        forgotten: dict[float, str] = {
             biases: "all the biases, those of the norms included",
             biases - 2 * d_model: "the biases of the Linear layers",
             4 * d_model: "the gains and biases of the norms, or the biases of attention",
@@ -57,7 +58,7 @@ def block_size(answer: Callable[[int, int], int]) -> str | None:
             d_model**2: "the output projection, which joins the heads",
             d_ff + d_model: "the biases of the feed-forward network",
         }
-        case = f"for d_model={d_model}, d_ff={d_ff} it is {size}, but you say {given}"
+        case = f"for d_model={d_model}, d_ff={d_ff} it is {size}, but you say {given:g}"
         missing = forgotten.get(size - given)
         return f"{case}: you forgot {missing}" if missing else case
     return None
@@ -69,21 +70,21 @@ def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
+        return torch.randn(shape, generator=generator)
 
     x, A, W, gains = draw(2, 5, 7), draw(5, 5).softmax(-1), draw(7, 7), (draw(7), draw(7))
 
     def attend(y: Tensor) -> Tensor:
-        return A @ y
+        return A.to(y) @ y
 
     def think(y: Tensor) -> Tensor:
-        return (y @ W).relu()
+        return (y @ W.to(y)).relu()
 
     def first(y: Tensor) -> Tensor:
-        return F.layer_norm(y, (7,), gains[0])
+        return F.layer_norm(y, (7,), gains[0].to(y))
 
     def second(y: Tensor) -> Tensor:
-        return F.layer_norm(y, (7,), gains[1])
+        return F.layer_norm(y, (7,), gains[1].to(y))
 
     given = x.clone()
     out = answer(given, attend, think, first, second)
@@ -145,12 +146,12 @@ def mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
             return f"the sum is right, but you divided by T={T} instead of each sentence's length"
         if fault:
             return fault
-        for padding in (math.nan, math.inf):
+        for padding in (math.nan, math.inf, -math.inf):
             spoiled = out.clone()
             for row, n in zip(spoiled, lengths, strict=True):
                 row[n:] = padding
             before = spoiled.clone()
-            if differs(answer(spoiled, lengths), expected):
+            if differs(answer(spoiled, lengths.clone()), expected):
                 return f"padding that holds {padding:g} gets through: times 0 is not enough"
             if not torch.equal(spoiled.nan_to_num(), before.nan_to_num()):
                 return "it changed its argument; work on a new tensor"

@@ -1,13 +1,14 @@
 """Many heads: parameters, a split, one head of a packed matrix, one head removed."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise
+from attn_lib.exercises._verdict import Wrong, differs, exercise, one_number, tensor_of
 
 
 @exercise("3.1")
@@ -16,7 +17,7 @@ def count_weights(answer: Any) -> str | None:
     sizes = [(6, 3 * 4), (6, 3 * 4), (6, 3 * 5), (3 * 5, 6)]  # in and out of each Linear
     weights = sum(width * outputs for width, outputs in sizes)
     biases = sum(outputs for _, outputs in sizes)
-    given = float(answer)
+    given = one_number(answer)
     if given == weights + biases:
         return None
     if given == weights:
@@ -43,8 +44,8 @@ def split_heads(answer: Callable[[Tensor, int], Tensor]) -> str | None:
         fault = differs(out, expected)
         if not fault:
             continue
-        if isinstance(out, Tensor) and out.shape == expected.shape:
-            if torch.equal(out, x.reshape(B, H, T, d)):
+        if fault.startswith("the largest"):
+            if not differs(out, x.reshape(B, H, T, d)):
                 return "the shape is right, but the numbers are scrambled by a reshape alone"
             return "the shape is right, but head h takes numbers h * d to (h + 1) * d of each token"
         return f"for B={B}, T={T}, H={H}, d={d}, {fault}"
@@ -57,30 +58,38 @@ def one_of_the_heads(answer: Callable[[Tensor, int, int], tuple]) -> str | None:
     generator = torch.Generator().manual_seed(0)
     for d_model, H in ((6, 3), (8, 2)):
         with torch.random.fork_rng(devices=[]):  # leaves the reader's random state as it was
-            layer = torch.nn.MultiheadAttention(d_model, H, bias=False).double()
-        packed = torch.randn(3 * d_model, d_model, generator=generator, dtype=torch.float64)
+            layer = torch.nn.MultiheadAttention(d_model, H, bias=False)
+        packed = torch.randn(3 * d_model, d_model, generator=generator)
         layer.in_proj_weight = torch.nn.Parameter(packed.clone())
-        x = torch.randn(5, d_model, generator=generator, dtype=torch.float64)
+        x = torch.randn(5, d_model, generator=generator)
         with torch.no_grad():
             theirs = layer(x, x, x, average_attn_weights=False)[1]
         for h in range(H):
-            found = answer(packed.clone(), h, H)
-            if not isinstance(found, (tuple, list)) or len(found) != 3:
-                return "three matrices are wanted: W_q, W_k, W_v"
+            found = _three(answer(packed.clone(), h, H))
             d_k = d_model // H
-            shapes = [tuple(W.shape) if isinstance(W, Tensor) else type(W) for W in found]
+            shapes = [tuple(W.shape) for W in found]
             if shapes == [(d_k, d_model)] * 3:
                 return "for x @ W the matrices must be transposed: Linear stores them (out, in)"
             if shapes != [(d_model, d_k)] * 3:
                 return f"each matrix must be (d_model, d_k), here {(d_model, d_k)}, not {shapes[0]}"
-            W_q, W_k, W_v = found
-            weights = F.softmax((x @ W_q) @ (x @ W_k).mT / d_k**0.5, dim=-1)
-            if not torch.allclose(weights, theirs[h]):
+            q, k, _ = (x.double() @ W.double() for W in found)
+            if differs(F.softmax(q @ k.mT / d_k**0.5, dim=-1), theirs[h]):
                 return f"head {h} of {H} attends differently in PyTorch: check which rows you take"
-            rows = [2 * d_model + h * d_k + i for i in range(d_k)]
-            if not torch.equal(W_v.mT, packed[rows]):
+            wanted = [part[h * d_k : (h + 1) * d_k].T for part in packed.split(d_model)]
+            if differs(found[2], wanted[2]):
                 return "queries and keys are right, but the values are not: W_v comes third"
+            if differs(found[0], wanted[0]) or differs(found[1], wanted[1]):
+                return "this head attends as it should, but take its rows as they are"
     return None
+
+
+def _three(found: Any) -> list[Tensor]:
+    if not isinstance(found, Iterable) or getattr(found, "ndim", 3) == 0:
+        raise Wrong("three matrices are wanted: W_q, W_k, W_v")
+    matrices = [tensor_of(W) for W in itertools.islice(found, 4)]
+    if len(matrices) != 3 or any(W.dim() != 2 or W.is_complex() for W in matrices):
+        raise Wrong("three matrices are wanted: W_q, W_k, W_v")
+    return matrices
 
 
 @exercise("3.4")
@@ -100,6 +109,7 @@ def silence(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
             fault = differs(out, W_out)
             if fault and not fault.startswith("the largest"):
                 return fault
+            out = tensor_of(out).to(W_out)
             if differs(F.linear(heads.flatten(1), out), F.linear(quiet.flatten(1), W_out)):
                 if bool((out == 0).all(dim=1).any()):
                     return "the rows are outputs; the head has columns h * d_v to (h + 1) * d_v"

@@ -1,13 +1,13 @@
 """Masks: for a prefix, for a decoder; a detector of leaks; a softmax with empty rows."""
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, differs_mask, exercise
+from attn_lib.exercises._verdict import differs, differs_mask, exercise, tensor_of, yes_or_no
 
 
 @exercise("2.1")
@@ -19,7 +19,7 @@ def prefix_mask(answer: Callable[[int, int], Tensor]) -> str | None:
         fault = differs_mask(out, expected, f"T={T}, prefix={prefix}")
         if fault:
             causal = torch.tensor([[s <= t for s in range(T)] for t in range(T)])
-            if isinstance(out, Tensor) and out.dtype == torch.bool and torch.equal(out, causal):
+            if not differs_mask(out, causal, ""):
                 return "this is the causal mask: tokens of the prefix also attend to its later ones"
             return fault
     return None
@@ -34,12 +34,12 @@ def decoder_mask(answer: Callable[[Tensor], Tensor]) -> str | None:
         torch.tensor([[0, 1, 1, 1]]),  # padding on the left
     ):
         B, S = binary.shape
-        out = answer(binary)
+        out = tensor_of(answer(binary.clone()))
         table = [
             [[bool(binary[b, s]) and s <= t for s in range(S)] for t in range(S)] for b in range(B)
         ]
         expected = torch.tensor(table)[:, None]
-        if isinstance(out, Tensor) and out.dim() != 4:
+        if out.dim() != 4:
             return (
                 f"the shape is {tuple(out.shape)}, and must be (B, 1, T, S), here {(B, 1, S, S)}: "
                 "the axis of size 1 broadcasts over the heads"
@@ -64,23 +64,25 @@ def sees_future(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) ->
 
         return run
 
-    def late_leak(
-        x: Tensor,
-    ) -> Tensor:  # only the first output leaks, and only from the third token
-        out = head(0)(x)
-        return torch.cat([out[:1] + 0.01 * x[2:3], out[1:]])
+    def leak(t: int, s: int) -> Callable[[Tensor], Tensor]:  # one output, from one later token
+        def run(x: Tensor) -> Tensor:
+            late = 0.01 * x[s : s + 1].sum(dim=0)  # 0 where x is shorter
+            return head(0)(x) + late * (torch.arange(len(x)) == t)[:, None]
+
+        return run
 
     heads = {
         "a causal head": (head(0), False),
         "a head that attends to every position": (head(99), True),
         "a head that attends one position too far": (head(1), True),
         "a head that uses only the tokens strictly before": (lambda x: x.cumsum(0) - x, False),
-        "a head of which only the first output leaks": (late_leak, True),
+        "a head of which only the first output leaks": (leak(0, 2), True),
         "a head that leaks the mean of all tokens": (lambda x: x + x.mean(0), True),
     }
+    for t, s in itertools.combinations(range(7), 2):
+        heads[f"a head of which only output {t} leaks, and only token {s}"] = leak(t, s), True
     for name, (run, leaks) in heads.items():
-        verdict = answer(run, x.clone())
-        if bool(verdict) != leaks:
+        if yes_or_no(answer(run, x.clone())) != leaks:
             return f"{name} {'leaks' if leaks else 'does not leak'}, but you say otherwise"
     return None
 
@@ -88,29 +90,33 @@ def sees_future(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) ->
 @exercise("2.4")
 def masked_softmax(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     """Zeros for closed cells and empty rows, with a clean gradient."""
-    scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0], [-1e4, -1e4, 5.0]])
+    two, leads = (2, 1, 1), torch.arange(18.0).view(2, 3, 3)
+    scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0], [-1e4, -1e4, 5.0]]).repeat(two)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, True, False]])
-    leaf = scores.clone().requires_grad_()
-    out = answer(leaf, mask)
-    expected = torch.zeros(3, 3)
-    expected[0, 0], expected[0, 2] = 1 / (1 + math.exp(3)), 1 / (1 + math.exp(-3))
-    expected[2, 0] = expected[2, 1] = 0.5
-    if not isinstance(out, Tensor) or out.shape != expected.shape:
+    mask, leaf = mask.repeat(two), scores.clone().requires_grad_()
+    given = leaf.clone()  # no leaf: what changes it is told so by us
+    out = answer(given, mask.clone())
+    first, last = 1 / (1 + math.exp(3)), 1 / (1 + math.exp(-3))
+    expected = torch.tensor([[first, 0, last], [0, 0, 0], [0.5, 0.5, 0]]).repeat(two)
+    plain = tensor_of(out)
+    if plain.shape != expected.shape or plain.is_complex():
         return differs(out, expected)
-    if bool(out[1].isnan().any()):
+    if bool(plain[:, 1].isnan().any()):
         return "a row without an open cell gives NaN: it must give zeros"
-    if bool((out[1] != 0).any()):
+    if bool((plain[:, 1] != 0).any()):
         return "a row without an open cell gives weight to closed cells: it must give zeros"
-    if not torch.allclose(out, expected, atol=1e-6):
-        if bool((out[~mask] != 0).any()):
-            return "a closed cell still has some weight: only minus infinity closes it for certain"
-        return "a row with an open cell must sum to 1, even if its scores are large and negative"
-    if not torch.equal(leaf.detach(), scores):
+    if bool((plain[~mask] != 0).any()):
+        return "a closed cell still has some weight: only minus infinity closes it for certain"
+    if not torch.equal(given.detach(), scores):
         return "it changed its argument; work on a new tensor"
-    if not out.requires_grad:
+    if differs(out, expected):
+        return "a row with an open cell must sum to 1, even if its scores are large and negative"
+    if not isinstance(out, Tensor) or not out.requires_grad:
         return "no gradient flows back: keep the computation in tensors"
-    (out * torch.arange(9.0).view(3, 3)).sum().backward()
-    gradient: Any = leaf.grad
-    if not bool(gradient.isfinite().all()):
+    gradient = torch.autograd.grad((out * leads).sum(), leaf, allow_unused=True)[0]
+    if gradient is None or not bool(gradient.isfinite().all()):
         return "the gradient has NaN: avoid computing a NaN at all, rather than overwriting it"
+    mean = (expected * leads).sum(dim=-1, keepdim=True)
+    if differs(gradient, expected * (leads - mean)):
+        return "the weights are right, but not their gradient: detach nothing on the way"
     return None

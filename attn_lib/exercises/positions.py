@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of
+from attn_lib.exercises._verdict import differs, exercise, numbers_of, tensor_of, yes_or_no
 
 
 @exercise("5.1")
@@ -47,7 +47,7 @@ def to_half_split(answer: Callable[[Tensor, int], Tensor]) -> str | None:
     """Reorder a matrix of neighbour-paired RoPE; judged by scores, in complex numbers."""
     generator = torch.Generator().manual_seed(0)
     for H, d_k, d_model in ((1, 6, 5), (3, 4, 7), (2, 8, 16)):
-        W_q, W_k = torch.randn(2, H * d_k, d_model, generator=generator, dtype=torch.float64)
+        W_q, W_k = torch.randn(2, H * d_k, d_model, generator=generator)
         x = torch.randn(9, d_model, generator=generator, dtype=torch.float64)
         speeds = 100.0 ** (-torch.arange(0, d_k, 2, dtype=torch.float64) / d_k)
         angles = torch.arange(9.0, dtype=torch.float64)[:, None] * speeds
@@ -62,20 +62,20 @@ def to_half_split(answer: Callable[[Tensor, int], Tensor]) -> str | None:
             return (q @ k.mH).real
 
         given = W_q.clone()
-        got = answer(given, H), answer(W_k.clone(), H)
+        got = tensor_of(answer(given, H)), tensor_of(answer(W_k.clone(), H))
         if not torch.equal(given, W_q):
             return "it changed its argument; work on a new tensor"
-        wanted = scores(W_q, W_k, halves=False)
+        wanted = scores(W_q.double(), W_k.double(), halves=False)
         for out in got:
-            if not isinstance(out, Tensor) or out.shape != W_q.shape:
+            if out.shape != W_q.shape or out.is_complex():
                 return differs(out, W_q)
-        if not differs(scores(*got, halves=True), wanted):
+        if not differs(scores(got[0].double(), got[1].double(), halves=True), wanted):
             continue
-        if torch.equal(got[0], W_q):
+        if not differs(got[0], W_q):
             return "the matrix came back as it was"
         if H == 1:
             back = torch.arange(d_k).view(2, -1).T.flatten()
-            if torch.equal(got[0], W_q[back]):
+            if not differs(got[0], W_q[back]):
                 return "this is the inverse, from the half-split order to neighbours"
             return "it is wrong for one head: the even rows come first, then the odd ones"
         return f"with one head it is right, with {H} it is not: reorder within each head"
@@ -91,10 +91,10 @@ def positions_of(answer: Callable[[Tensor], Tensor]) -> str | None:
         [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]],
     ):
         real = torch.tensor(rows, dtype=torch.bool)
-        out = answer(real.clone())
-        if not isinstance(out, Tensor) or out.shape != real.shape:
+        out = tensor_of(answer(real.clone()))
+        if out.shape != real.shape:
             return differs(out, real.double())
-        if out.is_floating_point() or out.is_complex() or out.dtype == torch.bool:
+        if out.dtype not in (torch.int64, torch.int32):  # what nn.Embedding takes
             return f"positions index a table: integers are wanted, not {out.dtype}"
         for row, positions in zip(rows, out.tolist(), strict=True):
             wanted = 0
@@ -121,7 +121,7 @@ def is_relative(answer: Callable[[Callable[[int, int], float]], bool]) -> str | 
     def rotary(row: Tensor) -> Tensor:
         return torch.complex(row[:4], row[4:]) * rotations
 
-    late = (p.clamp(min=90)[:, None] - p.clamp(min=90)) / 10
+    end = (p.clamp(min=90)[:, None] - p.clamp(min=90)) / 10
     tables = {
         "RoPE": ((rotary(q[0]) @ rotary(k[0]).mH).real, True),
         "ALiBi": (-0.5 * apart.abs(), True),
@@ -133,13 +133,28 @@ def is_relative(answer: Callable[[Callable[[int, int], float]], bool]) -> str | 
         "a learned table": (learned @ learned.T, False),
         "sines added to a word": ((q[0] + sines) @ (k[0] + sines).T, False),
         "a penalty for late keys": (-0.01 * p.expand(100, 100), False),
-        "a score that distinguishes positions only near the end": (late.clamp(min=0), False),
+        "a score that distinguishes positions only near the end": (end.clamp(min=0), False),
         "a score that repeats after five positions": ((p[:, None] % 5) * (p % 5), False),
         "a distance with a faint bend": (-apart.abs() + 1e-4 * p[:, None], False),
     }
+    distance, late, odd = -apart.abs(), 0.1 * p[:, None], p % 2 == 1
+    for where, cells in {
+        "before the query": apart > 0,
+        "after the query": apart < 0,
+        "farther away than 50": apart.abs() > 50,
+        "at the first position": p == 0,
+        "at the query's own position": apart == 0,
+        "at odd positions": odd,
+        "at even positions": ~odd,
+    }.items():
+        tables[f"a distance, but for keys {where}"] = distance + late * cells, False
+    tables["a distance, but for queries at odd positions"] = distance + 0.1 * odd[:, None], False
+    pairs = 0.1 * (p // 2)
+    tables["a distance, and a number for each two queries"] = distance + pairs[:, None], False
+    tables["a distance, and a number for each two keys"] = distance + pairs, False
     for name, (table, relative) in tables.items():
         rows = table.tolist()
-        if bool(answer(lambda i, j: rows[i][j])) != relative:  # noqa: B023
+        if yes_or_no(answer(lambda i, j: rows[i][j])) != relative:  # noqa: B023
             depends = "depends" if relative else "does not depend"
             return f"{name} {depends} on i - j alone, but you say otherwise"
     return None

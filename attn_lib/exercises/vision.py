@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of
+from attn_lib.exercises._verdict import differs, exercise, numbers_of, yes_or_no
 
 
 @exercise("8.1")
@@ -34,16 +34,16 @@ def vit_sizes(answer: Any) -> str | None:
 def join(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     """From patches back to images, against fold."""
     for B, channels, side, p in ((2, 1, 3, 2), (2, 3, 2, 5), (3, 2, 1, 4)):
-        images = torch.arange(B * channels * (side * p) ** 2, dtype=torch.float64)
+        images = torch.arange(float(B * channels * (side * p) ** 2))
         images = images.view(B, channels, side * p, side * p)
         patches = F.unfold(images, p, stride=p).mT
         out = answer(patches.clone(), p, channels)
         fault = differs(out, images)
         if not fault:
             continue
-        if torch.equal(patches.reshape(images.shape), out) if isinstance(out, Tensor) else False:
+        if not differs(out, patches.reshape(images.shape)):
             return "a reshape alone makes strips of pixels: bring each row of pixels together first"
-        if isinstance(out, Tensor) and out.shape == images.shape and not differs(out.mT, images):
+        if not differs(out, images.mT):
             return "rows and columns are swapped"
         case = f"{channels} channels and {side} by {side} patches of {p}"
         return f"for {case}: {fault}"
@@ -56,8 +56,8 @@ def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
     generator = torch.Generator().manual_seed(0)
     for layers, B, H, T in ((1, 2, 3, 5), (3, 2, 2, 4)):
         shape = (layers, B, H, T, T)
-        maps = torch.randn(shape, generator=generator, dtype=torch.float64).softmax(-1)
-        eye = torch.eye(T, dtype=torch.float64)
+        maps = torch.randn(shape, generator=generator).softmax(-1)
+        eye = torch.eye(T)
 
         def product(steps: list[Tensor]) -> Tensor:
             total = eye  # noqa: B023
@@ -88,24 +88,32 @@ def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
 def ignores_order(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) -> str | None:
     """A detector of models that ignore the order of patches, tried on known ones."""
     generator = torch.Generator().manual_seed(0)
-    patches, W, positions = torch.randn(3, 9, 7, generator=generator, dtype=torch.float64)
+    patches, W = torch.randn(2, 9, 7, generator=generator, dtype=torch.float64)
     patches = patches[None]
 
+    def read(x: Tensor) -> Tensor:
+        return x @ W[:7].to(x)
+
     def attend(x: Tensor) -> Tensor:
-        return (x @ W[:7] @ x.mT).softmax(-1) @ x
+        return (read(x) @ x.mT).softmax(-1) @ x
+
+    def placed(x: Tensor, size: float) -> Tensor:  # for any number of patches
+        return x + size * (torch.arange(x.shape[1])[:, None] + torch.arange(7)).sin().to(x)
 
     models = {
         "attention, then the mean": (lambda x: attend(x).mean(1), True),
-        "a network for each patch, then the largest": (lambda x: (x @ W[:7]).tanh().amax(1), True),
+        "a network for each patch, then the largest": (lambda x: read(x).tanh().amax(1), True),
         "the sum of all patches": (lambda x: x.sum(1), True),
-        "attention with positions": (lambda x: attend(x + positions).mean(1), False),
+        "attention with positions": (lambda x: attend(placed(x, 1.0)).mean(1), False),
         "the first patch alone": (lambda x: x[:, 0], False),
         "the last patch alone": (lambda x: x[:, -1], False),
         "neighbours multiplied": (lambda x: (x[:, 1:] * x[:, :-1]).sum(1), False),
-        "faint positions": (lambda x: attend(x + 0.01 * positions).mean(1), False),
+        "neighbours multiplied, around a circle": (lambda x: (x * x.roll(1, 1)).sum(1), False),
+        "the patch in the middle alone": (lambda x: x[:, x.shape[1] // 2], False),
+        "faint positions": (lambda x: attend(placed(x, 0.01)).mean(1), False),
         "logits that are always the same": (lambda x: x.sum(1) * 0.0, True),
     }
     for name, (model, ignores) in models.items():
-        if bool(answer(model, patches.clone())) != ignores:
+        if yes_or_no(answer(model, patches.clone())) != ignores:
             return f"{name}: it {'ignores' if ignores else 'uses'} the order, but you say otherwise"
     return None

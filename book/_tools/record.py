@@ -6,24 +6,154 @@ runs the very same cells, so the recorded runs and the live one are one program.
 to ``attn_lib/data/NN_name.json`` with six significant digits, as a list with one entry a seed.
 Where the dict has ``"weights"``, name to tensor, those of the first seed go to
 ``attn_lib/data/NN_name.safetensors``. ``SHA256SUMS`` beside them follows.
+
+Each record keeps the first 20 losses of every model that was trained, in order. ``--check`` before
+pages does all of it again and says where today's cells or today's library find something else; a
+test does only those steps again, of the last seed. For that the metadata names functions:
+``"clocks"`` answer as the time has it, so that a repetition is given the recorded answers;
+``"measures"`` take long on a trained model, and the test leaves them out; what runs ``"once"``
+needs more than the repository holds, and no repetition calls it.
 """
 
-import asyncio
+import functools
 import hashlib
 import json
+import math
 import os
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
+from types import FunctionType
+from typing import Any
+from unittest.mock import patch
 
+import matplotlib as mpl
 import nbformat
-from nbclient import NotebookClient
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from attn_lib import training
 
 DATA = Path(__file__).parents[2] / "attn_lib" / "data"
-CALL = """
-import json as _json, torch as _torch
-def _plain(value):
+STEPS = 20  # of each training, whose losses are kept
+LOSS, NUMBER = 0.01, 0.03  # what a loss may differ by, relatively; and any other result
+
+
+class _Enough(Exception):
+    """The first steps of a training are done, and no more are wanted."""
+
+
+class _Run:
+    """Hears the losses of every training of a run, and what its clocks say."""
+
+    def __init__(self, clocks: list | None, first: int | None) -> None:
+        self.losses: list[list[float]] = []
+        self.clocks: list[float] = []
+        self.given = None if clocks is None else iter(clocks)
+        self.first, self.aside = first, False
+
+    def listening(self) -> ExitStack:
+        begin, backward = torch.optim.Optimizer.__init__, torch.Tensor.backward
+
+        def __init__(optimizer, *args, **kwargs):
+            self.losses += [] if self.aside else [[]]
+            begin(optimizer, *args, **kwargs)
+
+        def hear(loss, *args, **kwargs):
+            if self.losses and not self.aside:
+                if len(self.losses[-1]) == self.first:
+                    raise _Enough
+                self.losses[-1] += [loss.item()] if len(self.losses[-1]) < STEPS else []
+            backward(loss, *args, **kwargs)
+
+        stack = ExitStack()
+        stack.enter_context(patch.object(torch.optim.Optimizer, "__init__", __init__))
+        stack.enter_context(patch.object(torch.Tensor, "backward", hear))
+        stack.enter_context(patch.object(training, "train", self.ended(training.train)))
+        return stack
+
+    def ended(self, function: Callable) -> Callable:
+        """The innermost function of the page, or ``train``, in which a training is ended early."""
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except _Enough:
+                heard = torch.tensor(self.losses[-1])  # as long as asked for
+                missing = kwargs.get("steps", len(heard)) - len(heard)
+                return nn.functional.pad(heard, (0, missing), value=math.nan)
+
+        return call
+
+    def apart(self, kind: str, function: Callable) -> Callable:
+        """A function of which no repetition hears the same, or not in time."""
+
+        def call(*args, **kwargs):
+            again = self.given is not None
+            if (kind == "once" and again) or (kind == "measures" and self.first):
+                return None
+            before, self.aside = self.aside, True  # what is trained in here is no recorded model
+            said = next(self.given) if kind == "clocks" and again else function(*args, **kwargs)
+            self.aside = before
+            if kind == "clocks":
+                said = _plain(said)
+                self.clocks.append(said)
+            return said
+
+        return call
+
+
+def plan(path: Path) -> tuple[dict[str, list], list[str]]:
+    """What a page's metadata says about its record, and the cells of its experiment."""
+    page = nbformat.read(path, as_version=4)
+    said = page.metadata.get("record", {})
+    sources = [c.source for c in page.cells if "experiment" in c.metadata.get("tags", [])]
+    if not said.get("seeds") or not sources:
+        raise ValueError(f'{path} needs cells tagged `experiment` and metadata "record" with seeds')
+    return said, sources
+
+
+@contextmanager
+def experiment(path: Path) -> Iterator[dict[str, Any]]:
+    """The names that a page's experiment defines; what it sets for itself is set back."""
+    dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    quiet, space = {"ATTN_LIB_PROGRESS": "0"}, {"__name__": "__main__"}
+    try:
+        with torch.random.fork_rng(devices=[]), mpl.rc_context(), patch.dict(os.environ, quiet):
+            for source in plan(path)[1]:
+                exec(compile(source, path.name, "exec"), space)  # noqa: S102 - the page's own
+            yield space
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        torch.set_printoptions(profile="default")
+
+
+def repeat(path: Path, seed: int, *, clocks: list | None = None, first: int | None = None) -> dict:
+    """What ``run(seed)`` of a page finds, with ``"first losses"`` and ``"clocks"``.
+
+    With ``clocks``, what the page's clocks said before is given back; with ``first``, every
+    training ends after so many steps, and the measures are left out.
+    """
+    said, heard = plan(path)[0], _Run(clocks, first)
+    with heard.listening(), experiment(path) as space:
+        for name, value in space.items():
+            if first and isinstance(value, FunctionType) and value.__globals__ is space:
+                space[name] = heard.ended(value)
+        for kind in ("clocks", "measures", "once"):
+            space |= {name: heard.apart(kind, space[name]) for name in said.get(kind, ())}
+        found = space["run"](seed)
+    return {"first losses": heard.losses, "clocks": heard.clocks, **found}
+
+
+def _plain(value: Any) -> Any:
+    """With six significant digits, as JSON holds it."""
     if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -31,47 +161,36 @@ def _plain(value):
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
     return float(f"{value:.6g}") if isinstance(value, float) else value
-_found = run(SEED)
-_weights = _found.pop("weights", None)
-if _weights is not None and FILE:
-    from safetensors.torch import save_file as _save
-    _save({name: value.contiguous() for name, value in _weights.items()}, FILE)
-print(_json.dumps([_torch.__version__.split("+")[0], _plain(_found)]))
-"""
+
+
+def _run(path: Path, seed: int, file: Path | None, clocks: list | None = None) -> dict:
+    found = repeat(path, seed, clocks=clocks)
+    weights = found.pop("weights", None)
+    if weights and file:
+        save_file({name: value.contiguous() for name, value in weights.items()}, file)
+    return _plain(found)
+
+
+def _runs(path: Path, seeds: list[int], *rest: list) -> list[dict]:
+    """Of each seed, in a process of its own, as many at once as there are processors."""
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        return list(pool.map(_run, [path] * len(seeds), seeds, *rest))
 
 
 def record(path: Path) -> tuple[dict, bytes]:
-    """Run ``run(seed)`` of a page for each of its seeds, as many at once as there are processors.
+    """Run ``run(seed)`` of a page for each of its seeds.
 
     Returns:
         Lists by seed, with the torch version; and the file of the first seed's weights, empty
         where the page ships none.
     """
-    page = nbformat.read(path, as_version=4)
-    seeds = page.metadata.get("record", {}).get("seeds")
-    sources = [c.source for c in page.cells if "experiment" in c.metadata.get("tags", [])]
-    if not seeds or not sources:
-        raise ValueError(f'{path} needs cells tagged `experiment` and metadata "record" with seeds')
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+    seeds = plan(path)[0]["seeds"]
+    with tempfile.TemporaryDirectory() as scratch:
         weights = Path(scratch) / "weights"
-        files = [str(weights), *[""] * (len(seeds) - 1)]
-        runs = list(pool.map(lambda *call: _run(path, page, sources, *call), seeds, files))
+        runs = _runs(path, seeds, [weights, *[None] * (len(seeds) - 1)])
         found = weights.read_bytes() if weights.is_file() else b""
-    results = {name: [run[name] for _, run in runs] for name in runs[0][1]}
-    return {"torch": runs[0][0], "seeds": seeds, **results}, found
-
-
-def _run(path: Path, page, sources: list[str], seed: int, file: str) -> list:
-    """The torch version, and what ``run(seed)`` found, from a kernel of its own."""
-    call = CALL.replace("SEED", str(seed)).replace("FILE", repr(file))
-    cells = [nbformat.v4.new_code_cell(source) for source in [*sources, call]]
-    notebook = nbformat.v4.new_notebook(
-        cells=cells, metadata={"kernelspec": page.metadata.kernelspec}
-    )
-    folder = {"metadata": {"path": str(path.parent)}}
-    # its own event loop, closed at the end: `execute` would leave one behind in each thread
-    asyncio.run(NotebookClient(notebook, timeout=None, resources=folder).async_execute())
-    return json.loads("".join(output.get("text", "") for output in cells[-1].outputs))
+    results = {name: [run[name] for run in runs] for name in runs[0]}
+    return {"torch": torch.__version__.split("+")[0], "seeds": seeds, **results}, found
 
 
 def write(path: Path) -> list[Path]:
@@ -95,7 +214,58 @@ def checksums(data: Path) -> None:
     (data / "SHA256SUMS").write_text("".join(lines))
 
 
+def differences(path: Path, *, first: int | None = None) -> list[str]:
+    """Where a record is not what today's cells and library find: sentences."""
+    kept, seeds = json.loads((DATA / f"{path.stem}.json").read_text()), plan(path)[0]["seeds"]
+    if seeds != kept["seeds"]:
+        return [f"the page has seeds {seeds}, its record {kept['seeds']}"]
+    if first:
+        runs = [repeat(path, seeds[-1], clocks=kept["clocks"][-1], first=first)]
+        kept, seeds = {name: value[-1:] for name, value in kept.items()}, seeds[-1:]
+    else:
+        runs = _runs(path, seeds, [None] * len(seeds), kept["clocks"])
+    found = []
+    for i, (seed, run) in enumerate(zip(seeds, runs, strict=True)):
+        trained, again = [losses[:first] for losses in kept["first losses"][i]], run["first losses"]
+        if list(map(len, trained)) != list(map(len, again)):
+            found.append(f"seed {seed}: {len(again)} models are trained, {len(trained)} recorded")
+        for model, losses in enumerate(zip(trained, again, strict=False), start=1):
+            for step, (old, new) in enumerate(zip(*losses, strict=False)):
+                if not math.isclose(old, new, rel_tol=LOSS):
+                    said = f"loss {new:.4g} at step {step}, recorded is {old:.4g}"
+                    found.append(f"seed {seed}, training {model}: {said}")
+                    break
+        if not first:
+            heard = "first losses", "clocks"
+            old = {name: kept[name][i] for name in kept if name not in ("torch", "seeds", *heard)}
+            new = {name: value for name, value in run.items() if name not in heard}
+            found += [f"seed {seed}, {said}" for said in _unlike(old, new, "results")]
+    return found
+
+
+def _unlike(old: Any, new: Any, name: str) -> list[str]:
+    """Numbers that are not near; curves are left to their first losses, as they may be chaotic."""
+    if new is None or (isinstance(old, list) and len(old) > STEPS):
+        return []
+    if isinstance(old, dict):
+        if old.keys() != new.keys():
+            return [f"{name}: {sorted(new)} instead of {sorted(old)}"]
+        return [said for part in old for said in _unlike(old[part], new[part], part)]
+    if isinstance(old, list):
+        pairs = zip(old, new, strict=True)
+        return [said for pair in pairs for said in _unlike(*pair, name)]
+    return [] if old == new or abs(old - new) <= NUMBER else [f"{name}: {new}, recorded is {old}"]
+
+
+def main(arguments: list[str]) -> int:
+    """The exit status: 1 where a record differs from what is found today."""
+    check, differing = arguments[0] == "--check", False
+    for path in map(Path, arguments[check:]):
+        told = differences(path) if check else write(path)
+        print(path, *(told or ["as recorded"]), sep="\n  ", flush=True)
+        differing |= check and bool(told)
+    return int(differing)
+
+
 if __name__ == "__main__":
-    os.environ["ATTN_LIB_PROGRESS"] = "0"
-    for name in sys.argv[1:]:
-        print(*write(Path(name)), sep="\n")
+    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,9 @@
 """How fast the encoder is on texts of unequal length, beside ``torch.nn.TransformerEncoder``.
 
 In evaluation mode, and without gradients, PyTorch's encoder leaves its own Python code: each layer
-is one fused call, and with ``enable_nested_tensor``, its default, the filler is cut away before the
-first, unless the norms come first. Every printed name says which of these ways was taken. How it
-is measured, ``rounds.py`` says.
+is one fused call, and with ``enable_nested_tensor``, its default, the padding is cut away before
+the first, unless the norms come first. Every printed name says which of these ways was taken. How
+it is measured, ``rounds.py`` says.
 """
 
 import warnings
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attn_lib import TransformerEncoder, interop, padding_mask
 
 SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 1024, "num_layers": 4}
-LENGTHS = torch.arange(8, 136, 8)  # 16 texts of 8 to 128 tokens: 47 % of the table is filler
+LENGTHS = torch.arange(8, 136, 8)  # 16 texts of 8 to 128 tokens: 47 % of the table is padding
 
 
 def to_torch(ours: TransformerEncoder, *, nested: bool) -> nn.TransformerEncoder:
@@ -36,7 +36,7 @@ def way(call: Callable[[], Tensor]) -> str:
         call()
     if not layer.called:
         return "not fused"
-    return f"fused, {'nested' if layer.call_args.args[0].is_nested else 'filler computed'}"
+    return f"fused, {'nested' if layer.call_args.args[0].is_nested else 'padding computed'}"
 
 
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward + backward"])

@@ -1,12 +1,8 @@
-"""The README's first command, run on copies with a planted mistake: it must turn red.
-
-And what ``book/_tools/record.py`` records is what the library reads back.
-"""
+"""The README's first command, run on copies with a planted mistake: it must turn red."""
 
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import changes
@@ -17,11 +13,10 @@ import nbformat
 import numpy as np
 import pages
 import pytest
-import record
 import torch
 from copies import edit, run_build, run_nbval
 
-from attn_lib import files, plotting, records
+from attn_lib import files, plotting
 
 PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
 
@@ -255,78 +250,3 @@ def test_broken_pages_turn_the_build_red_each_time(checkout):
         checked.write(checkout)
         library = checkout / "attn_lib" / "masks.py"
         library.write_text(library.read_text() + "\n")
-
-
-# ---------------------------------------------------------------- recorded runs
-
-EXPERIMENT = """
-import torch
-
-def run(seed):
-    found = {"error": seed / 3, "curve": torch.tensor([seed, 0.5]), "parts": {"a": (1, seed)}}
-    return {**found, "weights": {"w": torch.arange(6.0).view(2, 3).T + seed}}
-"""
-
-
-@pytest.fixture
-def recorded_page(tmp_path, monkeypatch):
-    """A page with an experiment, and an own data folder for what it records."""
-    monkeypatch.setattr(record, "DATA", tmp_path / "data")
-    monkeypatch.setattr(files, "DATA", tmp_path / "data")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "other.csv").write_bytes(b"a,b\n")
-    record.checksums(tmp_path / "data")  # an older list, which does not list itself
-    page = nbformat.v4.new_notebook(metadata={"record": {"seeds": [5, 2]}})
-    page.metadata.kernelspec = {"name": "python3", "display_name": "python3"}
-    page.cells = [
-        nbformat.v4.new_code_cell("raise SystemExit('no part of the experiment')"),
-        nbformat.v4.new_code_cell(EXPERIMENT, metadata={"tags": ["experiment"]}),
-    ]
-    nbformat.write(page, tmp_path / "99_test.ipynb")
-    return tmp_path / "99_test.ipynb"
-
-
-def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
-    """Numbers of every seed, the first seed's weights, and hashes as sha256sum checks them."""
-    data = record.DATA
-    assert record.write(recorded_page) == [data / "99_test.json", data / "99_test.safetensors"]
-    found = records.record("99_test")
-    assert found.pop("torch") == torch.__version__.split("+")[0]
-    assert found == {
-        "seeds": [5, 2],
-        "error": [1.66667, 0.666667],
-        "curve": [[5.0, 0.5], [2.0, 0.5]],
-        "parts": [{"a": [1, 5]}, {"a": [1, 2]}],
-    }
-    weights = records.shipped_tensors("99_test")
-    assert weights.keys() == {"w"}
-    assert torch.equal(weights["w"], torch.arange(6.0).view(2, 3).T + 5)
-    listed = (data / "SHA256SUMS").read_text()
-    assert [line[66:] for line in listed.splitlines()] == [
-        "99_test.json",
-        "99_test.safetensors",
-        "other.csv",
-    ]
-    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
-    subprocess.run(check, cwd=data, check=True, capture_output=True)
-
-
-def test_a_page_without_weights_records_numbers_alone(recorded_page, monkeypatch):
-    monkeypatch.setattr(record, "record", lambda path: ({"torch": "2.13.0", "seeds": [0]}, b""))
-    assert record.write(recorded_page) == [record.DATA / "99_test.json"]
-    assert records.record("99_test") == {"torch": "2.13.0", "seeds": [0]}
-    with pytest.raises(FileNotFoundError, match=r"99_test\.safetensors is missing"):
-        records.shipped_tensors("99_test")
-
-
-@pytest.mark.parametrize("missing", ["seeds", "cells"])
-def test_a_page_that_cannot_be_recorded_is_named(recorded_page, missing):
-    page = nbformat.read(recorded_page, as_version=4)
-    if missing == "seeds":
-        page.metadata.pop("record")
-    else:
-        page.cells.pop()
-    nbformat.write(page, recorded_page)
-    with pytest.raises(ValueError, match=r"99_test\.ipynb needs cells tagged `experiment`"):
-        record.write(recorded_page)
-    assert not (record.DATA / "99_test.json").exists()

@@ -65,7 +65,7 @@ WANTED = {
         "pytest tests/benchmarks",
         'for page in book/*.ipynb; do\n  python tests/mutation/mutate_page.py "$page"\ndone',
         *re.findall(
-            r"^(?:coverage run|pip install mutmut==\S+ && OMP_NUM_THREADS).*$",
+            r"^(?:coverage run|python \S+ --check|pip install mutmut==\S+ && OMP_NUM_THREADS).*$",
             (pages.BOOK / "how_checked.md").read_text(),
             re.MULTILINE,
         ),
@@ -85,7 +85,7 @@ def lacking(text, wanted):
 @pytest.mark.parametrize("name", WANTED)
 def test_the_scripts_hold_every_check(name):
     wanted = WANTED[name]
-    assert len(wanted) == {"run": 5, "weekly": 11}[name]
+    assert len(wanted) == {"run": 5, "weekly": 12}[name]
     assert lacking(script(name), wanted) == []
     assert "\nset -euo pipefail\n" in script(name)
     assert "\nexport CI=true " in script(name)

@@ -49,6 +49,25 @@ def test_split_needs_a_divisor():
 # ---------------------------------------------------------------- against loops
 
 
+@pytest.mark.parametrize("shape", [(1, 7), (2, 1, 1, 7), (1, 4, 1, 7), (2, 4, 1, 7)])
+@pytest.mark.parametrize("kind", ["mask", "bias"])
+def test_the_heads_of_a_group_are_computed_together(shape, kind):
+    """One query: its heads become queries of one head, unless somebody looks at the call."""
+    q, k, v = draw(2, 4, 1, 6, seed=1), draw(2, 2, 7, 6, seed=2), draw(2, 2, 7, 5, seed=3)
+    added = draw(*shape, seed=4)
+    options = {kind: added > -0.5 if kind == "mask" else added}
+    out = functional.fused_attention(q, k, v, **options)
+    wanted, _ = functional.attention(
+        q, k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1), **options
+    )
+    torch.testing.assert_close(out, wanted)
+    layer = MultiHeadAttention(6, 4, num_kv_heads=2, d_k=6).double().eval()
+    with record_attention(layer) as maps:
+        layer(q[:, 0], k[:, 0], **options)
+    (weights,) = maps.values()
+    assert weights.shape == (2, 4, 1, 7)
+
+
 @given(
     st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2), (4, 1, 3)]),
     st.sampled_from(["self", "cross"]),

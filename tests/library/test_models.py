@@ -298,6 +298,15 @@ def test_generate_leaves_everything_as_it_was():
     assert torch.equal(mask, PADDING["left"][1])
 
 
+def test_what_is_written_is_a_tensor_like_any_other():
+    """Tokens written by a model can be what it, or another one, learns from."""
+    model = language_model()
+    written = generate(model, TARGET, max_new_tokens=2)
+    assert not written.is_inference()
+    model(written).sum().backward()
+    assert model.embedding.vectors.weight.grad is not None
+
+
 def test_each_step_computes_the_newest_token_alone():
     model, lengths = language_model(), []
 
@@ -424,18 +433,18 @@ def without(name):
 
 
 def without_cross_attention(patch):
-    add = TransformerBlock._add
+    added = TransformerBlock._added
     patch.setattr(
         TransformerBlock,
-        "_add",
-        lambda self, x, part, norm, gain: (
-            x if norm is self.cross_norm else add(self, x, part, norm, gain)
+        "_added",
+        lambda self, x, y, norm, gain: (
+            x if norm is self.cross_norm else added(self, x, y, norm, gain)
         ),
     )
 
 
 def without_positions(patch):
-    patch.setattr(LearnedPositions, "forward", lambda self, x, positions=None: x)
+    patch.setattr(LearnedPositions, "forward", lambda self, x, *_, **__: x)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,14 @@ def test_learned_positions_may_be_given(dtype):
     assert layer(x[:, :0], own[:, :0]).shape == (2, 0, 4)
 
 
+def test_learned_positions_may_start_later():
+    layer, x = positions.LearnedPositions(7, 4), torch.randn(2, 3, 4)
+    assert torch.equal(layer(x, start=4), layer(x, torch.tensor([4, 5, 6])))
+    for start, last in ((5, 7), (-1, 1)):
+        with pytest.raises(ValueError, match=f"^positions must be 0 to 6, got {start} to {last}$"):
+            layer(x, start=start)
+
+
 def test_fewer_vectors_than_rows_suffice_where_positions_are_given():
     layer, x = positions.LearnedPositions(2, 4), torch.zeros(1, 5, 4)
     assert layer(x, torch.tensor([0, 0, 0, 0, 1])).shape == (1, 5, 4)

@@ -1,0 +1,735 @@
+"""Answers to the exercises: mistakes that somebody makes, and right answers of unusual kinds."""
+
+import itertools
+import math
+from fractions import Fraction
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+
+def _shifted(scores, by):
+    powers = (scores - by).exp()
+    return powers / powers.sum(-1, keepdim=True)
+
+
+def _decoder(keys):
+    size = keys.shape[-1] if isinstance(keys, torch.Tensor) and keys.shape[-1] > 1 else 3
+    if isinstance(keys, torch.Tensor) and keys.shape[-1] == 1:
+        size = keys.shape[-2]
+    return torch.ones(1, 1, size, size).tril().bool() & keys
+
+
+def _moves(head, x, output, change):
+    other = x.clone()
+    other[change] += 1.0
+    return bool((head(other)[output] != head(x)[output]).any())
+
+
+def _outer(p):
+    return p[..., :, None] * p[..., None, :]
+
+
+def _log_ratio(attend, d_k, size):
+    q, k = torch.ones(1, d_k), torch.zeros(2, d_k)
+    k[0, 0] = size
+    p = attend(q, k)
+    return math.log(p[0, 0] / p[0, 1])
+
+
+def _head(packed, h, H):
+    """The rows of head h for queries, keys and values, as Linear stores them."""
+    d = packed.shape[1]
+    return [W[h * (d // H) : (h + 1) * (d // H)] for W in packed.chunk(3)]
+
+
+def _zeroed(W, *where):
+    W = W.clone()
+    W[where] = 0.0
+    return W
+
+
+def _all_steps(tolerance, seen=lambda i, j: True, by=1):
+    def is_relative(score):
+        cells = ((i, j) for i in range(100 - by) for j in range(100 - by) if seen(i, j))
+        return all(abs(score(i + by, j + by) - score(i, j)) < tolerance for i, j in cells)
+
+    return is_relative
+
+
+def _block_numbers(d, f, *, join=True, constants=True, norms=2):
+    matrices = (3 + join) * d * d + 2 * d * f
+    return matrices + ((3 + join) * d + f + d if constants else 0) + norms * 2 * d
+
+
+def _added_to_the_norm(x, attend, think, first, second):
+    y = first(x)
+    y = second(y + attend(y))
+    return y + think(y)
+
+
+def _masked_mean(out, lengths, keep):
+    real = (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
+    return keep(out, real).sum(1) / lengths[:, None]
+
+
+def _writer(*, start=False, end=False, forget=False, over=0):
+    """A greedy writer with a mistake."""
+
+    def write(scores, START, END, longest):
+        tokens = [START]
+        while len(tokens) <= longest + over:
+            row = scores(tokens[-1:] if forget else tokens)
+            tokens.append(row.index(max(row)))
+            if tokens[-1] == END:
+                break
+        return [t for t in tokens if (start or t != START) and (end or t != END)]
+
+    return write
+
+
+def _rolled(maps, step, layers=slice(None)):
+    total = torch.eye(maps[0].shape[-1]).to(maps[0])
+    for A in maps[layers]:
+        total = step(A, torch.eye(A.shape[-1]).to(A)) @ total
+    return total
+
+
+def _joined(patches, p, channels):
+    side = round(patches.shape[1] ** 0.5) * p
+    return F.fold(patches.mT, side, p, stride=p)
+
+
+def _ignores(model, patches, other):
+    return torch.allclose(model(other), model(patches))
+
+
+def _masked_softmax(s, m, dim=-1):
+    kept = s.masked_fill(~m, -1e30)
+    return kept.softmax(dim).masked_fill(~m, 0.0)
+
+
+def _exponents(s, m, total=torch.Tensor.double):
+    """A masked softmax without infinities, in float64."""
+    top = s.double().masked_fill(~m, -1e300).amax(-1, keepdim=True)
+    powers = torch.where(m, s - top.detach(), 0.0).exp() * m
+    return powers / total(powers.sum(-1, keepdim=True)).clamp(min=1e-9)
+
+
+def _written(scores, START, END, longest):
+    """Write all, cut at END."""
+    tokens = [START]
+    for _ in range(longest):
+        row = scores(tokens)
+        tokens.append(row.index(max(row)))
+    return tokens[1 : tokens.index(END)] if END in tokens else tokens[1:]
+
+
+def _nll(logits, wanted):
+    return -logits.log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
+
+
+# exercise -> {a mistake somebody makes: the words that must come back}
+WRONG = {
+    "1.1": [
+        ([0.49, 0.49, 0.02], "lack the scale"),
+        ([4.11, 4.11, 0.49], "divide each by their sum"),
+        ([1.41, 1.41, -0.71], "these are scores"),
+        ([0.5, 0.4, 0.2], "yours to 1.10"),
+        ([0.33, 0.33, 0.34], "at least one is off"),
+        ([0.5, 0.5], "not 2"),
+        ("half", "not a text"),
+        ([[0.5], [0.5], None], "not list"),
+        ([math.nan, 0.5, 0.5], "finite"),
+        (range(10**9), "not 10"),
+    ],
+    "1.2": [
+        (lambda s: s.exp() / s.exp().sum(-1, keepdim=True), "subtract the row's maximum"),
+        (lambda s: s.softmax(0), "normalise the last axis"),
+        (lambda s: (s - s.max()).exp() / (s - s.max()).exp().sum(-1, keepdim=True), "own maximum"),
+        (lambda s: s.exp() / s.exp().sum(), "largest difference"),
+        (lambda s: s.clamp(max=80).softmax(-1), "the largest difference .* is 0.23"),
+        (lambda s: s.sub_(s.amax(-1, keepdim=True)).softmax(-1), "changed its argument"),
+        (lambda s: s.softmax(-1).tolist(), "a tensor is wanted, not list"),
+        (lambda s: _shifted(s, s.mean(-1, keepdim=True)), "own maximum"),
+        (lambda s: _shifted(s, s.amin(-1, keepdim=True)), "own maximum"),
+        (lambda s: _shifted(s, s[..., :1]), "own maximum"),
+        (lambda s: s.softmax(1), "whatever comes before"),
+        (lambda s: s.softmax(-1).to(torch.complex64), "real numbers"),
+    ],
+    "1.3": [
+        (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "not scaled: divide"),
+        (lambda q, k, v: (q @ k.mT * q.shape[-1] ** 0.5).softmax(-1) @ v, "are multiplied: divide"),
+        (lambda q, k, v: (q @ k.mT / v.shape[-1] ** 0.5).softmax(-1) @ v, "scaled by d_v: divide"),
+        (lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v, "holds the keys"),
+        (lambda q, k, v: (q @ k.T / q.shape[-1] ** 0.5).softmax(-1) @ v, "it raised"),
+        (lambda q, k, v: ((q @ k.mT).softmax(-1) @ v, None), "not a pair"),
+        (lambda q, k, v: v.zero_().sum() + torch.zeros(5, 3), "changed an argument"),
+        (lambda q, k, v: (q @ k.mT / 7**0.5).softmax(-1) @ v, "with 0 leading axes"),
+        (lambda q, k, v: (q @ k.mT).softmax(-1), r"the shape is \(5, 4\)"),
+    ],
+    "1.4": [
+        ([0.0, 1.0], "longer arrow"),
+        ([5.0, 0.0], "attends most to 'cat'"),
+        ([0.0, -9.0], "rotate the arrow"),
+        ([0.0, 8.0, 0.0], "not 3"),
+        ([0.0, math.inf], "must be finite"),
+    ],
+    "2.1": [
+        (lambda T, p: torch.ones(T, T).tril().bool(), "this is the causal mask"),
+        (lambda T, p: ~(torch.ones(T, T).tril().bool() | (torch.arange(T) < p)), "inverted"),
+        (lambda T, p: torch.ones(T, T).tril().bool() & (torch.arange(T) < p), "should be True"),
+        (lambda T, p: torch.ones(T, T).tril(p).bool(), "should be False"),
+        (lambda T, p: torch.ones(T, T).tril(), "not torch.float32"),
+        (lambda T, p: (torch.arange(T) < p)[None], "shape is"),
+    ],
+    "2.2": [
+        (lambda b: b.bool(), r"must be \(B, 1, T, S\)"),
+        (lambda b: b.bool() & torch.ones(b.shape[1], b.shape[1]).tril().bool(), "it raised"),
+        (lambda b: b.bool()[:, None, None], "shape is"),
+        (lambda b: _decoder(b.bool()[:, None, :, None]), "should be"),
+        (lambda b: ~_decoder(b.bool()[:, None, None]), "inverted"),
+        (lambda b: _decoder(b.bool()[:, None, None]).float(), "not torch.float32"),
+        (lambda b: b.bool()[:, None, None] | _decoder(True).expand(len(b), 1, -1, -1), "be False"),
+    ],
+    "2.3": [
+        (lambda head, x: False, "every position leaks"),
+        (lambda head, x: True, "a causal head does not leak"),
+        (lambda head, x: _moves(head, x, 0, -1), "one position too far leaks"),
+        (lambda head, x: _moves(head, x, -2, -1) or _moves(head, x, 0, -1), "only the first"),
+        (lambda head, x: head(x).shape != x.shape, "every position leaks"),
+        (lambda head, x: _moves(head, x, slice(0, 2), 2), "only output 0 leaks, and only token 1"),
+        (lambda head, x: any(_moves(head, x, t, t + 1) for t in range(6)), "first output leaks"),
+        (lambda head, x: None, "not NoneType"),
+        (lambda head, x: head(x) != x, r"not Tensor of shape \(7, 3\)"),
+    ],
+    "2.4": [
+        (lambda s, m: s.masked_fill(~m, -math.inf).softmax(-1), "gives NaN"),
+        (lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "gives weight to closed cells"),
+        (lambda s, m: s.softmax(-1) * m, "must sum to 1"),
+        (lambda s, m: (s + m.log()).softmax(-1).nan_to_num(), "gradient has NaN"),
+        (lambda s, m: (s.exp() * m) / (s.exp() * m).sum(-1, keepdim=True), "gives NaN"),
+        (lambda s, m: s.masked_fill(~m, -50).softmax(-1) * m.any(-1, keepdim=True), "some weight"),
+        (lambda s, m: s.tolist(), "not list"),
+        (lambda s, m: s.masked_fill_(~m, -1e30).softmax(-1) * m, "changed its argument"),
+        (lambda s, m: _masked_softmax(s, m, 1), "must sum to 1"),
+        (lambda s, m: _masked_softmax(s.detach(), m), "no gradient"),
+        (lambda s, m: _exponents(s, m, torch.Tensor.detach), "not their gradient"),
+    ],
+    "3.1": [
+        (324, "now add the biases"),
+        (108, "that is one head"),
+        (127, "that is one head"),
+        (168, "d_model / H"),
+        (273, "output projection, which joins the heads, is missing"),
+        (400, "add up"),
+        ("many", "not a text"),
+        ([369, 369], "not 2"),
+    ],
+    "3.2": [
+        (lambda x, H: x.reshape(len(x), H, x.shape[1], -1), "by a reshape alone"),
+        (lambda x, H: x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2), r"numbers h \* d"),
+        (lambda x, H: x.unflatten(-1, (H, -1)), r"the shape is \(2, 3, 5, 7\)"),
+        (lambda x, H: torch.stack(x.chunk(H, -1)), r"the shape is \(5, 2, 3, 7\)"),
+        (lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2).tolist(), "not list"),
+        (lambda x, H: x.flip(-1).unflatten(-1, (H, -1)).transpose(1, 2), r"numbers h \* d"),
+    ],
+    "3.3": [
+        (lambda W, h, H: _head(W, h, H), "must be transposed"),
+        (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 attends differently"),
+        (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 attends differently"),
+        (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
+        (lambda W, h, H: [_head(W, h, H)[i].T for i in (2, 1, 0)], "attends differently"),
+        (lambda W, h, H: _head(W, h, H)[0].T, "three matrices"),
+        (
+            lambda W, h, H: [2 * _head(W, h, H)[0].T, _head(W, h, H)[1].T / 2, _head(W, h, H)[2].T],
+            "rows as they are",
+        ),
+        (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
+    ],
+    "3.4": [
+        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
+        (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
+        (lambda W, h, H: W, "still contributes"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 still"),
+        (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
+    ],
+    "7.1": [
+        ([0.8, 0.05], "the right one included"),
+        ([0.8, 0.2], "yours to 1.60"),
+        ([0.9, 0.025], "a fifth of the smoothing"),
+        ([0.84], "not 1"),
+        ([math.nan, 0.04], "must sum to 1"),
+    ],
+    "7.2": [
+        (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
+        (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
+        (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
+        (lambda P, n: (n * P + n * (n + 1) // 2, P + n - 1), "only the prompt's 2 rows"),
+        (lambda P, n: (n * P, P + n - 1), "computed again, too"),
+        (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
+        (lambda P, n: (66,), "not 1"),
+    ],
+    "7.3": [
+        (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
+        (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
+        (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
+        (
+            lambda z, w, f: ((_nll(z, w) * (w != f)).sum(1) / (w != f).sum(1)).mean(),
+            "each example is averaged first",
+        ),
+        (lambda z, w, f: -_nll(z, w)[w != f].mean(), "largest difference"),
+        (lambda z, w, f: _nll(z, w)[w != f], "the shape is"),
+        (lambda z, w, f: 0.5, "largest difference"),
+        (lambda z, w, f: None, "not NoneType"),
+    ],
+    "7.4": [
+        (_writer(start=True), "START and END do not belong"),
+        (_writer(end=True), "START and END do not belong"),
+        (_writer(forget=True), "everything written so far"),
+        (_writer(over=1), "for a model that"),
+        (lambda scores, START, END, longest: [3, 1, 4][:longest], "never ends"),
+        (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
+        (lambda scores, START, END, longest: None, "not NoneType"),
+        (lambda scores, START, END, longest: scores([]), "give the model START"),
+        (lambda scores, START, END, longest: scores(START), "give the model START"),
+        (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
+        (
+            lambda scores, START, END, longest: _written(scores, START, None, longest),
+            "do not belong",
+        ),
+    ],
+    "8.1": [
+        ([196, 590_592], "the class token is a token too"),
+        ([225, 590_592], "patches in a row"),
+        ([197, 589_824], "biases are missing"),
+        ([197, 197_376], "three colours"),
+        ([197, 150_528], "has a weight for each"),
+        ([197], "not 1"),
+    ],
+    "8.2": [
+        (
+            lambda x, p, c: x.reshape(len(x), c, -1, round((x.numel() / len(x) / c) ** 0.5)),
+            "strips",
+        ),
+        (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
+        (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
+        (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
+        (lambda x, p, c: x.tolist(), "not list"),
+    ],
+    "8.3": [
+        (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "order is reversed"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
+        (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
+        (
+            lambda m: _rolled(m, lambda A, eye: (A.mean(1) + eye) / 2, slice(-1, None)),
+            "last layer alone",
+        ),
+        (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
+    ],
+    "8.4": [
+        (lambda model, x: True, "attention with positions: it uses"),
+        (lambda model, x: False, "attention, then the mean: it ignores"),
+        (lambda model, x: _ignores(model, x, x.flip(1)), "neighbours multiplied: it uses"),
+        (lambda model, x: _ignores(model, x, x.roll(1, 1)), "around a circle: it uses"),
+        (
+            lambda model, x: _ignores(model, x, x[:, [8, *range(1, 8), 0]]),
+            "the patch in the middle alone: it uses",
+        ),
+        (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
+        (
+            lambda model, x: _ignores(model, x, x[:, [1, 0, *range(2, 9)]]),
+            "the last patch alone: it uses",
+        ),
+    ],
+    "6.1": [
+        ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),
+        ([-1.0, 0.0, 0.0, 1.0], "take its root first"),
+        ([-2, 0, 0, 2], "now divide by"),
+        ([1.41, 2.83, 2.83, 4.24], "subtract the mean"),
+        ([-1.5, 0, 0, 1.5], "at least one"),
+        ([math.nan] * 4, "at least one"),
+        ([1.0, 2.0], "not 2"),
+    ],
+    "6.2": [
+        (lambda d, f: _block_numbers(d, f, constants=False, norms=0), "it is .* you say"),
+        (lambda d, f: _block_numbers(d, f, constants=False), "biases of the Linear layers"),
+        (lambda d, f: _block_numbers(d, f, norms=0), "gains and biases of the norms"),
+        (lambda d, f: _block_numbers(d, f, norms=1), "one of the norms"),
+        (lambda d, f: _block_numbers(d, f, join=False), "joins the heads"),
+        (lambda d, f: _block_numbers(d, f) - f - d, "biases of the feed-forward network"),
+        (lambda d, f: _block_numbers(d, 4 * d), "for d_model=6, d_ff=10"),
+        (lambda d, f: None, "not NoneType"),
+    ],
+    "6.3": [
+        (lambda x, a, t, n, m: m(n(x + a(x)) + t(n(x + a(x)))), "this is post-norm"),
+        (lambda x, a, t, n, m: x + a(n(x)) + t(m(x)), "after attention has written"),
+        (lambda x, a, t, n, m: x + t(m(x + a(n(x)))), "start from the residual stream"),
+        (lambda x, a, t, n, m: _added_to_the_norm(x, a, t, n, m), "add to x itself"),
+        (lambda x, a, t, n, m: (y := x + a(n(x))) + t(n(y)), "used the first twice"),
+        (lambda x, a, t, n, m: (y := x + a(m(x))) + t(n(y)), "swapped"),
+        (lambda x, a, t, n, m: m((y := x + a(n(x))) + t(m(y))), "is not normalised"),
+        (lambda x, a, t, n, m: t(m(x + a(n(x)))), "the output of each sublayer is added"),
+        (lambda x, a, t, n, m: x.add_(a(n(x))) + t(m(x)), "changed its argument"),
+        (lambda x, a, t, n, m: x + a(x) + t(x), "largest difference"),
+    ],
+    "6.4": [
+        (lambda out, n: out.mean(1), "padding included"),
+        (lambda out, n: _masked_mean(out, n, torch.mul), "padding that holds nan"),
+        (
+            lambda out, n: _masked_mean(out.nan_to_num(0.0, math.inf), n, torch.mul),
+            "padding that holds inf",
+        ),
+        (lambda out, n: _masked_mean(out, n, lambda o, r: o * r).mul(n[:, None]), "difference"),
+        (
+            lambda out, n: _masked_mean(out, n, torch.mul) * n[:, None] / out.shape[1],
+            "divided by T",
+        ),
+        (lambda out, n: out[:, 0], "largest difference"),
+        (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
+        (
+            lambda out, n: _masked_mean(out, n, lambda o, r: o.masked_fill_(~r, 0.0)),
+            "changed its argument",
+        ),
+    ],
+    "1.5": [
+        (lambda out, order: out[order], "shuffles a second time"),
+        (lambda out, order: out, r"row order\[i\]"),
+        (lambda out, order: out.flip(0), r"row order\[i\]"),
+        (lambda out, order: out.sort(0).values, r"row order\[i\]"),
+        (lambda out, order: torch.arange(10.0).view(5, 2), r"row order\[i\]"),
+        (lambda out, order: out.tolist(), "not list"),
+    ],
+    "4.1": [
+        ([36.0, 2.0], "uses one variance"),
+        ([18.0, 4.0], "fourth power"),
+        ([16.0, 4.0], "one term: there are nine"),
+        ([12.0, 4.0], "its square is the variance"),
+        ([100.0, 4.0], "d_k times the fourth power"),
+        ([144.0, 12.0], "divide it by the square root of 9"),
+        ([144.0, 16.0], "take its root"),
+        ([144.0, 1.0], "divided by the square root of 9"),
+        ([144.0], "not 1"),
+        ([math.nan, 4.0], "variance of a product"),
+        ([144.0, math.nan], "deviation of a score"),
+    ],
+    "4.2": [
+        (lambda s: -_outer(s.softmax(-1)), "the diagonal is missing"),
+        (lambda s: torch.diag_embed(s.softmax(-1)), "weights must fall"),
+        (lambda s: torch.diag_embed(s.softmax(-1)) + _outer(s.softmax(-1)), "a sign is wrong"),
+        (lambda s: _outer(s.softmax(-1)) - torch.diag_embed(s.softmax(-1)), "sign is reversed"),
+        (lambda s: torch.diag(s.softmax(-1)) - _outer(s.softmax(-1)), "it raised"),
+        (lambda s: torch.diag_embed(s.softmax(0)) - _outer(s.softmax(0)), "largest difference"),
+        (lambda s: s.softmax(-1) * (1 - s.softmax(-1)), "shape is"),
+        (lambda s: torch.diag_embed(s) - _outer(s), "largest difference"),
+        (lambda s: s.mul_(2.0), "changed its argument"),
+        (lambda s: s.tolist(), "not list"),
+    ],
+    "4.3": [
+        (lambda attend, d_k: d_k**-0.5, "has scale 1.000, but you say 0.250"),
+        (lambda attend, d_k: d_k**0.5, "its inverse"),
+        (lambda attend, d_k: 1.0, "has scale 0.250, but you say 1.000"),
+        (lambda attend, d_k: _log_ratio(attend, d_k, 1.0) / d_k, "but you say"),
+        (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "but you say -0.250"),
+        (lambda attend, d_k: 0.5 * _log_ratio(attend, d_k, 1.0), "but you say 0.125"),
+        (lambda attend, d_k: attend(torch.ones(1, d_k), torch.ones(2, d_k)), "not 2"),
+        (lambda attend, d_k: math.nan, "but you say nan"),
+        (lambda attend, d_k: torch.ones(3), "not 3"),
+    ],
+    "4.4": [
+        (math.sqrt(2 * math.log(64)), "spread of the scaled scores"),
+        (math.sqrt(2 * math.log(64)) / 64, "not of d_k"),
+        (math.sqrt(math.log(64)) / 8, "one half"),
+        (-math.sqrt(2 * math.log(64)) / 8, "fits worst"),
+        (0.125, "2.48e\\+03 keys"),
+        (math.inf, "finite"),
+        (math.nan, "finite"),
+        ([1.0, 2.0], "one number"),
+    ],
+    "5.1": [
+        ([math.sin(4), math.cos(4), math.sin(0.4), math.cos(0.4)], "this is position 4"),
+        ([0.052, 0.999, 0.005, 1.0], "radians"),
+        ([0.141, -0.990, 0.030, 1.0], "1/10"),
+        ([0.141, -0.990, 0.141, -0.990], "a speed of its own"),
+        ([0.141, 0.296, -0.990, 0.955], "side by side"),
+        ([-0.990, 0.141, 0.955, 0.296], "the sine comes first"),
+        ([0.141, 0.990, 0.296, 0.955], "at least one is off"),
+        ([0.141, -0.990], "not 2"),
+        ([math.nan] * 4, "finite"),
+    ],
+    "5.2": [
+        (lambda W, H: W, "as it was"),
+        (lambda W, H: torch.cat([W[0::2], W[1::2]]), "within each head"),
+        (lambda W, H: W.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1), "this is the inverse"),
+        (lambda W, H: W.flip(0), "the even rows come first"),
+        (lambda W, H: W[0::2], "shape is"),
+        (lambda W, H: W.tolist(), "not list"),
+        (lambda W, H: W.copy_(torch.cat([W[0::2], W[1::2]])), "changed its argument"),
+    ],
+    "5.3": [
+        (lambda real: torch.arange(real.shape[1]).expand_as(real), "you say"),
+        (lambda real: real.cumsum(-1), r"for \[1, 1, 1, 1\] real tokens have positions 0"),
+        (lambda real: real.cumsum(-1) - 1, "has position -1"),
+        (lambda real: (real.cumsum(-1) - 1).masked_fill(~real, 99), "has position 99"),
+        (lambda real: (real.cumsum(-1) - 1.0).clamp(min=0), "not torch.float"),
+        (lambda real: (real.cumsum(-1) - 1)[0], "shape is"),
+        (lambda real: (real.cumsum(0) - 1).clamp(min=0), "you say"),
+    ],
+    "5.4": [
+        (lambda score: True, "a learned table does not depend"),
+        (lambda score: False, "RoPE depends"),
+        (lambda score: score(1, 0) == score(50, 49), "RoPE depends|sines depends"),
+        (lambda score: abs(score(3, 1) - score(4, 2)) < 1e-9, "near the end"),
+        (lambda score: abs(score(2, 1) - score(1, 2)) < 1e-9, "RoPE depends"),
+        (lambda score: abs(score(95, 91) - score(90, 86)) < 1e-9, "does not depend|repeats"),
+        (_all_steps(1e-3), "faint bend"),
+        (_all_steps(1e-9, lambda i, j: j <= i), "after the query"),
+        (_all_steps(1e-9, lambda i, j: j >= i), "near the end"),
+        (_all_steps(1e-9, lambda i, j: j > 0), "at the first position"),
+        (_all_steps(1e-9, lambda i, j: abs(i - j) < 9), "farther away"),
+        (_all_steps(1e-9, lambda i, j: i != j), "own position"),
+        (_all_steps(1e-9, lambda i, j: i % 2 == 0), "each two queries"),
+        (_all_steps(1e-9, lambda i, j: j % 2 == 0), "each two keys"),
+        (_all_steps(1e-9, by=2), "queries at odd positions"),
+        (_all_steps(1e-9, lambda i, j: j % 2 == 0, by=2), "at odd positions"),
+        (lambda score: torch.tensor([score(1, 1), score(2, 2)]), r"not Tensor of shape \(2,\)"),
+    ],
+}
+
+
+def _loops(q, k, v):
+    """Attention of 64 bits, a row at a time, in numpy."""
+    q, k, v = (np.asarray(t, dtype=np.float64) for t in (q, k, v))
+    out = np.zeros((*q.shape[:-1], v.shape[-1]))
+    for row in np.ndindex(q.shape[:-1]):
+        powers = np.exp(k[row[:-1]] @ q[row] / math.sqrt(q.shape[-1]))
+        out[row] = powers @ v[row[:-1]] / powers.sum()
+    return out
+
+
+def _prefixes(head, x):
+    """Whether a row changes once the rows after it are there."""
+    whole = head(x)
+    return not all(torch.allclose(head(x[: t + 1])[t], whole[t]) for t in range(len(x)))
+
+
+def _decoder_by_loops(binary):
+    B, S = binary.shape
+    mask = np.zeros((B, 1, S, S), dtype=bool)
+    for b, t in itertools.product(range(B), range(S)):
+        mask[b, 0, t, : t + 1] = binary[b, : t + 1]
+    return mask
+
+
+def _masked_softmax_twice(s, m):
+    """An empty row is opened before the softmax, and closed after it."""
+    open_rows = m | ~m.any(-1, keepdim=True)
+    return torch.where(m, s.masked_fill(~open_rows, -math.inf).softmax(-1), 0.0)
+
+
+def _slope(attend, d_k):
+    """The scale as a derivative, on two keys of many."""
+    k = torch.eye(max(d_k, 2), d_k, dtype=torch.float64)
+    q = torch.zeros(1, d_k, dtype=torch.float64, requires_grad=True)
+    p = attend(q, k)
+    (p[0, 0].log() - p[0, 1].log()).backward()
+    return q.grad[:, :1]
+
+
+def _interleaved(W, H):
+    """Rows in their new order, by index, in numpy."""
+    d = len(W) // H
+    order = [h * d + i for h in range(H) for i in (*range(0, d, 2), *range(1, d, 2))]
+    return W.numpy()[order]
+
+
+def _counted(real):
+    places = torch.zeros(real.shape, dtype=torch.int32)
+    for b, row in enumerate(real.tolist()):
+        for s in range(len(row)):
+            places[b, s] = sum(row[:s])
+    return places.where(real, 0)
+
+
+def _toeplitz(score):
+    """Each diagonal against its first cell, in numpy."""
+    table = np.array([[score(i, j) for j in range(100)] for i in range(100)])
+    return np.all([np.ptp(table.diagonal(d)) < 1e-9 for d in range(-99, 100)])
+
+
+def _sampled(score):
+    generator = np.random.default_rng(0)
+    for i, j in generator.integers(0, 100, (5000, 2)):
+        back = generator.integers(0, min(i, j) + 1)
+        if not math.isclose(score(i, j), score(i - back, j - back), abs_tol=1e-8):
+            return 0
+    return 1
+
+
+def _added_one_by_one(x, attend, think, norm_1, norm_2):
+    stream = [x]
+    for part, norm in ((attend, norm_1), (think, norm_2)):
+        stream.append(part(norm(torch.stack(stream).sum(0))))
+    return torch.stack(stream).sum(0)
+
+
+def _cost_by_hand(z, w, f):
+    """A Python number, from loops."""
+    costs = [
+        math.log(sum(map(math.exp, row))) - row[token]
+        for rows, tokens in zip(z.tolist(), w.tolist(), strict=True)
+        for row, token in zip(rows, tokens, strict=True)
+        if token != f
+    ]
+    return sum(costs) / len(costs)
+
+
+def _stepwise(scores, START, END, longest):
+    """From an iterator, as an array."""
+
+    def steps():
+        text = (START,)
+        while True:
+            text += (int(np.argmax(scores(list(text)))),)
+            yield text[-1]
+
+    new = itertools.takewhile(lambda t: t != END, itertools.islice(steps(), longest))
+    return np.fromiter(new, dtype=np.int32)
+
+
+def _sliced(patches, p, channels):
+    """An image of whole numbers, a patch at a time."""
+    side = math.isqrt(patches.shape[1])
+    image = torch.zeros(len(patches), channels, side * p, side * p, dtype=torch.int64)
+    for n, (row, column) in enumerate(itertools.product(range(side), repeat=2)):
+        square = patches[:, n].view(-1, channels, p, p)
+        image[:, :, row * p : (row + 1) * p, column * p : (column + 1) * p] = square
+    return image
+
+
+def _chained(maps):
+    """The last factor first, in numpy."""
+    total = None
+    for A in reversed(maps):
+        step = 0.5 * A.numpy().mean(1) + 0.5 * np.eye(A.shape[-1])
+        total = step if total is None else total @ step
+    return total
+
+
+def _shuffles(model, patches):
+    """One shuffle of many longer sequences of one's own."""
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(1, 12, 7, generator=generator)
+        order = torch.randperm(12, generator=generator)
+        if not torch.allclose(model(x[:, order]), model(x), atol=1e-4):
+            return False
+    return True
+
+
+def _swaps(model, patches):
+    """Each two neighbours, swapped."""
+    before = model(patches)
+    for i in range(8):
+        order = [*range(i), i + 1, i, *range(i + 2, 9)]
+        if (model(patches[:, order]) - before).abs().max() > 1e-9:
+            return np.False_
+    return np.True_
+
+
+# exercise -> right answers of kinds that one does not think of first
+RIGHT = {
+    "1.1": [torch.tensor([[0.472, 0.472, 0.057]]), (p for p in (Fraction(47, 100), 0.47, 0.06))],
+    "1.2": [
+        lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
+        lambda s: s.double().log_softmax(-1).exp().numpy(),
+    ],
+    "1.3": [
+        _loops,
+        lambda q, k, v: F.scaled_dot_product_attention(q.double(), k.double(), v.double()),
+    ],
+    "1.4": [[0, 1e308], np.array([[-5], [20]])],
+    "1.5": [
+        lambda out, order: torch.empty_like(out).index_copy(0, order, out),
+        lambda out, order: torch.stack(
+            [out[order.tolist().index(i)] for i in range(len(out))]
+        ).double(),
+    ],
+    "2.1": [
+        lambda T, p: np.fromfunction(lambda t, s: (s <= t) | (s < p), (T, T)),
+        lambda T, p: ~torch.ones(T, T).triu(1).bool() | (torch.arange(T)[None].expand(T, T) < p),
+    ],
+    "2.2": [
+        _decoder_by_loops,
+        lambda b: (b[:, None, None] * torch.ones_like(b[0].outer(b[0])).tril()) == 1,
+    ],
+    "2.3": [
+        _prefixes,
+        lambda head, x: any(_moves(head, x, slice(0, t), t) for t in range(1, len(x))),
+    ],
+    "2.4": [_exponents, _masked_softmax_twice],
+    "3.1": [np.array([369]), torch.tensor(369.0)],
+    "3.2": [
+        lambda x, H: np.stack(np.split(x.numpy(), H, axis=-1), axis=1),
+        lambda x, H: torch.einsum("bthd->bhtd", x.unflatten(-1, (H, -1))).long(),
+    ],
+    "3.3": [
+        lambda W, h, H: torch.stack([M.T for M in _head(W.float(), h, H)]),
+        lambda W, h, H: (M.T.numpy() for M in _head(W.double(), h, H)),
+    ],
+    "3.4": [
+        lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
+        lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
+    ],
+    "4.1": [torch.tensor([144, 4]), (Fraction(144), 12 / 3)],
+    "4.2": [
+        lambda s: (
+            (p := s.double().softmax(-1))[..., None] * (torch.eye(s.shape[-1]) - p[..., None, :])
+        ),
+        lambda s: _outer(s.double().softmax(-1)).neg() + s.softmax(-1).diag_embed(),
+    ],
+    "4.3": [_slope, lambda attend, d_k: np.float32(_log_ratio(attend, d_k, 0.5) / 0.5)],
+    "4.4": [np.array([0.36]), torch.tensor(0.3605, requires_grad=True)],
+    "5.1": [
+        np.array([[0.14, -0.99], [0.30, 0.96]]),
+        (f(a) for a in (3, 0.3) for f in (math.sin, math.cos)),
+    ],
+    "5.2": [
+        _interleaved,
+        lambda W, H: torch.cat(
+            [h.float().unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) for h in W.chunk(H)]
+        ),
+    ],
+    "5.3": [_counted, lambda real: (real.numpy().cumsum(-1) - 1) % real.shape[1]],
+    "5.4": [_toeplitz, _sampled],
+    "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
+    "6.2": [
+        lambda d, f: torch.tensor([_block_numbers(d, f)]),
+        lambda d, f: 4.0 * d**2 + 2 * d * f + 9 * d + f,
+    ],
+    "6.3": [
+        _added_one_by_one,
+        lambda x, a, t, n, m: (y := x.double() + a(n(x.double()))) + t(m(y)),
+    ],
+    "6.4": [
+        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
+        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
+    ],
+    "7.1": [np.array([0.84, 0.04]), (Fraction(21, 25), Fraction(1, 25))],
+    "7.2": [
+        lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
+        lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),
+    ],
+    "7.3": [_cost_by_hand, lambda z, w, f: (_nll(z.float(), w)[w != f]).mean(0, keepdim=True)],
+    "7.4": [_written, _stepwise],
+    "8.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
+    "8.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
+    "8.3": [
+        _chained,
+        lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
+    ],
+    "8.4": [_shuffles, _swaps],
+}

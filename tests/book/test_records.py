@@ -1,0 +1,295 @@
+"""Recorded runs: what ``book/_tools/record.py`` stores is what today's cells find."""
+
+import copy
+import json
+import re
+import statistics
+import subprocess
+from collections import defaultdict
+
+import nbformat
+import pages
+import pytest
+import record
+import torch
+
+from attn_lib import files, records
+
+EXPERIMENT = """
+import time
+import torch
+from torch import nn
+from attn_lib.training import train
+
+def pace():  # another one each time
+    train(nn.Linear(1, 1), lambda model, generator: model.weight.sum(), steps=3, lr=0.1)
+    return time.perf_counter() % 1 / 100 + 0.01
+
+def loss(model, generator):
+    x = torch.randn(32, 4, generator=generator)
+    return nn.functional.binary_cross_entropy_with_logits(model(x)[:, 0], (x[:, 0] > 0).float())
+
+def accuracy(model):
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    return ((model(x)[:, 0] > 0) == (x[:, 0] > 0)).double().mean()
+
+def by_hand(seed):
+    torch.manual_seed(seed)
+    model, losses = nn.Linear(4, 1), []
+    optimizer = torch.optim.Adam(model.parameters())
+    for step in range(25):
+        losses.append(loss(model, torch.Generator().manual_seed(step)))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    return torch.stack(losses).detach()
+
+def run(seed):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(seed)
+    model, steps = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), int(2 / pace())
+    train(model, loss, steps=steps, lr=lambda n: 0.1 * (n + 1) / steps, seed=seed)
+    found = {"error": seed / 3, "pair": torch.tensor([seed, 0.5]), "parts": {"a": (1, seed)}}
+    found |= {"accuracy": accuracy(model), "curve": by_hand(seed), "steps": steps}
+    return {**found, "weights": {"w": torch.arange(6.0).view(2, 3).T + seed}}
+"""
+RECORDED = [path for path in pages.NOTEBOOKS if "record" in pages.read(path).metadata]
+
+
+def write_page(path, source=EXPERIMENT, **plan):
+    plan = {"seeds": [5, 2], "clocks": ["pace"], "measures": ["accuracy"], **plan}
+    page = nbformat.v4.new_notebook(metadata={"record": plan})
+    page.cells = [
+        nbformat.v4.new_code_cell("raise SystemExit('no part of the experiment')"),
+        nbformat.v4.new_code_cell(source, metadata={"tags": ["experiment"]}),
+    ]
+    nbformat.write(page, path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A page with an experiment, and its record beside other data."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "data").mkdir()
+    (folder / "data" / "other.csv").write_bytes(b"a,b\n")
+    record.checksums(folder / "data")  # an older list, which does not list itself
+    write_page(folder / "99_test.ipynb")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(record, "DATA", folder / "data")
+        written = record.write(folder / "99_test.ipynb")
+    assert written == [folder / "data" / f"99_test.{kind}" for kind in ("json", "safetensors")]
+    return folder
+
+
+@pytest.fixture
+def recorded_page(folder, monkeypatch):
+    """The page, as recorded, where records are looked for; what is done again is done here."""
+
+    def runs(path, *each):
+        return [record._run(path, *one) for one in zip(*each, strict=True)]
+
+    write_page(folder / "99_test.ipynb")
+    for module in (record, files):
+        monkeypatch.setattr(module, "DATA", folder / "data")
+    monkeypatch.setattr(record, "_runs", runs)
+    return folder / "99_test.ipynb"
+
+
+@pytest.fixture
+def kept(recorded_page):
+    """The record as it is stored, and stored again afterwards."""
+    file = record.DATA / "99_test.json"
+    before = file.read_text()
+    yield json.loads(before)
+    file.write_text(before)
+
+
+def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
+    """Numbers of every seed, the first seed's weights, and hashes as sha256sum checks them."""
+    found = records.record("99_test")
+    assert found.pop("torch") == torch.__version__.split("+")[0]
+    assert all(50 < steps < 300 for steps in found.pop("steps"))
+    assert [len(losses) for losses in found.pop("curve")] == [25, 25]
+    assert all(0.8 < accuracy <= 1.0 for accuracy in found.pop("accuracy"))
+    assert found == {
+        "seeds": [5, 2],
+        "error": [1.66667, 0.666667],
+        "pair": [[5.0, 0.5], [2.0, 0.5]],
+        "parts": [{"a": [1, 5]}, {"a": [1, 2]}],
+    }
+    weights = records.shipped_tensors("99_test")
+    assert weights.keys() == {"w"}
+    assert torch.equal(weights["w"], torch.arange(6.0).view(2, 3).T + 5)
+    listed = (record.DATA / "SHA256SUMS").read_text()
+    assert [line[66:] for line in listed.splitlines()] == [
+        "99_test.json",
+        "99_test.safetensors",
+        "other.csv",
+    ]
+    check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
+    subprocess.run(check, cwd=record.DATA, check=True, capture_output=True)
+
+
+def test_a_page_without_weights_records_numbers_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "DATA", tmp_path)
+    monkeypatch.setattr(files, "DATA", tmp_path)
+    monkeypatch.setattr(record, "record", lambda path: ({"torch": "2.13.0", "seeds": [0]}, b""))
+    assert record.write(tmp_path / "99_test.ipynb") == [tmp_path / "99_test.json"]
+    assert records.record("99_test") == {"torch": "2.13.0", "seeds": [0]}
+    with pytest.raises(FileNotFoundError, match=r"99_test\.safetensors is missing"):
+        records.shipped_tensors("99_test")
+
+
+@pytest.mark.parametrize("missing", ["seeds", "cells"])
+def test_a_page_that_cannot_be_recorded_is_named(tmp_path, monkeypatch, missing):
+    monkeypatch.setattr(record, "DATA", tmp_path)
+    page = tmp_path / "99_test.ipynb"
+    write_page(page, **({"seeds": []} if missing == "seeds" else {}))
+    if missing == "cells":
+        notebook = nbformat.read(page, as_version=4)
+        notebook.cells.pop()
+        nbformat.write(notebook, page)
+    with pytest.raises(ValueError, match=r"99_test\.ipynb needs cells tagged `experiment`"):
+        record.write(page)
+    assert list(tmp_path.iterdir()) == [page]
+
+
+# ---------------------------------------------------------------- done again
+
+
+def test_what_was_recorded_is_found_again(recorded_page, kept):
+    """By another clock, in whole and in its first steps; the trial of the clock is no model."""
+    assert [list(map(len, losses)) for losses in kept["first losses"]] == [[20, 20]] * 2
+    assert kept["clocks"][0] != kept["clocks"][1]
+    before = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
+    assert record.differences(recorded_page, first=record.STEPS) == []
+    assert record.main(["--check", str(recorded_page)]) == 0
+    after = torch.get_default_dtype(), torch.get_num_threads(), torch.get_rng_state()
+    assert after[:2] == before[:2]
+    assert torch.equal(after[2], before[2])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("nn.ReLU(), ", "", "seed 2, training 1: loss .* at step 0, recorded is"),
+        ("0.1 * (n + 1)", "0.2 * (n + 1)", "seed 2, training 1: loss .* at step [1-9]"),
+        ("int(2 / pace())", "int(0.5 / pace())", "seed 2, training 1: loss .* at step [1-9]"),
+        ("manual_seed(step)", "manual_seed(0)", "seed 2, training 2: loss .* at step 1,"),
+        ('"curve": by_hand(seed), ', "", "seed 2: 1 models are trained, 2 recorded"),
+    ],
+    ids=["no ReLU", "another rate", "a quarter of the time", "another batch", "a model less"],
+)
+def test_a_changed_cell_is_seen_in_its_first_steps(recorded_page, old, new, said):
+    assert EXPERIMENT.count(old) == 1
+    write_page(recorded_page, EXPERIMENT.replace(old, new))
+    (difference,) = record.differences(recorded_page, first=record.STEPS)
+    assert re.match(said, difference), difference
+
+
+def test_a_changed_record_is_seen(recorded_page, kept, capsys):
+    """A loss, a clock in the first steps; a result with all of it; seeds at once."""
+
+    def differences(change, **options):
+        altered = copy.deepcopy(kept)
+        change(altered)
+        (record.DATA / "99_test.json").write_text(json.dumps(altered))
+        return record.differences(recorded_page, **options)
+
+    def change(altered):
+        altered["first losses"][1][1][7] *= 1.02
+
+    (said,) = differences(change, first=record.STEPS)
+    assert said.startswith("seed 2, training 2: loss")
+    (said,) = differences(
+        lambda altered: altered["clocks"][1].__setitem__(0, 0.001), first=record.STEPS
+    )
+    assert said.startswith("seed 2, training 1: loss")
+    (said,) = differences(lambda altered: altered.update(seeds=[5, 3]))
+    assert said == "the page has seeds [5, 2], its record [5, 3]"
+
+    def change_results(altered):
+        altered["accuracy"][0] -= 0.05
+        altered["parts"][1] = {"b": [1, 2]}
+
+    said = differences(change_results)
+    assert len(said) == 2
+    assert said[0].startswith("seed 5, accuracy: ")
+    assert said[1] == "seed 2, parts: ['a'] instead of ['b']"
+    assert record.main(["--check", str(recorded_page)]) == 1
+    assert said[1] in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- the book's records
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_todays_cells_start_as_recorded(path):
+    """Of the last seed; twenty image models make fewer steps."""
+    first = 5 if path.stem.endswith("vision") else record.STEPS
+    assert record.differences(path, first=first) == []
+
+
+def test_accuracies_are_those_of_the_shipped_weights():
+    dates, clothes = (path for path in RECORDED if path.stem[3:] in ("encoder_decoder", "vision"))
+    with record.experiment(dates) as page:
+        model = page["new_model"](0)
+        model.load_state_dict(records.shipped_tensors(dates.stem))
+        right = page["share_right"](model.eval(), page["test"])
+    assert right == pytest.approx(records.record(dates.stem)["right"][0], abs=0.002)
+    weights, large = records.shipped_tensors(clothes.stem), records.record(clothes.stem)["large"][0]
+    with record.experiment(clothes) as page:
+        for name, model in {"ViT": page["vit"](4), "CNN": page["cnn"]()}.items():
+            start = f"{name.lower()}."
+            named = {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
+            model.load_state_dict(named)
+            assert page["accuracy"](model.eval()) == pytest.approx(large[name], abs=0.001)
+
+
+def clock_faults(log):
+    """Steps times pace are 20 s; a model has one pace, in every seed and in the long run."""
+    paces, faults = defaultdict(list), []
+    for steps, clocks in zip(log["steps"], log["clocks"], strict=True):
+        for (name, count), pace in zip(steps.items(), clocks, strict=True):
+            kind = name.split()[0]  # "ViT 1000" is the same model on fewer images
+            paces[kind if kind in ("ViT", "CNN", "MLP") else name].append(pace)
+            if count != int(20 / pace):
+                faults.append(f"{name}: {count} steps of {pace} s are not 20 s")
+    for name, found in paces.items():
+        usual = statistics.median(found)
+        faults += [f"{name}: {p} s, usual are {usual}" for p in found if not 0.5 < p / usual < 2.2]
+    large = log["large"][0]
+    for name, count in zip(("patch 4", "CNN"), large["steps"], strict=True):
+        ratio = large["seconds"] / count / statistics.median(paces[name])
+        if not 0.7 < ratio < 1.4:
+            faults.append(f"large: {ratio:.2f} times the pace of {name}")
+    return faults
+
+
+def two_for_twenty(log):
+    log["steps"][1]["MLP"] //= 10
+    log["clocks"][1][2] = 20 / (log["steps"][1]["MLP"] + 0.5)
+
+
+def test_clocks_agree_with_their_parts():
+    (path,) = (path for path in RECORDED if path.stem.endswith("vision"))
+    log = json.loads((record.DATA / f"{path.stem}.json").read_text())
+    assert clock_faults(log) == []
+    for change, said in (
+        (lambda log: log["large"][0].update(seconds=85.4667), "large: 0.10 times"),
+        (lambda log: log["steps"][0].update(CNN=24), "CNN: 24 steps of .* are not 20 s"),
+        (lambda log: log["clocks"][2].__setitem__(0, 0.0037), "ViT: .* not 20 s"),
+        (two_for_twenty, "MLP: .* usual are"),
+    ):
+        altered = copy.deepcopy(log)
+        change(altered)
+        assert re.match(said, clock_faults(altered)[0]), said
+
+
+def test_seeds_agree():
+    """No accuracy of one seed is far from another's."""
+    (path,) = (path for path in RECORDED if path.stem.endswith("vision"))
+    rows = records.record(path.stem)["accuracy"]
+    for name in rows[0]:
+        found = [row[name] for row in rows]
+        assert max(found) - min(found) < 0.03, name
