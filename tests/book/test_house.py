@@ -114,8 +114,9 @@ def test_a_suite_that_shrank_turns_red(checkout, processes):
         (checkout / "tests" / "library" / f"test_{name}.py").write_text("def test():\n    pass\n")
     (checkout / "tests" / "counts.json").write_text(json.dumps({"tests": 3}))
     (checkout / "attn_lib" / "__init__.py").write_text("")  # so that no process loads torch
+    settings = ["-o", "testpaths=tests", "-o", "addopts="]
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-o", "testpaths=tests", *processes],
+        [sys.executable, "-m", "pytest", "-q", *settings, *processes],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout)},
         capture_output=True,
