@@ -188,7 +188,7 @@ def small(checkout):
 
 def run(root, *arguments):
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-o", "testpaths=tests", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-o", "testpaths=tests", "-o", "addopts=", *arguments],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
