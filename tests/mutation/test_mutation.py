@@ -6,8 +6,10 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import gross
 import mutate_book
 import nbformat
+import pages
 import pytest
 import torch
 from copies import edit
@@ -40,8 +42,8 @@ from attn_lib.datasets import Images
     ids=str,
 )
 def test_each_kind_becomes_wrong_and_stays_of_its_kind(value):
-    spoilt = mutate_book.wrong(value)
-    assert mutate_book.can_be_wrong(value)
+    spoilt = gross.wrong(value)
+    assert gross.can_be_wrong(value)
     assert type(spoilt) is type(value)
     assert str(spoilt) != str(value)
 
@@ -49,16 +51,16 @@ def test_each_kind_becomes_wrong_and_stays_of_its_kind(value):
 def test_modules_plots_and_what_a_dict_will_hold_become_wrong():
     layer = nn.Linear(2, 3)
     before = layer.weight.clone()
-    assert mutate_book.wrong(layer) is layer
+    assert gross.wrong(layer) is layer
     assert not torch.isclose(layer.weight, before).any()
     turned = []
-    mutate_book.wrong(SimpleNamespace(invert_xaxis=lambda: turned.append(True)))
+    gross.wrong(SimpleNamespace(invert_xaxis=lambda: turned.append(True)))
     assert turned == [True]
     later = {}
-    view = mutate_book.wrong(later)
+    view = gross.wrong(later)
     later["x"] = 1
     assert dict(view) == {"x": 2}
-    assert not mutate_book.can_be_wrong(None)
+    assert not gross.can_be_wrong(None)
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,16 @@ def test_what_a_change_changes():
     assert mutate_book.function_at(ast.parse(before), 10) == "A.h"
 
 
+def test_declared_changes_of_pages_are_of_lines_that_stand_there():
+    cells = [cell for path in pages.NOTEBOOKS for cell in pages.code_cells(pages.read(path))]
+    sources = {cell.id: cell.source for cell in cells}
+    declared = [row for row in mutate_book.equivalent() if not row[0].startswith("attn_lib.")]
+    assert len(declared) == 2
+    for cell, before, after in declared:
+        assert before in sources[cell]
+        assert after not in sources[cell]
+
+
 # ---------------------------------------------------------------- the command
 
 SHOWN, SHAPED = "masks.causal_mask", "masks.segment_mask"
@@ -101,11 +113,11 @@ def book(checkout):
     """A book of two small pages: one prints what a function returns, one only its shape."""
     for path in checkout.glob("book/*.ipynb"):
         path.unlink()
-    pages = {
+    small = {
         "01_shown": ("print(masks.causal_mask(3))", masks.causal_mask(3)),
         "02_shaped": ("print(masks.segment_mask(torch.arange(5)[None]).dim())", 4),
     }
-    for name, (source, printed) in pages.items():
+    for name, (source, printed) in small.items():
         sources = "import torch\nfrom attn_lib import masks", source
         cells = [nbformat.v4.new_code_cell(source) for source in sources]
         cells[1].outputs = [nbformat.v4.new_output("stream", text=f"{printed}\n")]
