@@ -126,10 +126,15 @@ def in_library(pages: dict[str, dict], seed: int) -> Iterator[tuple[Mutant, dict
         line, old, new = difference(before, after)
         place = function_at(ast.parse(before), line)
         cells = first_cells(pages, "lines", f"{file}:{line}")
-        known = (f"attn_lib.{file[:-3]}.{place}", old, new) in equivalent()
-        if cells and not known and not re.match(r"(_names\.)?check_", old):
-            said = f"attn_lib/{file}, {place}:\n  - {old}\n  + {new}"
-            yield Mutant(file, place, after, said), cells
+        said = f"attn_lib/{file}, {place}:\n  - {old}\n  + {new}"
+        mutant, plain = Mutant(file, place, after, said), Mutant(file, place, before, "")
+        if (
+            cells
+            and (f"attn_lib.{file[:-3]}.{place}", old, new) not in equivalent()
+            and not re.match(r"(_names\.)?check_", old)
+            and mutant.code().co_freevars == plain.code().co_freevars  # or Python refuses it
+        ):
+            yield mutant, cells
 
 
 def in_pages(seed: int) -> Iterator[tuple[Mutant, dict[str, int]]]:
