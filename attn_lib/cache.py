@@ -5,6 +5,7 @@ layer was called before in the same forward pass. So a cache can be copied and s
 model or without, and a layer that stands in a stack twice has two places in it.
 """
 
+import copy
 import secrets
 import weakref
 from collections.abc import Callable, Iterator
@@ -263,7 +264,7 @@ class Cache:
 
     def __copy__(self) -> "Cache":
         """The same: two caches that write into one memory would destroy each other's."""
-        return self.__deepcopy__({})
+        return copy.deepcopy(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What was seen; the layers themselves are of this process only."""

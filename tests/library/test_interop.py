@@ -144,9 +144,18 @@ def test_a_weight_without_a_counterpart_in_the_encoder_is_named(name):
         interop.sentence_encoder(state, num_heads=3)
 
 
-@pytest.mark.parametrize("convert", [interop.from_torch, interop.to_torch])
-def test_other_layers_are_refused_by_name(convert):
-    with pytest.raises(TypeError, match=r"^layer must be a .*, got Linear$"):
+@pytest.mark.parametrize(
+    ("convert", "kinds"),
+    [
+        (
+            interop.from_torch,
+            "MultiheadAttention, TransformerEncoderLayer or TransformerDecoderLayer of torch.nn",
+        ),
+        (interop.to_torch, "MultiHeadAttention or a TransformerBlock"),
+    ],
+)
+def test_other_layers_are_refused_by_name(convert, kinds):
+    with pytest.raises(TypeError, match=f"^layer must be a {kinds}, got Linear$"):
         convert(nn.Linear(2, 2))
 
 

@@ -217,14 +217,15 @@ def test_a_cache_keeps_what_a_context_has_shown():
     assert computed == [1]  # once
     # the same numbers in another tensor are the same context: a stored cache has such a one
     torch.testing.assert_close(layer(x, context.clone(), mask=mask, cache=cache), full)
-    with pytest.raises(
-        ValueError, match=r"^the cache was filled with another context: start with an empty one$"
-    ):
+    message = r"^the cache was filled with another context: start with an empty one$"
+    with pytest.raises(ValueError, match=message):
         layer(x, context + 1e-9, cache=cache)
-    plain, cache = layer_of(), Cache()
-    plain(x, x, cache=cache)
-    with pytest.raises(ValueError, match="another context"):
-        plain(x, cache=cache)  # keys of x would be appended to keys of a context
+    plain = layer_of()
+    for first, then in (((x, x), (x,)), ((x,), (x, x))):  # a context, or none: not both
+        cache = Cache()
+        plain(*first, cache=cache)
+        with pytest.raises(ValueError, match=message):
+            plain(*then, cache=cache)
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])

@@ -415,20 +415,20 @@ def test_a_causal_bias_of_pytorch_is_its_triangle(variant):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_padded_with_zeros():
-    lengths = [5, 3]
+    queries, keys = [5, 2], [7, 11]
     q, k, v = (
         torch.nested.nested_tensor(
             [draw(n, 3, 7, seed=10 * seed + n) for n in lengths], layout=torch.jagged
         ).transpose(1, 2)
-        for seed in (1, 2, 3)
+        for seed, lengths in enumerate([queries, keys, keys])
     )
     with record_attention(model := Kernel()) as maps:
         out = model(q, k, v, scale=0.3)
-    assert maps[""].shape == (2, 3, 5, 5)
-    for b, n in enumerate(lengths):
-        torch.testing.assert_close(maps[""][b, :, :n, :n] @ v.unbind()[b], out.unbind()[b])
-    assert not maps[""][1, :, 3:].any()
-    assert not maps[""][1, :, :, 3:].any()
+    assert maps[""].shape == (2, 3, 5, 11)
+    for b, (T, S) in enumerate(zip(queries, keys, strict=True)):
+        torch.testing.assert_close(maps[""][b, :, :T, :S] @ v.unbind()[b], out.unbind()[b])
+        assert not maps[""][b, :, T:].any()
+        assert not maps[""][b, :, :, S:].any()
 
 
 def test_a_nan_that_the_kernel_loses_is_seen_in_the_weights():
