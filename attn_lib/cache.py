@@ -177,11 +177,11 @@ class Cache:
         if old is not None:
             _check_fits(k, old.k)
             start = old.length
-        end = start + k.shape[-2]
+        end = start + k.shape[2]
         if torch.is_grad_enabled():
             if old is not None:
-                k = torch.cat([old.k[:, :, :start], k], dim=-2)
-                v = torch.cat([old.v[:, :, :start], v], dim=-2)
+                k = torch.cat([old.k[:, :, :start], k], dim=2)
+                v = torch.cat([old.v[:, :, :start], v], dim=2)
             entry = _Entry(k, v, end)
         else:
             entry = _with_room(old, k, v, end)
@@ -309,10 +309,10 @@ def _check_fits(new: Tensor, old: Tensor) -> None:
 
 def _with_room(old: _Entry | None, k: Tensor, v: Tensor, end: int) -> _Entry:
     """Memory for ``end`` positions and, where it has to be new, for as many again."""
-    if old is not None and end <= old.k.shape[-2] and not old.k.requires_grad:
+    if old is not None and end <= old.k.shape[2] and not old.k.requires_grad:
         if old.k.is_inference() == torch.is_inference_mode_enabled():
             return _Entry(old.k, old.v, end)
-    memory = [x.new_empty(*x.shape[:-2], 2 * end, x.shape[-1]) for x in (k, v)]
+    memory = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (k, v)]
     if old is not None:
         for new, before in zip(memory, (old.k, old.v), strict=True):
             new[:, :, : old.length] = before[:, :, : old.length]

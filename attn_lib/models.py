@@ -334,7 +334,7 @@ def _chosen(
     weights = ((logits - best).double() / temperature).softmax(dim=1)  # no overflow
     if top_p is not None:
         ordered, order = weights.sort(descending=True)
-        before = F.pad(ordered.cumsum(dim=1)[:, :-1], (1, 0))  # of the more probable ones
+        before = ordered.cumsum(dim=1) - ordered  # of the more probable ones
         weights = weights.masked_fill((before >= top_p).gather(1, order.argsort()), 0.0)
     return torch.multinomial(weights, 1, generator=generator)
 

@@ -182,7 +182,7 @@ def _draw_table(
     # thin lines between the cells, so that rows of equal cells stay countable
     ax.set_xticks([s - 0.5 for s in range(1, S)], minor=True)
     ax.set_yticks([t - 0.5 for t in range(1, T)], minor=True)
-    ax.grid(which="minor", color="white", linewidth=0.8)
+    ax.grid(which="minor", color="white")
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     return ax, image

@@ -5,6 +5,7 @@ Each test is named after one of them and was red before its repair.
 
 import copy
 import pickle
+import sys
 
 import pytest
 import torch
@@ -277,7 +278,11 @@ def test_generate_names_a_model_that_uses_a_layer_twice():
             x = x + layer(x, causal=True, cache=cache)
         return x @ table.T
 
-    with pytest.raises(ValueError, match=r"^the cache holds 12 tokens after 6 were given: the m"):
+    message = (
+        "^the cache holds 12 tokens after 6 were given: the model uses a layer twice; "
+        "call its layers through one TransformerDecoder$"
+    )
+    with pytest.raises(ValueError, match=message):
         generate(call, TOKENS, max_new_tokens=2)
 
 
@@ -319,9 +324,9 @@ def test_a_step_copies_no_cache():
         for t in range(100):
             layer(x[:, t : t + 1], causal=True, cache=cache)
             (entry,) = cache._entries.values()
-            places.add(entry.k.untyped_storage().data_ptr())
+            places.add((entry.k.untyped_storage().data_ptr(), entry.k.shape[2]))
     assert cache.length == 100
-    assert len(places) <= 8
+    assert sorted(capacity for _, capacity in places) == [2, 6, 14, 30, 62, 126]
 
 
 @pytest.mark.parametrize(
@@ -468,6 +473,17 @@ def test_too_small_a_max_len_is_named_before_writing_starts():
     mask = torch.arange(6) >= torch.tensor([[2], [3]])
     padded = generate(model, TOKENS, max_new_tokens=37, mask=mask[:, None, None])
     assert padded.shape == (2, 43)
+    with pytest.raises(ValueError, match=r"^4 tokens and max_new_tokens=38 need a model with max"):
+        generate(model, TOKENS, max_new_tokens=38, mask=mask[:, None, None])
+
+
+def test_a_model_without_a_max_len_has_no_limit():
+    class Same(torch.nn.Module):
+        def forward(self, tokens, mask=None, cache=None):
+            return F.one_hot(tokens, 13).float()
+
+    got = generate(Same().eval(), torch.tensor([[3]]), max_new_tokens=50)
+    assert got.tolist() == [[3] * 51]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -489,7 +505,7 @@ def test_a_token_may_be_forbidden_by_minus_infinity():
         assert 1 not in got.tolist()[0] + got.tolist()[1]
 
 
-@pytest.mark.parametrize("temperature", [1e-60, 5e-324, 1e300])
+@pytest.mark.parametrize("temperature", [1e-60, 5e-324, 1e300, sys.float_info.max])
 def test_temperatures_beyond_the_range_of_floats_are_sound(temperature):
     def call(tokens, mask=None, cache=None):
         return torch.tensor([-1.0, 4.0, 3.0]).expand(*tokens.shape, 3)
@@ -523,6 +539,9 @@ def test_top_p_draws_among_the_most_probable():
             p = float(shares[token]) / total if token in kept else 0.0
             error = (p * (1 - p) / 20_000) ** 0.5
             assert abs(float((drawn == token).double().mean()) - p) <= 4 * error
+    options = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 0.5}
+    drawn = generate(lambda tokens, **_: torch.zeros(*tokens.shape, 2), rows, **options)[:, 1]
+    assert len(drawn.unique()) == 1  # of two halves, one is probable enough
 
 
 @pytest.mark.parametrize(
