@@ -6,6 +6,7 @@ Each test is named after one of them and was red before its repair.
 import copy
 import pickle
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -206,12 +207,15 @@ def test_the_cache_of_a_layer_alone_can_be_stored():
             assert not pickle.loads(pickle.dumps(cache)).in_pass  # noqa: S301
 
 
-@pytest.mark.parametrize("where", ["second block", "output"])
+@pytest.mark.parametrize("where", ["second block", "output", "output of a pair"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_call_that_raises_leaves_the_cache_as_it_was(where, grad):
     """The retry once appended the same keys twice."""
     model, cache = language_model(), Cache()
     part = model.decoder.blocks[1].feed_forward if where == "second block" else model.output
+    if where == "output of a pair":
+        pair = Transformer(source_vocab_size=13, target_vocab_size=13, max_len=9, **SIZES).eval()
+        model, part = partial(pair.decode, context=draw(2, 5, 6).float()), pair.output
 
     def fail(*_):
         raise RuntimeError("stop")
@@ -442,8 +446,6 @@ def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match=r"^the model is in training mode: call model.eval\(\) fi"):
         generate(model, TOKENS, max_new_tokens=2)
     pair = Transformer(source_vocab_size=13, target_vocab_size=13, max_len=9, **SIZES)
-    from functools import partial
-
     call = partial(pair.decode, context=draw(2, 5, 6).float())
     with pytest.raises(ValueError, match="training mode"):
         generate(call, TOKENS, max_new_tokens=2)
