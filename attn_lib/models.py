@@ -480,7 +480,7 @@ class _Embedding(nn.Module):
         self._check(tokens, mask, seen)
         positions = None
         if mask is not None:
-            real_so_far = mask[:, 0, 0].cumsum(dim=-1)  # (B, seen + T)
+            real_so_far = mask[:, 0, 0].cumsum(dim=1)  # (B, seen + T)
             positions = (real_so_far - 1).clamp(min=0)[:, seen:]
         x = self.positions(self.vectors(tokens), positions, start=seen)
         return self.dropout(x) if self.training else x

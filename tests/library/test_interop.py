@@ -201,3 +201,5 @@ def test_sizes_of_an_encoder_are_checked():
     for wrong in ({"vocab_size": 0, "max_len": 5}, {"vocab_size": 5, "max_len": 0}):
         with pytest.raises(ValueError, match="must be at least 1, got 0"):
             SentenceEncoder(**wrong, **sizes)
+    norms = SentenceEncoder(vocab_size=5, max_len=5, **sizes).modules()
+    assert {norm.eps for norm in norms if isinstance(norm, nn.LayerNorm)} == {1e-12}

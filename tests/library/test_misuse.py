@@ -269,7 +269,8 @@ def test_a_layer_that_other_layers_have_overtaken_is_refused():
     stack = TransformerDecoder(**SIZES, cross_attention=False).double()
     x, cache = draw(2, 5, 6), Cache()
     stack.blocks[0].attention(x[:, :2], causal=True, cache=cache)  # one layer alone
-    with pytest.raises(ValueError, match=r"^the cache holds 0 tokens of this layer and 2 of oth"):
+    message = "^the cache holds 0 tokens of this layer and 2 of others: start with an empty one$"
+    with pytest.raises(ValueError, match=message):
         stack(x[:, 2:], cache=cache)
 
 
@@ -348,6 +349,16 @@ def test_a_cache_of_another_kind_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         other(change(x), causal=True, cache=cache)
     assert cache.length == 4
+
+
+def test_modules_without_a_key_are_told_apart_by_where_they_are():
+    cache, first, second = Cache(), nn.Identity(), nn.Identity()
+    for layers in ((first, second), (second, first)):
+        with cache.forward_pass(nn.Identity()):
+            for layer in layers:
+                own = torch.full((1, 1, 1, 1), float(layer is second))
+                k, _ = cache.append(layer, own, own)
+                assert torch.equal(k, own.expand_as(k))
 
 
 def test_a_cache_outside_of_a_pass_is_refused():
