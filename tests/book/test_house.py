@@ -195,8 +195,9 @@ def small(checkout):
 
 
 def run(root, *arguments):
+    settings = ["-o", "testpaths=tests", "-o", "addopts="]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-o", "testpaths=tests", "-o", "addopts=", *arguments],
+        [sys.executable, "-m", "pytest", "-q", *settings, *arguments],
         cwd=root,
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
