@@ -27,7 +27,6 @@ FOLDED = {"hide-input", "hide-cell"}
 # pages that were not edited since their numbers can be bound; the list only gets shorter
 FIRST_EDITION = {
     "notation",
-    "01_one_head",
     "02_masks",
     "03_many_heads",
     "04_scaling",
@@ -306,6 +305,51 @@ COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 # ---------------------------------------------------------------- budgets
 
 
+def within_one_sitting(notebook) -> list[str]:
+    """What a reader takes in at one sitting, perhaps on a phone; nothing is excused."""
+    cells = code_cells(notebook)
+    lesson = [
+        c for c in cells if not tags(c) & FOLDED and not any("exercise" in t for t in tags(c))
+    ]
+    sizes = [len(lines(cell)) for cell in lesson]
+    figures = [cell for cell in cells if "figure" in cell.metadata.get("mystnb", {})]
+    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    texts += [cell.metadata["mystnb"]["figure"]["caption"] for cell in figures]
+    marks = r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`|\]\([^)]*\)"  # a formula, or code, is one word
+    folded = "".join("f" if tags(c) & FOLDED else "." for c in notebook.cells)
+    measured = {
+        "code cells": (len(cells), 1, 32),
+        "median lines of a cell": (statistics.median(sizes), 1, 5),
+        "cells of ten lines or more, in a hundred": (
+            100 * sum(size >= 10 for size in sizes) / len(sizes),
+            0,
+            10,
+        ),
+        "lines of the longest cell": (max(sizes), 1, 16),
+        "characters of the longest line": (
+            max(len(line) for cell in lesson for line in lines(cell)),
+            1,
+            79,
+        ),
+        "words": (sum(len(re.sub(marks, " x ", t, flags=re.S).split()) for t in texts), 1, 2600),
+        "figures": (len(figures), 4, 8),
+        "cells of the lesson before the first picture": (
+            sum(cell in lesson for cell in cells[: cells.index(figures[0])]) if figures else 99,
+            0,
+            0,
+        ),
+        "folded cells in a row": (max(map(len, folded.split("."))), 1, 2),
+    }
+    return [
+        f"{what}: {value:g}, not {low} to {high}"
+        for what, (value, low, high) in measured.items()
+        if not low <= value <= high
+    ]
+
+
+# the budgets for pages of the first edition
+
+
 def within_budget(notebook) -> list[str]:
     """What a reader can take in; the notebook's metadata lists exceptions, with reasons."""
     cells = code_cells(notebook)
@@ -360,7 +404,7 @@ def unlisted_links(text: str) -> list[str]:
 
 
 def bootstrap(data: list[str], url: str) -> str:
-    """The first cell of every notebook; ``data`` names the weight files of its page."""
+    """What the first cell of every notebook begins with; ``data``: the weight files of its page."""
     fetches = [f'    files.fetch("{name}")' for name in data]
     load = ["    from attn_lib import files", *fetches] if data else []
     return "\n".join(
@@ -381,7 +425,8 @@ def fetched(notebook) -> list[str]:
 
 
 def starts_with_bootstrap(notebook) -> list[str]:
-    if code_cells(notebook)[0].source != bootstrap(fetched(notebook), address()):
+    first, set_up = code_cells(notebook)[0].source, bootstrap(fetched(notebook), address())
+    if not f"{first}\n".startswith(f"{set_up}\n"):
         return ["the first code cell is not the set-up for Colab, as tests/book/pages.py has it"]
     return []
 
@@ -405,17 +450,17 @@ RULES = [
     safe_outputs,
     safe_source,
     figures_described,
-    within_budget,
     links_listed,
     starts_with_bootstrap,
     valid_python,
 ]
+FIRST = [numbers_printed, within_budget]
+SECOND = [numbers_bound, conclusions_shown, within_one_sitting]
 
 
 def rules_of(path: Path) -> list:
     """The rules that a notebook keeps."""
-    first = path.stem in FIRST_EDITION
-    return [*RULES, *([numbers_printed] if first else [numbers_bound, conclusions_shown])]
+    return [*RULES, *(FIRST if path.stem in FIRST_EDITION else SECOND)]
 
 
 def numbers_not_given(text: str) -> list[str]:

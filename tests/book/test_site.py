@@ -186,8 +186,8 @@ def test_each_fault_of_a_page_is_seen(browser, site, served):
 def test_callouts_become_boxes_and_solutions_are_folded(browser, site):
     with opened(browser, site.as_uri()) as page:
         visit(page, (site / "book/01_one_head.html").as_uri())
-        assert page.locator(".admonition.exercise").count() == 5
-        assert page.locator(".admonition.warning").count() == 3
+        assert page.locator(".admonition.exercise").count() == 4
+        assert page.locator(".admonition.tip").count() == 1
         assert page.locator("blockquote").count() == 0
         folded = page.locator("details", has_text="Solution 1.1")
         assert folded.get_attribute("open") is None
