@@ -1,6 +1,6 @@
 """Figures of the book: one style, one Axes each, weights always on a 0-to-1 scale.
 
-:data:`ROLES` gives queries, keys, values, weights and outputs one colour each, in every figure.
+``ROLES`` gives queries, keys, values, weights and outputs one colour each, in every figure.
 """
 
 import sys
@@ -175,7 +175,7 @@ def plot_diagram(
 
     Args:
         boxes: name -> (column, row, text, role). Row 0 is the top; columns and rows may be
-            fractions. A role of :data:`ROLES` gives the box its colour, None leaves it grey.
+            fractions. A role of ``ROLES`` gives the box its colour, None leaves it grey.
         arrows: (from, to, label) by the names of boxes; the label is a shape, or empty.
         ax: where to draw; default a new figure of the size that the boxes need.
 

@@ -19,7 +19,7 @@ NOTEBOOKS = sorted(BOOK.glob("*.ipynb"))
 TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
-METADATA = {"tags", "mystnb", "given", "reason", "numbers", "shown"}
+METADATA = {"tags", "mystnb", "given", "reason", "numbers", "shown", "live"}
 SKIP_MARKS = {"nbval-skip", "nbval-ignore-output", "skip-execution"}
 FOLDED = {"hide-input", "hide-cell"}
 
