@@ -233,7 +233,7 @@ def values(texts):
     return [float(text.replace("−", "-")) for text in re.findall(r"[-−]?\d*\.\d+", " ".join(texts))]
 
 
-def seen(drawn):
+def seen(drawn, asking):
     """The query and the temperature as the figure of one head shows them, after comparing the rest.
 
     Scores, weights, output and the sentence must be what `attn_lib` makes of these two.
@@ -254,13 +254,18 @@ def seen(drawn):
         torch.testing.assert_close(shown, wanted, rtol=0.0, atol=0.51 * 10**-digits)
     best = numbers["tokens"][int(weights.argmax())]
     flat = bool(weights.max() - weights.min() < 5e-4)
-    assert f"puts {'the same weight' if flat else f'{weights.max():.3f} on {best} '}" in said
-    arrow = drawn.locator("line.query"), drawn.locator("circle.tip.query")
-    ends = [
-        [float(part.get_attribute(n)) for n in names]
-        for part, names in zip(arrow, (("x2", "y2"), ("cx", "cy")), strict=True)
-    ]
-    assert ends[0] == ends[1]
+    assert (
+        f", {asking} puts {'the same weight' if flat else f'{weights.max():.3f} on {best} '}"
+        in said
+    )
+    for role, point, low, span in (("query", query, -1.5, 6.0), ("output", out[0], -0.4, 3.3)):
+        x, y = ((float(a) - low) * 240 / span for a in point)
+        for part, ends in ((f"line.{role}", ("x2", "y2")), (f"circle.tip.{role}", ("cx", "cy"))):
+            at = [float(drawn.locator(part).get_attribute(end)) for end in ends]
+            assert at == pytest.approx([x, 240 - y], abs=0.1)
+    for role in ("key", "value"):
+        sizes = [float(dot.get_attribute("r")) for dot in drawn.locator(f"circle.{role}").all()]
+        assert sizes == pytest.approx((3 + 14 * weights[0].sqrt()).tolist(), abs=0.05)
     return query, temperature
 
 
@@ -294,42 +299,42 @@ def test_one_head_moves_as_attention_does(browser, site, width, scheme):
         handle = drawn.get_by_role("slider", name="query")
         slider = drawn.get_by_role("slider", name="temperature")
         again = drawn.get_by_role("button", name="start again")
-        assert seen(drawn) == ([0.0, 2.0], 1.0)
+        assert seen(drawn, "cat") == ([0.0, 2.0], 1.0)
         # another token
         press(drawn.locator("fieldset span", has_text="milk"))
-        assert seen(drawn) == ([4.0, 0.0], 1.0)
+        assert seen(drawn, "milk") == ([4.0, 0.0], 1.0)
         page.keyboard.press("ArrowLeft")
-        assert seen(drawn) == ([2.0, 0.0], 1.0)  # warm
+        assert seen(drawn, "warm") == ([2.0, 0.0], 1.0)  # warm
         # another temperature
         slider.focus()
         for _ in range(4):
             page.keyboard.press("ArrowRight")
-        assert seen(drawn) == ([2.0, 0.0], 2.0)
+        assert seen(drawn, "warm") == ([2.0, 0.0], 2.0)
         frame = slider.bounding_box()
         at = {"x": frame["width"] - 2, "y": frame["height"] / 2}
         slider.tap(position=at) if finger else slider.click(position=at)
-        assert seen(drawn) == ([2.0, 0.0], 8.0)
+        assert seen(drawn, "warm") == ([2.0, 0.0], 8.0)
         press(again)
-        assert seen(drawn) == ([0.0, 2.0], 1.0)
+        assert seen(drawn, "cat") == ([0.0, 2.0], 1.0)
         # another query
         handle.focus()
         for key in ("ArrowRight", "ArrowRight", "Shift+ArrowDown", "ArrowUp", "Shift+ArrowLeft"):
             page.keyboard.press(key)
-        assert seen(drawn) == ([-0.3, 1.6], 1.0)
+        assert seen(drawn, "cat") == ([-0.3, 1.6], 1.0)
         press(again)
         unit = drawn.locator("svg").first.bounding_box()["width"] / 6.0  # from -1.5 to 4.5
         drag(page, handle, (1.5 * unit, 3 * unit), finger)
-        (x, y), _ = seen(drawn)
+        (x, y), _ = seen(drawn, "cat")
         assert (x, y) == pytest.approx((1.5, -1.0), abs=0.11)
         drag(page, handle, (-900, 0), finger)  # beyond the frame
-        assert seen(drawn)[0] == [-1.3, y]
+        assert seen(drawn, "cat")[0] == [-1.3, y]
         plane = drawn.locator("svg").first
         at = {"x": 4.5 * unit, "y": 4.0 * unit}
         plane.tap(position=at) if finger else plane.click(position=at)
-        (x, y), _ = seen(drawn)
+        (x, y), _ = seen(drawn, "cat")
         assert (x, y) == pytest.approx((3.0, 0.5), abs=0.11)
         press(drawn.locator("fieldset span").first)  # the: a query of zeros
-        assert seen(drawn) == ([0.0, 0.0], 1.0)
+        assert seen(drawn, "the") == ([0.0, 0.0], 1.0)
 
 
 @pytest.fixture(scope="module")
