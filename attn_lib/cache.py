@@ -5,6 +5,7 @@ layer was called before in the same forward pass. So a cache can be copied and s
 model or without, and a layer that stands in a stack twice has two places in it.
 """
 
+import copy
 import secrets
 import weakref
 from collections.abc import Callable, Iterator
@@ -176,11 +177,11 @@ class Cache:
         if old is not None:
             _check_fits(k, old.k)
             start = old.length
-        end = start + k.shape[-2]
+        end = start + k.shape[2]
         if torch.is_grad_enabled():
             if old is not None:
-                k = torch.cat([old.k[:, :, :start], k], dim=-2)
-                v = torch.cat([old.v[:, :, :start], v], dim=-2)
+                k = torch.cat([old.k[:, :, :start], k], dim=2)
+                v = torch.cat([old.v[:, :, :start], v], dim=2)
             entry = _Entry(k, v, end)
         else:
             entry = _with_room(old, k, v, end)
@@ -263,7 +264,7 @@ class Cache:
 
     def __copy__(self) -> "Cache":
         """The same: two caches that write into one memory would destroy each other's."""
-        return self.__deepcopy__({})
+        return copy.deepcopy(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """What was seen; the layers themselves are of this process only."""
@@ -308,10 +309,10 @@ def _check_fits(new: Tensor, old: Tensor) -> None:
 
 def _with_room(old: _Entry | None, k: Tensor, v: Tensor, end: int) -> _Entry:
     """Memory for ``end`` positions and, where it has to be new, for as many again."""
-    if old is not None and end <= old.k.shape[-2] and not old.k.requires_grad:
+    if old is not None and end <= old.k.shape[2] and not old.k.requires_grad:
         if old.k.is_inference() == torch.is_inference_mode_enabled():
             return _Entry(old.k, old.v, end)
-    memory = [x.new_empty(*x.shape[:-2], 2 * end, x.shape[-1]) for x in (k, v)]
+    memory = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (k, v)]
     if old is not None:
         for new, before in zip(memory, (old.k, old.v), strict=True):
             new[:, :, : old.length] = before[:, :, : old.length]

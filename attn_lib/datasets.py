@@ -31,7 +31,7 @@ DATE_LETTERS = (
 """The characters that can occur in :func:`dates`: a vocabulary that does not depend on the draw."""
 
 _DATE_FORMATS = ("short", "medium", "long", "full", "yMMMM")
-_DATE_YEARS = range(1950, 2050)
+_DAYS: list[datetime.date] = np.arange("1950", "2050", dtype="datetime64[D]").tolist()
 _TEST_MONTH = 11  # every eleventh month is for the test, where each month of the year then occurs
 
 
@@ -154,9 +154,7 @@ def dates(
         raise ValueError(f"babel does not know every locale of {locales}: {error}") from error
     if not parsed:
         raise ValueError("locales must name at least one locale, got none")
-    first, last = (datetime.date(year, 1, 1) for year in (_DATE_YEARS[0], _DATE_YEARS[-1] + 1))
-    days = [datetime.date.fromordinal(d) for d in range(first.toordinal(), last.toordinal())]
-    days = [d for d in days if ((12 * d.year + d.month) % _TEST_MONTH == 0) == (split == "test")]
+    days = [d for d in _DAYS if ((12 * d.year + d.month) % _TEST_MONTH == 0) == (split == "test")]
     generator = torch.Generator().manual_seed(seed)
 
     def draw(size: int) -> list[int]:

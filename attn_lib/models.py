@@ -326,16 +326,16 @@ def _chosen(
     logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator | None
 ) -> Tensor:
     """(B, vocabulary) to (B, 1)."""
-    best, token = logits.max(dim=-1, keepdim=True)  # NaN counts as larger than any number
+    best, token = logits.max(dim=1, keepdim=True)  # NaN counts as larger than any number
     if not math.isfinite(best.sum()):
         raise ValueError("the model's logits must be finite, got NaN or infinity")
     if temperature == 0.0:
         return token
-    weights = ((logits - best).double() / temperature).softmax(dim=-1)  # no overflow
+    weights = ((logits - best).double() / temperature).softmax(dim=1)  # no overflow
     if top_p is not None:
-        ordered, order = weights.sort(dim=-1, descending=True)
-        before = F.pad(ordered.cumsum(dim=-1)[..., :-1], (1, 0))  # of the more probable ones
-        weights = weights.masked_fill((before >= top_p).gather(-1, order.argsort(dim=-1)), 0.0)
+        ordered, order = weights.sort(descending=True)
+        before = ordered.cumsum(dim=1) - ordered  # of the more probable ones
+        weights = weights.masked_fill((before >= top_p).gather(1, order.argsort()), 0.0)
     return torch.multinomial(weights, 1, generator=generator)
 
 
@@ -480,7 +480,7 @@ class _Embedding(nn.Module):
         self._check(tokens, mask, seen)
         positions = None
         if mask is not None:
-            real_so_far = mask[:, 0, 0].cumsum(dim=-1)  # (B, seen + T)
+            real_so_far = mask[:, 0, 0].cumsum(dim=1)  # (B, seen + T)
             positions = (real_so_far - 1).clamp(min=0)[:, seen:]
         x = self.positions(self.vectors(tokens), positions, start=seen)
         return self.dropout(x) if self.training else x

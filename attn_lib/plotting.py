@@ -122,7 +122,7 @@ def plot_weights(
                     continue
                 color = "white" if weight > 0.5 * vmax else "#222222"
                 ax.text(s, t, f"{weight:.2f}", ha="center", va="center", color=color, fontsize=9)
-    bar = ax.figure.colorbar(image, ax=ax, ticks=[0.0, vmax / 2, vmax], shrink=0.9, pad=0.02)
+    bar = ax.figure.colorbar(image, ticks=[0.0, vmax / 2, vmax], shrink=0.9, pad=0.02)
     bar.set_label("weight")
     bar.outline.set_visible(False)
     return ax
@@ -243,7 +243,7 @@ def _draw_table(
     colors = mpl.colormaps["Blues"].with_extremes(bad="#e9e9e9")
     shown = np.ma.masked_equal(table.numpy(), 0.0)
     image = ax.imshow(shown, cmap=colors, vmin=0.0, vmax=vmax)
-    upright = max(map(len, columns), default=0) > 3
+    upright = any(len(column) > 3 for column in columns)
     # no math mode: a token may hold a dollar sign
     ax.set_xticks(range(S), columns, rotation=90 if upright else 0, parse_math=False)
     ax.set_yticks(range(T), rows, parse_math=False)
@@ -254,7 +254,7 @@ def _draw_table(
     # thin lines between the cells, so that rows of equal cells stay countable
     ax.set_xticks([s - 0.5 for s in range(1, S)], minor=True)
     ax.set_yticks([t - 0.5 for t in range(1, T)], minor=True)
-    ax.grid(which="minor", color="white", linewidth=0.8)
+    ax.grid(which="minor", color="white")
     ax.tick_params(which="both", length=0)
     ax.spines[:].set_visible(False)
     return ax, image

@@ -238,7 +238,7 @@ def _of_multi_head(out: tuple[Tensor, Tensor | None], *args: Any, **kwargs: Any)
     again: Any = F.multi_head_attention_forward
     weights = again(*args, **asked)[1].to(out[0].dtype)
     weights = weights if weights.dim() == 4 else weights.unsqueeze(0)
-    closed = torch.zeros(weights.shape[-2:], dtype=torch.bool, device=weights.device)
+    closed = torch.zeros_like(weights, dtype=torch.bool)
     for name in ("attn_mask", "key_padding_mask"):
         mask = kwargs.get(name)
         if mask is None or mask.shape[-1] != weights.shape[-1]:

@@ -237,7 +237,7 @@ def attention_rollout(maps: Iterable[Tensor]) -> Tensor:
     """
     total = None
     for weights in maps:
-        if weights.dim() != 4 or weights.shape[-2] != weights.shape[-1]:
+        if weights.dim() != 4 or weights.shape[2] != weights.shape[3]:
             raise ValueError(f"a map must be (B, H, T, T), got {tuple(weights.shape)}")
         mixed = weights.mean(dim=1) + torch.eye(
             weights.shape[-1], dtype=weights.dtype, device=weights.device

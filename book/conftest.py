@@ -29,6 +29,11 @@ def pytest_sessionstart(session):
         files.fetch(name)
 
 
+def pytest_collection_modifyitems(items):
+    """The last pages first: they take longest, and no process shall wait for one at the end."""
+    items.sort(key=lambda item: item.path, reverse=True)
+
+
 def _compare_outputs(cell, test, ref, skip_compare=None):
     if not _compare_text(cell, test, ref, skip_compare):
         return False

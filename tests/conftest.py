@@ -1,17 +1,17 @@
-"""Set-up of all tests: weights, strict continuous integration, a count that cannot shrink."""
+"""Set-up of all tests: weights, strict continuous integration, a suite that cannot shrink."""
 
-import json
 import os
 from pathlib import Path
 
 import copies
 import hypothesis
+import kept
 import pytest
 from _pytest.config import Config
 
 from attn_lib import files
 
-COUNTS = json.loads((Path(__file__).parent / "counts.json").read_text())
+KEPT = Path(__file__).with_name("kept.txt")
 
 # the same examples everywhere, so that a red run can be repeated
 hypothesis.settings.register_profile("book", derandomize=True, deadline=None, max_examples=60)
@@ -30,26 +30,33 @@ def pytest_sessionstart(session):
         files.fetch(name)
 
 
-def pytest_collection_modifyitems(config, items):
-    if not hasattr(config, "workerinput"):
-        check_count(config, len(items))
+def pytest_addoption(parser):
+    parser.addoption("--keep", action="store_true", help="write tests/kept.txt anew, and stop")
+
+
+def pytest_collection_modifyitems(session, config, items):
+    if not hasattr(config, "workerinput") and not session.testsfailed:
+        check_kept(config, [item.nodeid for item in items])
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node, ids):
-    """Where workers collect, the process that started them counts: its word is heard."""
-    check_count(node.config, len(ids))
+    """Where workers collect, the process that started them compares: its word is heard."""
+    check_kept(node.config, ids)
 
 
-def check_count(config, number: int) -> None:
-    """A run of everything must find every test: a suite must not shrink in silence."""
+def check_kept(config, ids: list[str]) -> None:
+    """A run of everything must find all that tests/kept.txt names, and nothing else."""
     whole = config.args_source == Config.ArgsSource.TESTPATHS
-    chosen = config.option.keyword or config.option.markexpr or config.option.deselect
-    if whole and not chosen and number != COUNTS["tests"]:
-        raise pytest.UsageError(
-            f"{number} tests collected, tests/counts.json says {COUNTS['tests']}: "
-            "set the new number there if the change is meant"
-        )
+    if not whole or config.option.keyword or config.option.markexpr or config.option.deselect:
+        return
+    now = kept.lines(ids)
+    if config.option.keep:
+        KEPT.write_text("\n".join([*sorted(now), ""]))
+        pytest.exit("tests/kept.txt is written: read its difference", 0)
+    if found := kept.change(now, set(KEPT.read_text().splitlines())):
+        said = "\n".join(["not as tests/kept.txt says; if it is meant: pytest --keep", *found[:40]])
+        raise pytest.UsageError(said)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -112,10 +112,12 @@ def _left(root: Path, old: str, formulas: list[str]) -> list[str]:
         rf"\bfigures? {n}\.\d",
         *(rf"(?<![\w)])\({n}\.{k}\)" for k in formulas),
     ]
+    # what each begins with, said first: five times as fast
+    pattern = re.compile(rf"(?=[{old[0]}cefs(])(?:{'|'.join(patterns)})", re.IGNORECASE)
     notes = []
     for path in _texts(root):
         text, name = PICTURE.sub("", path.read_text()), path.relative_to(root).as_posix()
-        for match in re.finditer("|".join(patterns), text, re.IGNORECASE):
+        for match in pattern.finditer(text):
             start = max(match.start() - 50, text.rfind("\n", 0, match.start()) + 1)
             said = text[start : match.end()] + text[match.end() :][:30].split("\n")[0]
             notes.append(_note(name, text, match.start(), said))

@@ -80,7 +80,28 @@ def skip_mark(notebook):
 
 
 def skip_comment(notebook):
-    pages.code_cells(notebook)[2].source = "# NBVAL_IGNORE_OUTPUT\n1"
+    pages.code_cells(notebook)[2].source = "# NBVAL_IGNORE_OUTPUT\nx"
+
+
+def output_removed(notebook):
+    pages.code_cells(notebook)[2].metadata["tags"] = ["hide-input", "remove-output"]
+
+
+def text_removed(notebook):
+    notebook.cells[0].metadata["tags"] = ["remove-cell"]
+
+
+def exception_expected(notebook):
+    pages.code_cells(notebook)[2].metadata["tags"] = ["raises-exception"]
+    pages.code_cells(notebook)[2].metadata["reason"] = "none"
+
+
+def output_removed_by_the_builder(notebook):
+    figure_cell(notebook).metadata["mystnb"]["remove_code_outputs"] = True
+
+
+def outputs_removed_from_the_page(notebook):
+    notebook.metadata["mystnb"] = {"remove_code_outputs": True}
 
 
 def timing_stored(notebook):
@@ -191,8 +212,13 @@ PLANTED = [
     (stderr_stored, pages.no_stray_output),
     (address_stored, pages.no_stray_output),
     (minus_zero_stored, pages.no_stray_output),
-    (skip_mark, pages.no_skips),
-    (skip_comment, pages.no_skips),
+    (skip_mark, pages.unusual_with_reason),
+    (skip_comment, pages.unusual_with_reason),
+    (output_removed, pages.unusual_with_reason),
+    (text_removed, pages.unusual_with_reason),
+    (exception_expected, pages.unusual_with_reason),
+    (output_removed_by_the_builder, pages.unusual_with_reason),
+    (outputs_removed_from_the_page, pages.clean_metadata),
     (timing_stored, pages.clean_metadata),
     (script_in_an_output, pages.safe_outputs),
     (script_in_the_text, pages.safe_source),
@@ -231,8 +257,63 @@ def test_a_planted_mistake_is_found(plant, rule):
 
 
 def test_every_rule_is_shown_able_to_fail():
-    elsewhere = {pages.numbers_bound, pages.conclusions_shown}  # in test_numbers.py
-    assert {rule for _, rule in PLANTED} | elsewhere == {*pages.RULES, *pages.FIRST, *pages.SECOND}
+    elsewhere = {pages.can_fail, pages.numbers_bound, pages.conclusions_shown}
+    planted = {rule for _, rule in PLANTED} | elsewhere
+    assert planted == {*pages.RULES, *pages.FIRST, *pages.SECOND}
+
+
+WEAK = [
+    "torch.allclose(out, other, atol=1e9)",
+    "torch.allclose(out, other, 0.1)",
+    "out.allclose(other, 0.1)",
+    "np.testing.assert_allclose(out, other, rtol=10**9)",
+    "map(partial(torch.allclose, atol=wide), pairs)",
+    "torch.isclose(out, other, **options)",
+    "print('True')",
+    "print('largest error 0.123')",
+    "print('largest error', 0.123)",
+    "print('largest error', '0.123')",
+    "print(f'{0.123} off')",
+    "print(x.shape, True)",
+    "-0.123",
+    "x.shape, True",
+]
+IDLE = [
+    "torch.allclose(other, other)",
+    "out.equal(out)",
+    "torch.equal(out, other=out.clone())",
+    "torch.testing.assert_close(x[0], x[0].detach())",
+    "[torch.equal(*pair) for pair in zip(out, out)]",
+    "out == out",
+    "(out - out).abs().max() < 1e-9",
+    "assert True",
+    "assert 1 < 2",
+    "assert (out == other, 'they differ')",
+    "print(torch.equal(out, other) or True)",
+]
+STRONG = [
+    "torch.allclose(out, other, 1e-3, 1e-6)",
+    "out.allclose(other, atol=1e-3)",
+    "np.testing.assert_array_equal(out, other)",
+    "print('largest error:', (out - other).abs().max())",
+    "print('all rows are equal')",
+    "print('lines 16 and 33:', *angles)",
+    "assert out.shape == (2, 3), 'two rows'",
+    "print('shared', 3 * 64)",
+    "print(name or 'none')",
+]
+
+
+@pytest.mark.parametrize("source", [*WEAK, *IDLE, *STRONG])
+def test_a_comparison_that_shows_nothing_is_found(source):
+    """A reason excuses a wide tolerance or a written number, never what always holds."""
+    notebook = pages.read(pages.NOTEBOOKS[0])
+    cell = pages.code_cells(notebook)[2]
+    cell.source = f"x = 1\n{source}"
+    assert (pages.unusual_with_reason(notebook) != []) == (source in WEAK)
+    cell.metadata["reason"] = "two processors round it differently"
+    assert pages.unusual_with_reason(notebook) == []
+    assert (pages.can_fail(notebook) != []) == (source in IDLE)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,16 @@ from pathlib import Path
 
 import changes
 import checked
+import compare
+import matplotlib.pyplot as plt
 import nbformat
+import numpy as np
 import pages
 import pytest
+import torch
 from copies import edit, run_build, run_nbval
 
-from attn_lib import files
+from attn_lib import files, plotting
 
 PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
 
@@ -41,6 +45,51 @@ def test_changed_outputs_turn_the_command_red(checkout):
     for number, message in expected.items():
         assert message in said[PAGE, number]
     assert checked.fault(checkout) is not None
+
+
+def drawn(word="cat", weight=0.60, tick="2", legend=("queries", "keys")):
+    """A heat map and curves in the book's style, at half the resolution of its pages."""
+    with plt.rc_context():
+        plotting.use_style()
+        # no label may move another
+        fig, (left, right) = plt.subplots(1, 2, figsize=(5.8, 2.6), layout="none")
+    weights = torch.tensor([[1 - weight, weight], [0.55, 0.45]])
+    plotting.plot_weights(weights, queries=["the", word], keys=["the", "milk"], ax=left)
+    for name, slope in zip(legend, (1, 2), strict=True):
+        right.plot([0, 1, 2], [0, slope, 2 * slope], label=name)
+    right.set_xticks([0, 1, 2], ["0", "1", tick])
+    right.legend()
+    fig.canvas.draw()
+    image = np.asarray(fig.canvas.buffer_rgba()) / np.float32(255)
+    plt.close(fig)
+    return image
+
+
+OTHERWISE = [
+    {"weight": 0.9},
+    {"weight": 0.61},
+    {"tick": "3"},
+    {"word": "cow"},
+    {"legend": ("keys", "queries")},
+]
+
+
+@pytest.mark.parametrize("change", OTHERWISE, ids=str)
+def test_a_figure_that_says_something_else_is_seen(change):
+    assert compare.figure_fault([drawn()], [drawn()]) is None
+    assert "pixels differ from" in compare.figure_fault([drawn(**change)], [drawn()])
+
+
+@pytest.mark.parametrize(
+    ("pixels", "difference", "seen"),
+    [(2600, 0.01, False), (2600, 0.045, False), (8, 1.0, False), (9, 0.055, True)],
+)
+def test_how_much_of_a_figure_may_differ(pixels, difference, seen):
+    """What processors do is a fifth of what is tolerated; no wider, or a small label changes."""
+    stored = np.zeros((52, 50, 4), dtype=np.float32)
+    now = stored.copy()
+    now.reshape(-1, 4)[:pixels, 1] = difference
+    assert (compare.figure_fault([now], [stored]) is not None) == seen
 
 
 FORMULA, MASKS = "attn_lib/functional.py", "attn_lib/masks.py"

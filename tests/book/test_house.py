@@ -1,12 +1,13 @@
 """The house in order: each test in its room, each check in the command that must run it."""
 
 import ast
-import json
 import os
 import re
 import subprocess
 import sys
 
+import kept
+import nbformat
 import pages
 import pytest
 import yaml
@@ -45,6 +46,12 @@ def test_each_way_to_import_is_seen(source):
 # ---------------------------------------------------------------- what runs when
 
 WEEKLY_PASSES = ("$sse4", "$sse4 $one", "$avx2", "$one")
+# functions of which a page says early that they are wrong
+TEN = [
+    *("functional.attention", "functional.attention_weights", "masks.causal_mask"),
+    *("masks.from_binary", "masks.padding_mask", "masks.segment_mask", "masks.to_blocked"),
+    *("masks.window_mask", "plotting.plot_mask", "plotting.plot_weights"),
+]
 WANTED = {
     "run": [
         'export PYTEST_ADDOPTS="-n 2 --dist loadfile --no-loadscope-reorder"',
@@ -55,6 +62,7 @@ WANTED = {
         ),
         "ruff check . && ruff format --check .",
         "mypy --disallow-untyped-defs attn_lib",
+        f"python tests/mutation/mutate_book.py {' '.join(TEN)}",
     ],
     "weekly": [
         'sse4="MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"',
@@ -62,7 +70,7 @@ WANTED = {
         'one="OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"',
         *(f"env {variables} pytest --nbval book" for variables in WEEKLY_PASSES),
         "pytest tests/benchmarks",
-        'for page in book/*.ipynb; do\n  python tests/mutation/mutate_page.py "$page"\ndone',
+        "python tests/mutation/mutate_book.py",
         *re.findall(
             r"^(?:coverage run|python \S+ --check|pip install mutmut==\S+ && OMP_NUM_THREADS).*$",
             (pages.BOOK / "how_checked.md").read_text(),
@@ -73,7 +81,8 @@ WANTED = {
 
 
 def script(name):
-    return (pages.ROOT / ".ci" / name).read_text()
+    """The text, each line whole."""
+    return (pages.ROOT / ".ci" / name).read_text().replace(" \\\n  ", " ")
 
 
 def lacking(text, wanted):
@@ -84,7 +93,7 @@ def lacking(text, wanted):
 @pytest.mark.parametrize("name", WANTED)
 def test_the_scripts_hold_every_check(name):
     wanted = WANTED[name]
-    assert len(wanted) == {"run": 5, "weekly": 12}[name]
+    assert len(wanted) == {"run": 6, "weekly": 12}[name]
     assert lacking(script(name), wanted) == []
     assert "\nset -euo pipefail\n" in script(name)
     assert "\nexport CI=true " in script(name)
@@ -105,20 +114,115 @@ def test_workflows_run_the_scripts():
     assert job["strategy"]["matrix"] == {"script": ["run", "weekly"]}
 
 
-@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")], ids=["one", "two"])
-def test_a_suite_that_shrank_turns_red(checkout, processes):
-    """However many processes collect: one test less than tests/counts.json says."""
-    for path in checkout.glob("tests/*/test_*.py"):
-        path.unlink()
-    for name in ("a", "b"):
-        (checkout / "tests" / "library" / f"test_{name}.py").write_text("def test():\n    pass\n")
-    (checkout / "tests" / "counts.json").write_text(json.dumps({"tests": 3}))
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-o", "testpaths=tests", *processes],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
+# ---------------------------------------------------------------- nothing lost in silence
+
+PAGE = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source="", id="a")])
+PAGE.cells.append(nbformat.v4.new_code_cell("assert a == b\nprint(torch.equal(a, b))", id="b"))
+HELD = {
+    "tests/library/test_a.py": """
+WANTED = 90.0
+
+@pytest.mark.parametrize("x", ["this", "that"])
+def test_close(x):
+    tolerance = {"this": 1e-6}.get(x, 1e-2)
+    assert_close(x, y, atol=1e-4, rtol=tolerance)
+    assert (x - y).max() < 0.5
+
+def test_other():
+    pass
+""",
+    "tests/benchmarks/test_b.py": "def test_race():\n    assert 1.05 >= ratio\n",
+    "book/_tools/compare.py": "PIXELS = 8\n",
+    "book/01_page.ipynb": nbformat.writes(PAGE),
+    "pyproject.toml": "[tool.coverage.report]\nfail_under = 98\n",
+}
+CASES = [
+    *(f"tests/library/test_a.py::test_{name}" for name in ("close[this]", "close[that]", "other")),
+    "attn_lib/masks.py::attn_lib.masks.causal_mask",
+]
+
+
+def held(root, changed=None, cases=CASES):
+    for name, text in HELD.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text if changed is None else text.replace(*changed))
+    return kept.lines(cases, root)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("90.0", "70.0", "tests/library/test_a.py"),
+        ("1e-6}", "1e-3}", "tests/library/test_a.py::test_close"),
+        ("atol=1e-4", "atol=1e9", "tests/library/test_a.py::test_close"),
+        ("< 0.5", "< 5.0", "tests/library/test_a.py::test_close"),
+        ("1.05", "1.5", "tests/benchmarks/test_b.py::test_race"),
+        ("test_race", "race", "tests/benchmarks/test_b.py::test_race"),
+        ("= 8", "= 800", "book/_tools/compare.py"),
+        ("assert a == b", "a, b", "book/01_page.ipynb"),
+        ("torch.equal(a, b)", "True", "book/01_page.ipynb"),
+        ("fail_under = 98", "fail_under = 8", "pyproject.toml"),
+    ],
+)
+def test_what_is_loosened_or_taken_out_is_named(tmp_path, old, new, what):
+    before = held(tmp_path)
+    after = held(tmp_path, (old, new))
+    assert what in {line.split(" ")[1] for line in kept.change(after, before) if line[0] == "-"}
+    assert kept.change(held(tmp_path, ("pass", "return")), before) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_case_that_vanishes_is_named(tmp_path, case):
+    fewer = held(tmp_path, cases=[other for other in CASES if other != case])
+    (gone, *_) = kept.change(fewer, held(tmp_path))
+    assert gone.startswith(f"- {case.partition('[')[0]} | {1 + ('[' in case)}")
+
+
+FILE = "tests/library/test_a.py"
+
+
+@pytest.fixture
+def small(checkout):
+    """A suite of two tests, and what runs it."""
+    for path in [*checkout.glob("tests/*/*.py"), *checkout.glob("book/*.ipynb")]:
+        if path.stem not in ("copies", "pages"):
+            path.unlink()
+    (checkout / "attn_lib" / "__init__.py").write_text("")  # so that no process loads torch
+    (checkout / FILE).write_text("def test_a():\n    pass\n\ndef test_b():\n    pass\n")
+    kept_now = kept.lines([f"{FILE}::test_a", f"{FILE}::test_b"], checkout)
+    (checkout / "tests" / "kept.txt").write_text("\n".join(kept_now))
+    return checkout
+
+
+def run(root, *arguments):
+    settings = ["-o", "testpaths=tests", "-o", "addopts="]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *settings, *arguments],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
     )
-    assert run.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "ERROR: 2 tests collected, tests/counts.json says 3" in run.stdout + run.stderr
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")], ids=["one", "two"])
+def test_a_suite_that_shrank_turns_red(small, processes):
+    """However many processes collect."""
+    (small / FILE).write_text("def test_a():\n    pass\n")
+    shrank = run(small, *processes)
+    assert shrank.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"\n- {FILE}::test_b | 1\n" in shrank.stdout + shrank.stderr
+
+
+def test_one_command_says_that_a_change_is_meant(small):
+    """But what cannot be collected is not struck off."""
+    names = small / "tests" / "kept.txt"
+    before = names.read_text()
+    (small / FILE).write_text("import nowhere\n")
+    assert run(small, "--keep").returncode != 0
+    assert names.read_text() == before
+    (small / FILE).write_text("def test_a():\n    pass\n")
+    assert run(small, "--keep").returncode == 0
+    gone = set(before.splitlines()) - set(names.read_text().splitlines())
+    assert gone == {f"{FILE}::test_b | 1"}
+    assert run(small).returncode == 0

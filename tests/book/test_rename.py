@@ -173,6 +173,8 @@ def test_what_a_person_must_look_at_is_listed(checkout):
         f"Chapters 1, 2 and {n}: all of them.",
         f"chapters {n}–12",
         f"Exercises 1.1 and {n}.2",
+        f"Solutions 1.1 to {n}.2",
+        f"by formula {n}.1",
         f"It follows from ({n}.1).",
         f"see figure {n}.1",
     ]

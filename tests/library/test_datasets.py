@@ -254,8 +254,7 @@ def test_locales_and_formats_are_equally_likely(train_dates):
     """Each count within four standard errors: a tenth a locale, a fifth a format."""
     for name in datasets.DATE_LOCALES:
         assert abs(train_dates.locales.count(name) - 2000) < 4 * (20_000 * 0.1 * 0.9) ** 0.5
-    pairs = zip(train_dates.texts, train_dates.locales, strict=True)
-    german = [text for text, locale in pairs if locale == "de"]
+    german = datasets.dates(2000, locales=("de",)).texts
     shapes = (r"(\d\d\.){2}\d\d", r"(\d\d\.){2}\d{4}", r"\d+\. .*", r"\w+, .*", r"\w+ \d{4}")
     for shape in shapes:
         count = sum(bool(re.fullmatch(shape, text)) for text in german)
@@ -264,6 +263,10 @@ def test_locales_and_formats_are_equally_likely(train_dates):
 
 def test_no_month_of_a_year_is_in_both_splits(train_dates, held_out):
     """All 1200 months are in one of them, and each month of the year is in both."""
+    for split in ("train", "test"):
+        isos = datasets.dates(97, split=split).iso
+        held = {(12 * int(iso[:4]) + int(iso[5:7])) % 11 == 0 for iso in isos}
+        assert held == {split == "test"}
     train, test = ({iso[:7] for iso in found.iso} for found in (train_dates, held_out))
     assert not train & test
     assert train | test == {f"{y}-{m:02}" for y in range(1950, 2050) for m in range(1, 13)}
@@ -273,6 +276,7 @@ def test_no_month_of_a_year_is_in_both_splits(train_dates, held_out):
 
 
 def test_the_same_seed_gives_the_same_dates():
+    assert datasets.dates(31) == datasets.dates(31, seed=0)
     first = datasets.dates(31, seed=5)
     state = torch.get_rng_state()
     assert datasets.dates(31, seed=5) == first
@@ -405,8 +409,12 @@ def test_a_damaged_original_is_named_with_the_remedy(originals, name, damage):
 
 
 def test_a_missing_original_is_named_with_the_remedy(originals):
-    with pytest.raises(FileNotFoundError, match=r"train-images-idx3-ubyte\.gz is missing: install"):
+    with pytest.raises(FileNotFoundError, match=r"ubyte\.gz is missing: ") as caught:
         datasets.fashion("train", folder=originals)
+    path = originals / "train-images-idx3-ubyte.gz"
+    remedy = "install Debian's package dataset-fashion-mnist and name /usr/share/datasets/"
+    remedy += "fashion-mnist, or take the file from github.com/zalandoresearch/fashion-mnist"
+    assert str(caught.value) == f"{path} is missing: {remedy}"
 
 
 def test_an_unknown_split_is_named():

@@ -388,6 +388,9 @@ def test_bad_input_is_named(name):
         attention(**{**GOOD, **changes})
     # the message names an argument that was wrong, as its first word or in "q and k"
     assert re.match(rf"(q and k|{'|'.join(changes)}) must ", str(caught.value)), caught.value
+    if not {"v", "dropout_p"} & changes.keys():  # the weights alone are as strict
+        with pytest.raises(error, match=re.escape(str(caught.value))):
+            attention_weights(**{n: t for n, t in {**GOOD, **changes}.items() if n != "v"})
 
 
 def test_a_mask_of_three_axes_is_never_guessed_to_be_per_head():

@@ -144,9 +144,18 @@ def test_a_weight_without_a_counterpart_in_the_encoder_is_named(name):
         interop.sentence_encoder(state, num_heads=3)
 
 
-@pytest.mark.parametrize("convert", [interop.from_torch, interop.to_torch])
-def test_other_layers_are_refused_by_name(convert):
-    with pytest.raises(TypeError, match=r"^layer must be a .*, got Linear$"):
+@pytest.mark.parametrize(
+    ("convert", "kinds"),
+    [
+        (
+            interop.from_torch,
+            "MultiheadAttention, TransformerEncoderLayer or TransformerDecoderLayer of torch.nn",
+        ),
+        (interop.to_torch, "MultiHeadAttention or a TransformerBlock"),
+    ],
+)
+def test_other_layers_are_refused_by_name(convert, kinds):
+    with pytest.raises(TypeError, match=f"^layer must be a {kinds}, got Linear$"):
         convert(nn.Linear(2, 2))
 
 
@@ -192,3 +201,5 @@ def test_sizes_of_an_encoder_are_checked():
     for wrong in ({"vocab_size": 0, "max_len": 5}, {"vocab_size": 5, "max_len": 0}):
         with pytest.raises(ValueError, match="must be at least 1, got 0"):
             SentenceEncoder(**wrong, **sizes)
+    norms = SentenceEncoder(vocab_size=5, max_len=5, **sizes).modules()
+    assert {norm.eps for norm in norms if isinstance(norm, nn.LayerNorm)} == {1e-12}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
 
-from attn_lib import Cache, causal_mask, functional, interop, padding_mask, window_mask
+from attn_lib import Cache, causal_mask, functional, interop, layers, padding_mask, window_mask
 from attn_lib.layers import (
     FeedForward,
     MultiHeadAttention,
@@ -217,14 +217,15 @@ def test_a_cache_keeps_what_a_context_has_shown():
     assert computed == [1]  # once
     # the same numbers in another tensor are the same context: a stored cache has such a one
     torch.testing.assert_close(layer(x, context.clone(), mask=mask, cache=cache), full)
-    with pytest.raises(
-        ValueError, match=r"^the cache was filled with another context: start with an empty one$"
-    ):
+    message = r"^the cache was filled with another context: start with an empty one$"
+    with pytest.raises(ValueError, match=message):
         layer(x, context + 1e-9, cache=cache)
-    plain, cache = layer_of(), Cache()
-    plain(x, x, cache=cache)
-    with pytest.raises(ValueError, match="another context"):
-        plain(x, cache=cache)  # keys of x would be appended to keys of a context
+    plain = layer_of()
+    for first, then in (((x, x), (x,)), ((x,), (x, x))):  # a context, or none: not both
+        cache = Cache()
+        plain(*first, cache=cache)
+        with pytest.raises(ValueError, match=message):
+            plain(*then, cache=cache)
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
@@ -243,6 +244,33 @@ def test_padding_may_hold_anything_with_a_cache_too(garbage, source):
     half = len(results) // 2
     for clean, dirty in zip(results[:half], results[half:], strict=True):
         assert torch.equal(clean, dirty)
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "harmless"),
+    [
+        (2.0**49, 2.0**48, True),
+        (2.0**50, 0.0, False),
+        (0.0, 2.0**50, False),
+        (1.0, math.inf, False),  # 0 · inf is NaN
+        (math.inf, 1.0, False),
+        (math.nan, 1.0, False),
+    ],
+)
+def test_only_moderate_padding_is_left_to_a_weight_of_zero(k, v, harmless):
+    k, v = (torch.full((1, 1, 1, 1), number).double() for number in (k, v))
+    assert layers._harmless(k, v) is harmless
+
+
+def test_where_numbers_cannot_be_read_padding_is_always_cleared(monkeypatch):
+    layer, mask = layer_of(), padding_mask(torch.tensor([4, 2]), 4)
+    x = draw(2, 4, 6)
+    expected = layer(x, mask=mask)[:, :2]
+    x[1, 2:] = math.nan
+    meta = layer_of().to("meta")
+    assert meta(x.to("meta"), mask=mask.to("meta"), cache=Cache()).shape == (2, 4, 6)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as in a graph
+    torch.testing.assert_close(layer(x, mask=mask, cache=Cache())[:, :2], expected)
 
 
 def test_what_is_closed_now_may_be_attended_to_later():

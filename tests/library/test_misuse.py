@@ -5,6 +5,8 @@ Each test is named after one of them and was red before its repair.
 
 import copy
 import pickle
+import sys
+from functools import partial
 
 import pytest
 import torch
@@ -205,12 +207,15 @@ def test_the_cache_of_a_layer_alone_can_be_stored():
             assert not pickle.loads(pickle.dumps(cache)).in_pass  # noqa: S301
 
 
-@pytest.mark.parametrize("where", ["second block", "output"])
+@pytest.mark.parametrize("where", ["second block", "output", "output of a pair"])
 @pytest.mark.parametrize("grad", [True, False])
 def test_a_call_that_raises_leaves_the_cache_as_it_was(where, grad):
     """The retry once appended the same keys twice."""
     model, cache = language_model(), Cache()
     part = model.decoder.blocks[1].feed_forward if where == "second block" else model.output
+    if where == "output of a pair":
+        pair = Transformer(source_vocab_size=13, target_vocab_size=13, max_len=9, **SIZES).eval()
+        model, part = partial(pair.decode, context=draw(2, 5, 6).float()), pair.output
 
     def fail(*_):
         raise RuntimeError("stop")
@@ -264,7 +269,8 @@ def test_a_layer_that_other_layers_have_overtaken_is_refused():
     stack = TransformerDecoder(**SIZES, cross_attention=False).double()
     x, cache = draw(2, 5, 6), Cache()
     stack.blocks[0].attention(x[:, :2], causal=True, cache=cache)  # one layer alone
-    with pytest.raises(ValueError, match=r"^the cache holds 0 tokens of this layer and 2 of oth"):
+    message = "^the cache holds 0 tokens of this layer and 2 of others: start with an empty one$"
+    with pytest.raises(ValueError, match=message):
         stack(x[:, 2:], cache=cache)
 
 
@@ -277,7 +283,11 @@ def test_generate_names_a_model_that_uses_a_layer_twice():
             x = x + layer(x, causal=True, cache=cache)
         return x @ table.T
 
-    with pytest.raises(ValueError, match=r"^the cache holds 12 tokens after 6 were given: the m"):
+    message = (
+        "^the cache holds 12 tokens after 6 were given: the model uses a layer twice; "
+        "call its layers through one TransformerDecoder$"
+    )
+    with pytest.raises(ValueError, match=message):
         generate(call, TOKENS, max_new_tokens=2)
 
 
@@ -319,9 +329,9 @@ def test_a_step_copies_no_cache():
         for t in range(100):
             layer(x[:, t : t + 1], causal=True, cache=cache)
             (entry,) = cache._entries.values()
-            places.add(entry.k.untyped_storage().data_ptr())
+            places.add((entry.k.untyped_storage().data_ptr(), entry.k.shape[2]))
     assert cache.length == 100
-    assert len(places) <= 8
+    assert sorted(capacity for _, capacity in places) == [2, 6, 14, 30, 62, 126]
 
 
 @pytest.mark.parametrize(
@@ -339,6 +349,16 @@ def test_a_cache_of_another_kind_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         other(change(x), causal=True, cache=cache)
     assert cache.length == 4
+
+
+def test_modules_without_a_key_are_told_apart_by_where_they_are():
+    cache, first, second = Cache(), nn.Identity(), nn.Identity()
+    for layers in ((first, second), (second, first)):
+        with cache.forward_pass(nn.Identity()):
+            for layer in layers:
+                own = torch.full((1, 1, 1, 1), float(layer is second))
+                k, _ = cache.append(layer, own, own)
+                assert torch.equal(k, own.expand_as(k))
 
 
 def test_a_cache_outside_of_a_pass_is_refused():
@@ -412,7 +432,11 @@ def test_what_is_not_trained_stays_so_there_and_back():
         n: p.requires_grad for n, p in theirs.named_parameters()
     }
     ours.attention.k_proj.weight.requires_grad_(True)
-    with pytest.raises(ValueError, match=r"all three must require gradients, or none$"):
+    message = (
+        r"^nn\.MultiheadAttention keeps the projections of queries, keys and values in one "
+        r"parameter: all three must require gradients, or none$"
+    )
+    with pytest.raises(ValueError, match=message):
         interop.to_torch(ours)
 
 
@@ -433,8 +457,6 @@ def test_a_model_in_training_mode_is_refused():
     with pytest.raises(ValueError, match=r"^the model is in training mode: call model.eval\(\) fi"):
         generate(model, TOKENS, max_new_tokens=2)
     pair = Transformer(source_vocab_size=13, target_vocab_size=13, max_len=9, **SIZES)
-    from functools import partial
-
     call = partial(pair.decode, context=draw(2, 5, 6).float())
     with pytest.raises(ValueError, match="training mode"):
         generate(call, TOKENS, max_new_tokens=2)
@@ -464,6 +486,17 @@ def test_too_small_a_max_len_is_named_before_writing_starts():
     mask = torch.arange(6) >= torch.tensor([[2], [3]])
     padded = generate(model, TOKENS, max_new_tokens=37, mask=mask[:, None, None])
     assert padded.shape == (2, 43)
+    with pytest.raises(ValueError, match=r"^4 tokens and max_new_tokens=38 need a model with max"):
+        generate(model, TOKENS, max_new_tokens=38, mask=mask[:, None, None])
+
+
+def test_a_model_without_a_max_len_has_no_limit():
+    class Same(torch.nn.Module):
+        def forward(self, tokens, mask=None, cache=None):
+            return F.one_hot(tokens, 13).float()
+
+    got = generate(Same().eval(), torch.tensor([[3]]), max_new_tokens=50)
+    assert got.tolist() == [[3] * 51]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -485,7 +518,7 @@ def test_a_token_may_be_forbidden_by_minus_infinity():
         assert 1 not in got.tolist()[0] + got.tolist()[1]
 
 
-@pytest.mark.parametrize("temperature", [1e-60, 5e-324, 1e300])
+@pytest.mark.parametrize("temperature", [1e-60, 5e-324, 1e300, sys.float_info.max])
 def test_temperatures_beyond_the_range_of_floats_are_sound(temperature):
     def call(tokens, mask=None, cache=None):
         return torch.tensor([-1.0, 4.0, 3.0]).expand(*tokens.shape, 3)
@@ -519,6 +552,9 @@ def test_top_p_draws_among_the_most_probable():
             p = float(shares[token]) / total if token in kept else 0.0
             error = (p * (1 - p) / 20_000) ** 0.5
             assert abs(float((drawn == token).double().mean()) - p) <= 4 * error
+    options = {"max_new_tokens": 1, "temperature": 1.0, "top_p": 0.5}
+    drawn = generate(lambda tokens, **_: torch.zeros(*tokens.shape, 2), rows, **options)[:, 1]
+    assert len(drawn.unique()) == 1  # of two halves, one is probable enough
 
 
 @pytest.mark.parametrize(

@@ -536,6 +536,7 @@ def test_a_mask_counts_what_the_cache_holds():
         ({"temperature": float("inf")}, ValueError, "at least 0 and finite, got inf$"),
         ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
         ({"mask": PADDING["right"][1]}, ValueError, "^the last token of every row must be real: "),
+        ({"mask": (torch.arange(5) < 4).expand(2, 1, 1, 5)}, ValueError, "^the last token of eve"),
         ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
         ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
     ],

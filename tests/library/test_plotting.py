@@ -1,3 +1,6 @@
+import sys
+from types import SimpleNamespace
+
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
@@ -14,6 +17,22 @@ def _close_figures():
     plt.close("all")
 
 
+@pytest.mark.parametrize(("shell", "formats"), [(None, []), (object(), ["retina"])])
+def test_the_style_is_set_and_in_a_notebook_at_double_resolution(monkeypatch, shell, formats):
+    asked = []
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    inline = SimpleNamespace(set_matplotlib_formats=asked.append)
+    monkeypatch.setitem(sys.modules, "matplotlib_inline.backend_inline", inline)
+    with mpl.rc_context():
+        plotting.use_style()
+        assert {name: mpl.rcParams[name] for name in plotting._STYLE} == {
+            **plotting._STYLE,
+            "figure.figsize": [5.0, 3.6],
+        }
+        assert mpl.rcParams["axes.prop_cycle"].by_key()["color"][0] == plotting.COLORS["blue"]
+    assert asked == formats
+
+
 def test_the_drawn_numbers_are_the_weights_on_a_fixed_scale():
     weights = torch.tensor([[0.1, 0.2, 0.7], [0.0, 0.5, 0.5]])
     ax = plotting.plot_weights(weights, queries=["a", "b"], keys=["x", "y", "z"])
@@ -23,9 +42,85 @@ def test_the_drawn_numbers_are_the_weights_on_a_fixed_scale():
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
     written = {text.get_position(): text.get_text() for text in ax.texts}
     assert written[(2, 0)] == "0.70"  # column of the key, row of the query
-    assert (0, 1) not in written  # exactly zero is closed: grey, without a number
+    assert set(written) == {(0, 0), (1, 0), (2, 0), (1, 1), (2, 1)}  # zero is closed: no number
     assert ax.images[0].get_array().mask.tolist() == [[False] * 3, [True, False, False]]
     assert not ax.get_title()
+
+
+@pytest.mark.parametrize("vmax", [1.0, 0.25])
+def test_numbers_stand_in_the_middle_of_cells_in_white_where_these_are_dark(vmax):
+    weights = torch.tensor([[0.1, 0.5, 0.51, 0.9]]).double() * vmax
+    texts = plotting.plot_weights(weights, vmax=vmax).texts
+    assert [text.get_color() for text in texts] == ["#222222", "#222222", "white", "white"]
+    styles = {(text.get_ha(), text.get_va(), text.get_fontsize()) for text in texts}
+    assert styles == {("center", "center", 9.0)}
+
+
+@pytest.mark.parametrize("vmax", [1.0, 0.3])
+def test_a_colour_bar_beside_the_table_shows_the_scale(vmax):
+    ax = plotting.plot_weights(torch.eye(3) * vmax, vmax=vmax)
+    bar = ax.images[0].colorbar
+    assert bar.ax.get_yticks().tolist() == pytest.approx([0.0, vmax / 2, vmax])
+    assert bar.ax.get_ylabel() == "weight"
+    assert bar.outline.get_visible() is False
+    table, beside = (axes.get_position(original=True) for axes in (ax, bar.ax))
+    assert 0.85 < beside.height / table.height < 0.95
+    assert 0.0 < beside.x0 - table.x1 < 0.03
+
+
+def test_closed_cells_are_grey_and_open_ones_blue():
+    image = plotting.plot_mask(torch.tensor([[True, False]])).images[0]
+    blue, grey = image.to_rgba(image.get_array())[0].tolist()
+    assert blue == list(mpl.colormaps["Blues"](1.0))
+    assert grey == list(mpl.colors.to_rgba("#e9e9e9"))
+    assert plotting.plot_mask(torch.zeros(2, 3).bool()).images[0].get_clim() == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("ax", "cell"),
+    [
+        (lambda: plotting.plot_weights(torch.full((3, 5), 0.2)), 0.46),
+        (lambda: plotting.plot_weights(torch.full((11, 7), 0.1)), 0.33),
+        (lambda: plotting.plot_mask(torch.ones(3, 5).bool()), 0.30),
+    ],
+)
+def test_a_cell_has_one_size_however_many_there_are(ax, cell):
+    ax = ax()
+    T, S = ax.images[0].get_array().shape
+    assert ax.figure.get_size_inches().tolist() == pytest.approx([1.9 + cell * S, 1.3 + cell * T])
+
+
+def test_white_lines_run_between_the_cells_and_nothing_else_does():
+    ax = plotting.plot_mask(torch.ones(3, 4).bool())
+    ax.figure.canvas.draw()
+    assert ax.get_xticks(minor=True).tolist() == [0.5, 1.5, 2.5]
+    assert ax.get_yticks(minor=True).tolist() == [0.5, 1.5]
+    for axis in (ax.xaxis, ax.yaxis):
+        ticks, between = axis.get_major_ticks(), axis.get_minor_ticks()
+        assert {tick.gridline.get_visible() for tick in ticks} == {False}
+        lines = [tick.gridline for tick in between]
+        assert {(a.get_visible(), a.get_color(), a.get_linewidth()) for a in lines} == {
+            (True, "white", 0.8)
+        }
+        marks = {tick.tick1line.get_markersize() for tick in [*ticks, *between]}
+        assert marks == {0.0}
+    assert {spine.get_visible() for spine in ax.spines.values()} == {False}
+
+
+def test_keys_stand_above_and_queries_beside():
+    ax = plotting.plot_mask(torch.ones(2, 3).bool())
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("key", "query")
+    assert (ax.xaxis.get_ticks_position(), ax.xaxis.get_label_position()) == ("top", "top")
+    assert ax.xaxis.labelpad == 8
+    for labels, tokens in ((ax.get_xticklabels(), "012"), (ax.get_yticklabels(), "01")):
+        assert [label.get_text() for label in labels] == list(tokens)
+
+
+@pytest.mark.parametrize(("key", "angle"), [("the", 0.0), ("then", 90.0)])
+def test_long_keys_stand_upright(key, angle):
+    ax = plotting.plot_mask(torch.ones(1, 2).bool(), keys=["a", key])
+    assert {label.get_rotation() for label in ax.get_xticklabels()} == {angle}
+    assert {label.get_rotation() for label in ax.get_yticklabels()} == {0.0}
 
 
 def test_it_draws_on_the_axes_it_is_given_and_keeps_nothing():
@@ -33,12 +128,15 @@ def test_it_draws_on_the_axes_it_is_given_and_keeps_nothing():
     weights = torch.eye(2, requires_grad=True)
     assert plotting.plot_weights(weights, ax=axes[1]) is axes[1]
     assert not axes[0].images
+    assert plotting.plot_mask(torch.eye(2).bool(), ax=axes[0]) is axes[0]
 
 
 def test_labels_are_shown_as_they_are():
     ax = plotting.plot_weights(torch.eye(2), queries=[0, "$$"], keys=["$x^$", "_"])
     ax.figure.canvas.draw()
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["0", "$$"]
+    for label in [*ax.get_xticklabels(), *ax.get_yticklabels()]:
+        assert label.get_parse_math() is False
 
 
 def test_an_array_is_no_tensor():
@@ -47,7 +145,14 @@ def test_an_array_is_no_tensor():
 
 
 def test_large_tables_show_no_numbers():
-    assert not plotting.plot_weights(torch.full((9, 8), 1 / 8)).texts
+    assert not plotting.plot_weights(torch.full((5, 13), 1 / 13)).texts
+    assert len(plotting.plot_weights(torch.full((8, 8), 1 / 8)).texts) == 64
+
+
+def test_a_rounding_step_above_the_scale_is_no_error():
+    assert plotting.plot_weights(torch.tensor([[1.01]], dtype=torch.float64)).texts
+    with pytest.raises(ValueError, match=r"^weights must be in \[0, 1\.0\], got 1\.02 to 1\.02$"):
+        plotting.plot_weights(torch.tensor([[1.02]]))
 
 
 def test_a_mask_is_drawn_as_it_is():
@@ -56,6 +161,7 @@ def test_a_mask_is_drawn_as_it_is():
     assert ax.images[0].get_array().filled(0.0).tolist() == mask.double().tolist()
     assert ax.images[0].get_clim() == (0.0, 1.0)
     assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x", "y", "z"]
 
 
 BOXES = {
@@ -116,6 +222,7 @@ def test_what_is_no_mask_is_refused(mask, error):
         (torch.tensor([[float("nan")]]), {}, "nan"),
         (torch.tensor([[0.5]]), {"vmax": 0.3}, r"\[0, 0.3\]"),
         (torch.tensor([[0.5]]), {"vmax": 2.0}, "vmax"),
+        (torch.tensor([[0.0]]), {"vmax": 0.0}, "vmax"),
         (torch.eye(2), {"queries": ["a"]}, "queries must hold 2 labels, got 1"),
         (torch.eye(2), {"keys": ["a", "b", "c"]}, "keys must hold 2 labels, got 3"),
     ],

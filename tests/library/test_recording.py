@@ -206,31 +206,52 @@ def test_the_layer_of_pytorch_gives_its_own_weights_per_head(masked, options, la
 
 @pytest.mark.parametrize("by", ["bool", "float", "padding", "unbatched", "per head"])
 def test_a_query_of_pytorchs_layer_without_a_key_has_zeros(by):
-    layer, x = nn.MultiheadAttention(6, 3, batch_first=True), inputs(2, 5, 6)
-    closed = torch.zeros(5, 5, dtype=torch.bool)
+    layer = nn.MultiheadAttention(6, 3, batch_first=True)
+    x, context = inputs(2, 5, 6), inputs(2, 7, 6, seed=1)
+    closed = torch.zeros(5, 7, dtype=torch.bool)
     closed[2] = True
     empty = (slice(None), slice(None), 2)
     if by == "padding":
-        options = {"key_padding_mask": torch.tensor([[False] * 5, [True] * 5])}
+        options = {"key_padding_mask": torch.tensor([[False] * 7, [True] * 7])}
         empty = (1,)
     elif by == "unbatched":
-        x, options, empty = x[0], {"key_padding_mask": torch.tensor([True] * 5)}, (0,)
+        x, context, empty = x[0], context[0], (0,)
+        options = {"key_padding_mask": torch.tensor([True] * 7)}
     elif by == "per head":
-        options = {"attn_mask": torch.zeros(6, 5, 5, dtype=torch.bool)}
+        options = {"attn_mask": torch.zeros(6, 5, 7, dtype=torch.bool)}
         options["attn_mask"][4, 2] = True  # of example 1, head 1
         empty = (1, 1, 2)
     else:
-        mask = closed if by == "bool" else torch.zeros(5, 5).masked_fill(closed, -INF)
+        mask = closed if by == "bool" else torch.zeros(5, 7).masked_fill(closed, -INF)
         options = {"attn_mask": mask}
     with record_attention(layer) as maps:
-        layer(x, x, x, need_weights=False, **options)
+        layer(x, context, context, need_weights=False, **options)
     expected = torch.ones(maps[""].shape[:-1])
     expected[empty] = 0.0
     torch.testing.assert_close(maps[""].sum(-1), expected)
     layer.in_proj_weight.data[0, 0] = math.nan  # what is NaN itself stays so
     with record_attention(layer) as maps:
-        layer(x, x, x, need_weights=False, **options)
+        layer(x, context, context, need_weights=False, **options)
     assert torch.equal(maps[""].isnan().all(-1)[:, 0], expected[:, 0] == 1)
+
+
+def test_the_function_behind_pytorchs_layer_may_be_called_with_a_bool_mask():
+    """The layer itself always hands it numbers."""
+
+    class Direct(Multi):
+        def forward(self, x, mask):
+            inner = self.inner
+            weights = inner.in_proj_weight, inner.in_proj_bias, None, None, False, 0.0
+            out = inner.out_proj.weight, inner.out_proj.bias
+            call = F.multi_head_attention_forward
+            return call(x, x, x, 6, 3, *weights, *out, need_weights=False, attn_mask=mask)
+
+    mask = torch.eye(5, dtype=torch.bool)  # True = closed
+    mask[2] = True
+    with record_attention(model := Direct()) as maps:
+        model(inputs(5, 2, 6), mask)
+    assert torch.equal(maps[""] > 0, ~mask.expand(2, 3, 5, 5))
+    assert torch.equal(maps[""][:, :, 2], torch.zeros(2, 3, 5))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -415,20 +436,20 @@ def test_a_causal_bias_of_pytorch_is_its_triangle(variant):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_padded_with_zeros():
-    lengths = [5, 3]
+    queries, keys = [5, 2], [7, 11]
     q, k, v = (
         torch.nested.nested_tensor(
             [draw(n, 3, 7, seed=10 * seed + n) for n in lengths], layout=torch.jagged
         ).transpose(1, 2)
-        for seed in (1, 2, 3)
+        for seed, lengths in enumerate([queries, keys, keys])
     )
     with record_attention(model := Kernel()) as maps:
         out = model(q, k, v, scale=0.3)
-    assert maps[""].shape == (2, 3, 5, 5)
-    for b, n in enumerate(lengths):
-        torch.testing.assert_close(maps[""][b, :, :n, :n] @ v.unbind()[b], out.unbind()[b])
-    assert not maps[""][1, :, 3:].any()
-    assert not maps[""][1, :, :, 3:].any()
+    assert maps[""].shape == (2, 3, 5, 11)
+    for b, (T, S) in enumerate(zip(queries, keys, strict=True)):
+        torch.testing.assert_close(maps[""][b, :, :T, :S] @ v.unbind()[b], out.unbind()[b])
+        assert not maps[""][b, :, T:].any()
+        assert not maps[""][b, :, :, S:].any()
 
 
 def test_a_nan_that_the_kernel_loses_is_seen_in_the_weights():

@@ -114,6 +114,28 @@ def test_the_same_seed_gives_the_same_run_dropout_included():
     assert not torch.equal(first, run(4))
 
 
+def test_the_batches_do_not_depend_on_what_dropout_draws():
+    """They are drawn by a generator of their own, which starts at the seed, 0 by default."""
+
+    def batches(model, **options):
+        seen = []
+
+        def loss(model, generator):
+            seen.append(torch.rand(7, 3, generator=generator, dtype=torch.float64))
+            return model(seen[-1]).square().mean()
+
+        train(model, loss, steps=3, lr=0.01, **options)
+        return torch.stack(seen)
+
+    def expected(seed):
+        generator = torch.Generator().manual_seed(seed)
+        return torch.rand(3, 7, 3, generator=generator, dtype=torch.float64)
+
+    dropped = nn.Sequential(nn.Dropout(0.5), linear())
+    assert torch.equal(batches(dropped), expected(0))
+    assert torch.equal(batches(dropped, seed=5), expected(5))
+
+
 def test_the_global_random_state_is_left_alone():
     model = nn.Sequential(linear(), nn.Dropout(0.5))
     before = torch.get_rng_state()
@@ -177,14 +199,20 @@ class Notebook:
         return self.capsys.readouterr().out.splitlines()
 
 
-def test_progress_is_shown_in_a_notebook_and_cleared_at_the_end(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("steps", "each", "options", "label"),
+    [(100, 5, {"label": "a head"}, "a head"), (47, 2, {}, "training"), (5, 1, {}, "training")],
+)
+def test_progress_is_shown_in_a_notebook_and_cleared_at_the_end(
+    monkeypatch, capsys, steps, each, options, label
+):
     monkeypatch.delenv("ATTN_LIB_PROGRESS", raising=False)
     notebook = Notebook(monkeypatch, capsys)
-    train(linear(), squares, steps=100, lr=0.01, label="a head")
-    lines = notebook.lines()
-    assert len(lines) == 20
-    assert lines[1].startswith("a head: step 5 of 100, loss ")
-    assert notebook.clears == [True] * 20 + [False]
+    train(linear(), squares, steps=steps, lr=0.01, **options)
+    steps_shown = range(0, steps - 1, each)
+    for step, line in zip(steps_shown, notebook.lines(), strict=True):
+        assert line.startswith(f"{label}: step {step} of {steps}, loss ")
+    assert notebook.clears == [True] * len(steps_shown) + [False]
 
 
 def test_progress_can_be_switched_off_and_is_off_outside_notebooks(monkeypatch, capsys):

@@ -231,7 +231,7 @@ def test_without_layer_scale_a_block_has_nothing_new():
     torch.testing.assert_close(scaled(x), x, atol=1e-3, rtol=0)
     stack = TransformerEncoder(d_model=6, num_heads=3, d_ff=11, num_layers=2, layer_scale=0.5)
     assert [block.feed_forward_gain[0].item() for block in stack.blocks] == [0.5, 0.5]
-    with pytest.raises(ValueError, match="PyTorch's layers have no LayerScale"):
+    with pytest.raises(ValueError, match=r"^PyTorch's layers have no LayerScale$"):
         interop.to_torch(scaled)
 
 
@@ -409,6 +409,13 @@ def test_rollout_rows_sum_to_one_also_where_nothing_may_be_attended_to():
     assert torch.equal(nothing, torch.eye(5).expand(2, 5, 5))
 
 
+@pytest.mark.parametrize("kind", [{"dtype": torch.bfloat16}, {"device": "meta"}], ids=str)
+def test_rollout_stays_where_its_maps_are(kind):
+    maps = torch.full((2, 3, 5, 5), 0.2, **kind)
+    out = attention_rollout([maps])
+    assert (out.shape, out.dtype, out.device) == ((2, 5, 5), maps.dtype, maps.device)
+
+
 def test_rollout_of_a_model():
     model, images = model_of(), draw(2, 2, 15, 15)
     with record_attention(model) as maps:
@@ -423,7 +430,7 @@ def test_rollout_of_a_model():
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ([], "at least one map, got none"),
+        ([], "^maps must hold at least one map, got none"),
         ([(2, 5, 5)], r"\(B, H, T, T\), got \(2, 5, 5\)"),
         ([(2, 3, 5, 7)], r"\(B, H, T, T\), got \(2, 3, 5, 7\)"),
         ([(2, 3, 5, 5), (2, 3, 7, 7)], r"B and T, got \(2, 5, 5\) and \(2, 7, 7\)"),

@@ -1,54 +1,164 @@
-"""What `mutate_page.py` needs of the pages, and the verdicts it gives; it runs without mutmut."""
+"""What `mutate_book.py` finds in a small book; its small changes need mutmut and are left out."""
 
-import mutate_page
+import ast
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import gross
+import mutate_book
+import nbformat
 import pages
 import pytest
+import torch
+from copies import edit
+from torch import nn
 
+from attn_lib import masks
+from attn_lib.datasets import Images
 
-def taught(notebook):
-    return notebook.metadata.get("teaches", [])
-
-
-@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_page_says_which_functions_it_teaches(path):
-    names = taught(pages.read(path))
-    assert len(names) == len(set(names)) > 0
-    assert mutate_page.unknown(names) == []
-
-
-def test_names_that_are_nowhere_are_found():
-    wrong = [
-        "functional.atention",
-        "functionals.attention",
-        "functional",
-        "functional._INF",
-        "layers.MultiHeadAttention.forwards",
-        "functional.causal_mask",  # only imported there
-    ]
-    right = ["functional._weights", "layers.MultiHeadAttention", "layers.FeedForward.forward"]
-    assert mutate_page.unknown([*right, *wrong]) == wrong
-
-
-def test_training_cells_are_skipped_and_no_others():
-    notebook = pages.read(pages.NOTEBOOKS[0])
-    cells = pages.code_cells(notebook)
-    cells[3].metadata["tags"] = ["hide-input", "training"]
-    mutate_page.without_training(notebook)
-    skipped = [number for number, cell in enumerate(cells) if "nbval-skip" in pages.tags(cell)]
-    assert skipped == [3]
+# ---------------------------------------------------------------- grossly wrong
 
 
 @pytest.mark.parametrize(
-    ("status", "printed", "found"),
+    "value",
     [
-        (0, "41 passed", "survived"),
-        (1, "Cell outputs differ\nFAILED book/a.ipynb::Cell 3", "killed by Cell 3"),
-        (1, "Cell execution caused an exception\nFAILED a.ipynb::Cell 12", "killed by Cell 12"),
-        (1, "Timeout of 120 seconds exceeded\nFAILED a.ipynb::Cell 3", None),
-        (1, "Kernel died\nFAILED a.ipynb::Cell 3", None),
-        (2, "Cell outputs differ\nFAILED a.ipynb::Cell 3", None),
-        (4, "ImportError while loading conftest", None),
+        True,
+        3,
+        0.0,
+        "abc",
+        b"abc",
+        torch.tensor([[1.0, 2.0, 4.0]]),
+        torch.tensor([0.0, -torch.inf]),
+        torch.tensor(2.0),
+        torch.tensor([5, 6, 7]),
+        torch.tensor(5),
+        torch.tensor([True, True]),
+        [1, "abc"],
+        (1.5, None),
+        Images(torch.tensor([[1.0, 2.0]]), torch.tensor([1, 2])),
+    ],
+    ids=str,
+)
+def test_each_kind_becomes_wrong_and_stays_of_its_kind(value):
+    spoilt = gross.wrong(value)
+    assert gross.can_be_wrong(value)
+    assert type(spoilt) is type(value)
+    assert str(spoilt) != str(value)
+
+
+def test_modules_plots_and_what_a_dict_will_hold_become_wrong():
+    layer = nn.Linear(2, 3)
+    before = layer.weight.clone()
+    assert gross.wrong(layer) is layer
+    assert not torch.isclose(layer.weight, before).any()
+    turned = []
+    gross.wrong(SimpleNamespace(invert_xaxis=lambda: turned.append(True)))
+    assert turned == [True]
+    later = {}
+    view = gross.wrong(later)
+    later["x"] = 1
+    assert dict(view) == {"x": 2}
+    assert not gross.can_be_wrong(None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "functional.attention",
+        "interop.to_torch",  # the last of its overloads
+        "recording.record_attention",  # yields
+        "cache.Cache.seen",
+        "exercises._verdict.check",
     ],
 )
-def test_only_a_cell_that_differs_or_raises_is_a_kill(status, printed, found):
-    assert mutate_page.outcome(status, printed) == (found or printed)
+def test_what_a_function_returns_is_made_wrong_and_no_other(name):
+    mutant = mutate_book.replaced(name)
+    tree = ast.parse(mutant.text)
+    calls = [node for node in ast.walk(tree) if getattr(node, "id", "") == "_wrong"]
+    place = mutate_book.function_at
+    assert {place(tree, call.lineno) for call in calls} == {mutant.place}
+    assert "_wrong" in mutant.code().co_names
+
+
+def test_what_a_change_changes():
+    function = "def f():\n    g(\n        1,\n        2,\n    )\n"
+    before = f"{function}\n\nclass A:\n    def h(self):\n        pass\n"
+    after = before.replace("        1,\n", "        3,\n")
+    assert mutate_book.difference(before, after) == (3, "1,", "3,")
+    gone = before.replace("        1,\n", "")
+    assert mutate_book.difference(before, gone) == (3, "1, 2,", "2,")
+    assert mutate_book.function_at(ast.parse(before), 3) == "f"
+    assert mutate_book.function_at(ast.parse(before), 10) == "A.h"
+
+
+def test_declared_changes_of_pages_are_of_lines_that_stand_there():
+    cells = [cell for path in pages.NOTEBOOKS for cell in pages.code_cells(pages.read(path))]
+    sources = {cell.id: cell.source for cell in cells}
+    declared = [row for row in mutate_book.equivalent() if not row[0].startswith("attn_lib.")]
+    assert len(declared) == 2
+    for cell, before, after in declared:
+        assert before in sources[cell]
+        assert after not in sources[cell]
+
+
+# ---------------------------------------------------------------- the command
+
+SHOWN, SHAPED = "masks.causal_mask", "masks.segment_mask"
+
+
+@pytest.fixture
+def book(checkout):
+    """A book of two small pages: one prints what a function returns, one only its shape."""
+    for path in checkout.glob("book/*.ipynb"):
+        path.unlink()
+    small = {
+        "01_shown": ("print(masks.causal_mask(3))", masks.causal_mask(3)),
+        "02_shaped": ("print(masks.segment_mask(torch.arange(5)[None]).dim())", 4),
+    }
+    for name, (source, printed) in small.items():
+        sources = "import torch\nfrom attn_lib import masks", source
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        cells[1].outputs = [nbformat.v4.new_output("stream", text=f"{printed}\n")]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), checkout / "book" / f"{name}.ipynb")
+    return checkout
+
+
+def run(book):
+    command = [sys.executable, "tests/mutation/mutate_book.py", SHOWN, SHAPED]
+    return subprocess.run(command, cwd=book, capture_output=True, text=True)
+
+
+def verdicts(found):
+    assert "turn a page red" in found.stdout, found.stderr
+    return dict(re.findall(r"^(\S+) grossly wrong\n    (.*)", found.stdout, re.MULTILINE))
+
+
+def test_a_page_that_shows_only_shapes_lets_a_wrong_function_survive(book):
+    found = run(book)
+    assert verdicts(found) == {SHOWN: "01_shown.ipynb, cell 1", SHAPED: "SURVIVED"}
+    assert "1 of 2 turn a page red, 100 % wanted" in found.stdout
+    assert found.returncode == 1
+
+
+def test_a_comparison_that_compares_nothing_lets_all_survive(book):
+    edit(book, "book/_tools/compare.py", "    if now != then:\n", "    if False:\n")
+    found = run(book)
+    assert verdicts(found) == {SHOWN: "SURVIVED", SHAPED: "SURVIVED"}
+    assert found.returncode == 1
+
+
+def test_a_page_that_is_red_without_a_mutant_proves_nothing(book):
+    edit(book, "book/01_shown.ipynb", "causal_mask(3)", "causal_mask(4)")
+    found = run(book)
+    assert "01_shown.ipynb is red without a mutant, cell 1" in found.stderr
+    assert (found.stdout, found.returncode) == ("", 1)
+
+
+@pytest.mark.parametrize(("red", "enough"), [(17, True), (16, False), (0, False)])
+def test_more_than_the_wanted_share_is_enough(red, enough, capsys):
+    planned = [(mutate_book.Mutant("", "", "", f"change {n}"), {}) for n in range(20)]
+    found = ["a page"] * red + [None] * (20 - red)
+    assert mutate_book.report("changes", planned, found, 85) == enough
+    assert capsys.readouterr().out.count("SURVIVED") == 20 - red
