@@ -1,10 +1,14 @@
-"""Figures of the book: one style, one Axes each, weights always on a 0-to-1 scale."""
+"""Figures of the book: one style, one Axes each, weights always on a 0-to-1 scale.
+
+``ROLES`` gives queries, keys, values, weights and outputs one colour each, in every figure.
+"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
+import matplotlib.patches as mpatches
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -14,6 +18,13 @@ from torch import Tensor
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; dark grey text on white
 COLORS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00"}
+ROLES = {
+    "query": COLORS["red"],
+    "key": COLORS["orange"],
+    "value": COLORS["green"],
+    "weight": COLORS["blue"],  # as the colour map of `plot_weights`
+    "output": "#CC79A7",
+}
 _STYLE: Any = {
     "figure.figsize": (5.0, 3.6),
     "figure.dpi": 100,
@@ -152,6 +163,67 @@ def plot_mask(
     if mask.dim() != 2:
         raise ValueError(f"mask must be (T, S), got shape {tuple(mask.shape)}")
     return _draw_table(mask.double(), queries, keys, 1.0, 0.30, ax)[0]
+
+
+def plot_diagram(
+    boxes: Mapping[str, tuple[float, float, str, str | None]],
+    arrows: Sequence[tuple[str, str, str]],
+    *,
+    ax: Axes | None = None,
+) -> Axes:
+    """Diagram of a mechanism: boxes for tensors, arrows for what is computed from what.
+
+    Args:
+        boxes: name -> (column, row, text, role). Row 0 is the top; columns and rows may be
+            fractions. A role of ``ROLES`` gives the box its colour, None leaves it grey.
+        arrows: (from, to, label) by the names of boxes; the label is a shape, or empty.
+        ax: where to draw; default a new figure of the size that the boxes need.
+
+    Returns:
+        The Axes drawn on.
+
+    Raises:
+        ValueError: an arrow names no box; a role that does not exist.
+
+    Example:
+        >>> boxes = {"x": (0, 0, "tokens", None), "q": (0, 1, "queries", "query")}
+        >>> ax = plot_diagram(boxes, [("x", "q", "(T, d_model)")])
+        >>> [text.get_text() for text in ax.texts]
+        ['tokens', 'queries', '(T, d_model)']
+        >>> plt.close(ax.figure)
+
+    Source: ``matplotlib.patches.FancyBboxPatch``.
+    """
+    for start, end, _ in arrows:
+        if not {start, end} <= boxes.keys():
+            raise ValueError(f"an arrow joins boxes, {list(boxes)}; got {start!r} to {end!r}")
+    for *_, role in boxes.values():
+        if role is not None and role not in ROLES:
+            raise ValueError(f"a role is one of {list(ROLES)} or None, got {role!r}")
+    centres = {name: (1.45 * box[0], -1.05 * box[1]) for name, box in boxes.items()}
+    xs, ys = zip(*centres.values(), strict=True)
+    left, right, low, high = min(xs) - 0.7, max(xs) + 0.7, min(ys) - 0.4, max(ys) + 0.4
+    if ax is None:
+        _, ax = plt.subplots(figsize=(right - left, high - low))
+    ax.set(xlim=(left, right), ylim=(low, high), aspect="equal")
+    ax.axis("off")
+    drawn = {}
+    for name, (_, _, text, role) in boxes.items():
+        (x, y), color = centres[name], ROLES[role] if role else "#888888"
+        shape = mpatches.FancyBboxPatch((x - 0.6, y - 0.26), 1.2, 0.52, "round,pad=0.04")
+        shape.set(facecolor=mpl.colors.to_rgba(color, 0.15), edgecolor=color, linewidth=2.0)
+        drawn[name] = ax.add_patch(shape)
+        ax.text(x, y, text, ha="center", va="center", linespacing=1.4)
+    for start, end, label in arrows:
+        ends = centres[start], centres[end]
+        arrow = mpatches.FancyArrowPatch(
+            *ends, patchA=drawn[start], patchB=drawn[end], arrowstyle="-|>", mutation_scale=12
+        )
+        ax.add_patch(arrow).set_color("#555555")
+        x, y = (sum(axis) / 2 for axis in zip(*ends, strict=True))
+        under = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        ax.text(x, y, label, ha="center", va="center", fontsize=9, bbox=under)
+    return ax
 
 
 def _draw_table(

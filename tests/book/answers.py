@@ -395,14 +395,6 @@ WRONG = {
             "changed its argument",
         ),
     ],
-    "1.5": [
-        (lambda out, order: out[order], "shuffles a second time"),
-        (lambda out, order: out, r"row order\[i\]"),
-        (lambda out, order: out.flip(0), r"row order\[i\]"),
-        (lambda out, order: out.sort(0).values, r"row order\[i\]"),
-        (lambda out, order: torch.arange(10.0).view(5, 2), r"row order\[i\]"),
-        (lambda out, order: out.tolist(), "not list"),
-    ],
     "4.1": [
         ([36.0, 2.0], "uses one variance"),
         ([18.0, 4.0], "fourth power"),
@@ -652,12 +644,6 @@ RIGHT = {
         lambda q, k, v: F.scaled_dot_product_attention(q.double(), k.double(), v.double()),
     ],
     "1.4": [[0, 1e308], np.array([[-5], [20]])],
-    "1.5": [
-        lambda out, order: torch.empty_like(out).index_copy(0, order, out),
-        lambda out, order: torch.stack(
-            [out[order.tolist().index(i)] for i in range(len(out))]
-        ).double(),
-    ],
     "2.1": [
         lambda T, p: np.fromfunction(lambda t, s: (s <= t) | (s < p), (T, T)),
         lambda T, p: ~torch.ones(T, T).triu(1).bool() | (torch.arange(T)[None].expand(T, T) < p),

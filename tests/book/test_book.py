@@ -143,25 +143,55 @@ def title_on_a_figure(notebook):
 
 
 def digit_in_the_text(notebook):
-    cell = cell_with(notebook, "So *cat* puts 0.601")
-    cell.source = cell.source.replace("0.601", "0.611")
+    cell = cell_with(notebook, "keeps only 0.167 of its attention")
+    cell.source = cell.source.replace("0.167", "0.177")
 
 
 def digit_in_a_formula(notebook):
-    cell = cell_with(notebook, "$(1.566, 1.495)$")
-    cell.source = cell.source.replace("1.495", "1.496")
+    cell = cell_with(notebook, "$0.038$, $0.644$, $0.318$")
+    cell.source = cell.source.replace("0.644", "0.645")
+
+
+def open_cells(notebook):
+    return [cell for cell in pages.code_cells(notebook) if not pages.tags(cell) & pages.FOLDED]
 
 
 def long_cell(notebook):
-    pages.code_cells(notebook)[2].source += "\n1" * 20
+    open_cells(notebook)[0].source += "\n1" * 20
+
+
+def long_cells(notebook):
+    for cell in open_cells(notebook)[:12]:
+        cell.source += "\n1" * 5
 
 
 def wide_line(notebook):
-    pages.code_cells(notebook)[2].source += "\n" + "x = 1  #" + "-" * 80
+    open_cells(notebook)[0].source += "\n" + "x = 1  #" + "-" * 80
 
 
 def chatter(notebook):
     notebook.cells[0].source += " word" * 4000
+
+
+def long_caption(notebook):
+    figure_cell(notebook).metadata["mystnb"]["figure"]["caption"] += " word" * 1000
+
+
+def many_cells(notebook):
+    notebook.cells[20:20] = [nbformat.v4.new_code_cell("1")] * 10
+
+
+def no_figures(notebook):
+    for cell in pages.code_cells(notebook)[3:]:
+        cell.metadata.pop("mystnb", None)
+
+
+def code_first(notebook):
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("1"))
+
+
+def folded_in_a_row(notebook):
+    notebook.cells[9:9] = copy.deepcopy([pages.code_cells(notebook)[0]] * 3)
 
 
 def unlisted_source(notebook):
@@ -203,6 +233,15 @@ PLANTED = [
     (long_cell, pages.within_budget),
     (wide_line, pages.within_budget),
     (chatter, pages.within_budget),
+    (long_cell, pages.within_one_sitting),
+    (long_cells, pages.within_one_sitting),
+    (wide_line, pages.within_one_sitting),
+    (chatter, pages.within_one_sitting),
+    (long_caption, pages.within_one_sitting),
+    (many_cells, pages.within_one_sitting),
+    (no_figures, pages.within_one_sitting),
+    (code_first, pages.within_one_sitting),
+    (folded_in_a_row, pages.within_one_sitting),
     (unlisted_source, pages.links_listed),
     (another_bootstrap, pages.starts_with_bootstrap),
     (forgotten_comparison, pages.valid_python),
@@ -211,14 +250,16 @@ PLANTED = [
 
 @pytest.mark.parametrize(("plant", "rule"), PLANTED, ids=lambda f: f.__name__)
 def test_a_planted_mistake_is_found(plant, rule):
-    notebook = pages.read(pages.NOTEBOOKS[0])
+    notebook = pages.read(next(p for p in pages.NOTEBOOKS if rule in pages.rules_of(p)))
+    assert rule(notebook) == []
     plant(notebook)
     assert rule(notebook) != []
 
 
 def test_every_rule_is_shown_able_to_fail():
-    planted = {rule for _, rule in PLANTED} | {pages.can_fail}
-    assert planted == {*pages.RULES, pages.numbers_printed}
+    elsewhere = {pages.can_fail, pages.numbers_bound, pages.conclusions_shown}
+    planted = {rule for _, rule in PLANTED} | elsewhere
+    assert planted == {*pages.RULES, *pages.FIRST, *pages.SECOND}
 
 
 WEAK = [

@@ -216,7 +216,7 @@ def test_only_a_whole_green_run_is_recorded(small):
 # file, text as it is, text with the mistake, what the warning names
 BROKEN_PAGES = {
     "broken link": ("book/index.md", "(notation.md)", "(notaton.md)", "notaton.md"),
-    "moved heading": (PAGE, "## In practice", "## In use", "in-practice"),
+    "moved heading": (PAGE, "## Watch a trained head", "## Watch one", "watch-a-trained-head"),
     "heading of a text": (
         "book/notation.md",
         "### In the five posts",

@@ -8,10 +8,14 @@ import shutil
 import threading
 
 import checked
+import live
 import pages
 import pytest
+import torch
 from copies import copy_tree, run_build
 from playwright.sync_api import sync_playwright
+
+from attn_lib import attention, plotting, pretrained, record_attention
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -71,9 +75,9 @@ def browser():
 
 
 @contextlib.contextmanager
-def opened(browser, *own):
+def opened(browser, *own, **options):
     """An empty page, with lists of its errors and of its requests to addresses not its own."""
-    context = browser.new_context()
+    context = browser.new_context(**options)
     page = context.new_page()
     page.outside, page.errors = [], []
 
@@ -186,8 +190,8 @@ def test_each_fault_of_a_page_is_seen(browser, site, served):
 def test_callouts_become_boxes_and_solutions_are_folded(browser, site):
     with opened(browser, site.as_uri()) as page:
         visit(page, (site / "book/01_one_head.html").as_uri())
-        assert page.locator(".admonition.exercise").count() == 5
-        assert page.locator(".admonition.warning").count() == 3
+        assert page.locator(".admonition.exercise").count() == 4
+        assert page.locator(".admonition.tip").count() == 1
         assert page.locator("blockquote").count() == 0
         folded = page.locator("details", has_text="Solution 1.1")
         assert folded.get_attribute("open") is None
@@ -206,3 +210,199 @@ def test_launch_buttons_are_off_until_there_is_an_address(site):
             "dropdown-source-buttons",
         ):
             assert word not in text, (name, word)
+
+
+# ---------------------------------------------------------------- figures that move
+
+STATES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+HEAD, MAP = "fig-one-head-drag", "fig-one-head-map"
+
+
+@contextlib.contextmanager
+def figure(browser, site, name, width, scheme):
+    """A figure of the first chapter, from disk; on the narrow screen fingers touch it."""
+    with opened(browser, site.as_uri(), has_touch=width < 500) as page:
+        visit(page, (site / "book/01_one_head.html").as_uri(), width, scheme)
+        page.locator(f"#{name}").scroll_into_view_if_needed()
+        yield page, page.locator(f"#{name}")
+        assert page.outside == []
+        assert [e for e in page.errors if not any(known in e for known in KNOWN_ERRORS)] == []
+
+
+def values(texts):
+    return [float(text.replace("−", "-")) for text in re.findall(r"[-−]?\d*\.\d+", " ".join(texts))]
+
+
+def seen(drawn, asking):
+    """The query and the temperature as the figure of one head shows them, after comparing the rest.
+
+    Scores, weights, output and the sentence must be what `attn_lib` makes of these two.
+    """
+    numbers = live.stored()["figures"][HEAD]
+    k, v = (torch.tensor(numbers[name]) for name in "kv")
+    query = values([drawn.get_by_role("slider", name="query").get_attribute("aria-valuetext")])
+    (temperature,) = values([drawn.locator("output").inner_text()])
+    out, weights = attention(torch.tensor([query]), k, v, scale=2**-0.5 / temperature)
+    said = drawn.locator(".say").inner_text()
+    for texts, wanted, digits in (
+        (drawn.locator("td.score").all_inner_texts(), torch.tensor(query) @ k.mT / 2**0.5, 2),
+        (drawn.locator("td.weight").all_inner_texts(), weights[0], 3),
+        ([said.rpartition("gets")[2]], out[0], 3),
+        ([said.partition(")")[0]], torch.tensor(query), 1),
+    ):
+        shown = torch.tensor(values(texts))
+        torch.testing.assert_close(shown, wanted, rtol=0.0, atol=0.51 * 10**-digits)
+    best = numbers["tokens"][int(weights.argmax())]
+    flat = bool(weights.max() - weights.min() < 5e-4)
+    assert (
+        f", {asking} puts {'the same weight' if flat else f'{weights.max():.3f} on {best} '}"
+        in said
+    )
+    for role, point, low, span in (("query", query, -1.5, 6.0), ("output", out[0], -0.4, 3.3)):
+        x, y = ((float(a) - low) * 240 / span for a in point)
+        for part, ends in ((f"line.{role}", ("x2", "y2")), (f"circle.tip.{role}", ("cx", "cy"))):
+            at = [float(drawn.locator(part).get_attribute(end)) for end in ends]
+            assert at == pytest.approx([x, 240 - y], abs=0.1)
+    for role in ("key", "value"):
+        sizes = [float(dot.get_attribute("r")) for dot in drawn.locator(f"circle.{role}").all()]
+        assert sizes == pytest.approx((3 + 14 * weights[0].sqrt()).tolist(), abs=0.05)
+    return query, temperature
+
+
+def drag(page, handle, by, finger):
+    """With the mouse, or with a finger; where the page must not move along."""
+    box = handle.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    steps = [(x + by[0] * part / 4, y + by[1] * part / 4) for part in range(5)]
+    before = page.evaluate("scrollY")
+    if finger:
+        session = page.context.new_cdp_session(page)
+        for kind, at in [("touchStart", steps[0]), *(("touchMove", step) for step in steps[1:])]:
+            points = [{"x": at[0], "y": at[1]}]
+            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    else:
+        page.mouse.move(*steps[0])
+        page.mouse.down()
+        for step in steps[1:]:
+            page.mouse.move(*step)
+        page.mouse.up()
+    assert page.evaluate("scrollY") == before
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_one_head_moves_as_attention_does(browser, site, width, scheme):
+    """Each control, by keyboard, and by mouse or finger: the numbers are those of `attn_lib`."""
+    finger = width < 500
+    with figure(browser, site, HEAD, width, scheme) as (page, drawn):
+        press = (lambda at: at.tap()) if finger else (lambda at: at.click())
+        handle = drawn.get_by_role("slider", name="query")
+        slider = drawn.get_by_role("slider", name="temperature")
+        again = drawn.get_by_role("button", name="start again")
+        assert seen(drawn, "cat") == ([0.0, 2.0], 1.0)
+        # another token
+        press(drawn.locator("fieldset span", has_text="milk"))
+        assert seen(drawn, "milk") == ([4.0, 0.0], 1.0)
+        page.keyboard.press("ArrowLeft")
+        assert seen(drawn, "warm") == ([2.0, 0.0], 1.0)  # warm
+        # another temperature
+        slider.focus()
+        for _ in range(4):
+            page.keyboard.press("ArrowRight")
+        assert seen(drawn, "warm") == ([2.0, 0.0], 2.0)
+        frame = slider.bounding_box()
+        at = {"x": frame["width"] - 2, "y": frame["height"] / 2}
+        slider.tap(position=at) if finger else slider.click(position=at)
+        assert seen(drawn, "warm") == ([2.0, 0.0], 8.0)
+        press(again)
+        assert seen(drawn, "cat") == ([0.0, 2.0], 1.0)
+        # another query
+        handle.focus()
+        for key in ("ArrowRight", "ArrowRight", "Shift+ArrowDown", "ArrowUp", "Shift+ArrowLeft"):
+            page.keyboard.press(key)
+        assert seen(drawn, "cat") == ([-0.3, 1.6], 1.0)
+        press(again)
+        unit = drawn.locator("svg").first.bounding_box()["width"] / 6.0  # from -1.5 to 4.5
+        drag(page, handle, (1.5 * unit, 3 * unit), finger)
+        (x, y), _ = seen(drawn, "cat")
+        assert (x, y) == pytest.approx((1.5, -1.0), abs=0.11)
+        drag(page, handle, (-900, 0), finger)  # beyond the frame
+        assert seen(drawn, "cat")[0] == [-1.3, y]
+        plane = drawn.locator("svg").first
+        at = {"x": 4.5 * unit, "y": 4.0 * unit}
+        plane.tap(position=at) if finger else plane.click(position=at)
+        (x, y), _ = seen(drawn, "cat")
+        assert (x, y) == pytest.approx((3.0, 0.5), abs=0.11)
+        press(drawn.locator("fieldset span").first)  # the: a query of zeros
+        assert seen(drawn, "the") == ([0.0, 0.0], 1.0)
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Tokens and weights of the head at the top of the first chapter, from the whole model."""
+    model = pretrained.minilm()
+    pieces = model.tokenizer.encode("The cat drank the warm milk.")
+    with torch.no_grad(), record_attention(model) as maps:
+        model(torch.tensor([pieces.ids]), torch.tensor([len(pieces.ids)]))
+    return pieces.tokens, maps["encoder.blocks.0.attention"][0, 2]
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_the_rows_of_the_trained_map_can_be_chosen(browser, site, trained, width, scheme):
+    tokens, weights = trained
+
+    def chosen():
+        (row,) = drawn.locator("tr.chosen").all()
+        t = drawn.locator("tbody tr").all_inner_texts().index(row.inner_text())
+        shown = torch.tensor(values(row.locator("td span:visible").all_inner_texts()))
+        torch.testing.assert_close(shown, weights[t], rtol=0.0, atol=0.0051)
+        assert row.get_by_role("button", pressed=True).inner_text() == tokens[t]
+        best = int(weights[t].argmax())
+        said = f"{tokens[t]} puts {weights[t, best]:.3f} of its attention on {tokens[best]}."
+        assert drawn.locator(".say").inner_text() == said
+        assert drawn.locator("td span:visible").count() == len(tokens)
+        return t
+
+    with figure(browser, site, MAP, width, scheme) as (page, drawn):
+        assert drawn.locator("thead th").all_inner_texts() == tokens
+        rows = drawn.locator("tbody tr").all()
+        assert chosen() == tokens.index("milk")
+        for t, row in enumerate(rows):
+            at = row.locator("td").nth(3)
+            at.tap() if width < 500 else at.hover()
+            assert chosen() == t
+        row.get_by_role("button").focus()
+        for t in range(len(tokens) - 2, -1, -1):
+            page.keyboard.press("ArrowUp")
+            assert chosen() == t
+        page.keyboard.press("ArrowUp")
+        page.keyboard.press("ArrowDown")
+        assert chosen() == 1
+
+
+def test_without_scripts_the_figures_stand_still(browser, site):
+    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
+        page.goto((site / "book/01_one_head.html").as_uri())
+        for name in live.stored()["figures"]:
+            assert page.locator(f"#{name} img").is_visible()
+            assert page.locator(f"#{name} .live").count() == 0
+
+
+def test_what_moves_is_what_the_pages_compute():
+    """Run the cells of the pages again: the file that the figures read says the same."""
+    now = {}
+    for path in pages.NOTEBOOKS:
+        now |= live.numbers(path)
+    stored = live.stored()
+    assert stored["roles"] == plotting.ROLES
+    assert now.keys() == stored["figures"].keys() == {HEAD, MAP}
+    for name, numbers in now.items():
+        assert numbers.keys() == stored["figures"][name].keys()
+        for key, value in numbers.items():
+            then = stored["figures"][name][key]
+            if key in ("kind", "tokens", "row"):
+                assert value == then
+            else:
+                torch.testing.assert_close(
+                    torch.tensor(value), torch.tensor(then), atol=1e-4, rtol=0
+                )

@@ -193,6 +193,17 @@ def test_half_precision_scores_do_not_overflow():
     assert torch.equal(weights, torch.tensor([[1.0, 0.0]], dtype=torch.float16))
 
 
+def test_with_a_bias_it_is_kernel_regression():
+    """Nadaraya and Watson's average: a bell curve around each key weighs its value."""
+    torch.manual_seed(0)
+    k, v, q = (6 * torch.rand(n, 1, dtype=torch.float64) for n in (41, 41, 7))
+    for h in (0.05, 0.3, 2.0):
+        kernel = torch.exp(-((q - k.mT) ** 2) / (2 * h**2))
+        bias = -(k.mT**2) / (2 * h**2)
+        out = attention(q, k, v, scale=1 / h**2, bias=bias.expand(7, 41))[0]
+        assert torch.allclose(out, kernel @ v / kernel.sum(-1, keepdim=True))
+
+
 def test_large_uneven_rows_stay_exact():
     """A softmax that subtracts one maximum for the whole matrix underflows here."""
     bias = torch.tensor([[1e4, 1e4 - 1], [-1e4, -1e4 - 1], [3e38, 0.0]])

@@ -164,6 +164,46 @@ def test_a_mask_is_drawn_as_it_is():
     assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x", "y", "z"]
 
 
+BOXES = {
+    "x": (0.5, 0, "tokens", None),
+    "q": (0, 1, "queries", "query"),
+    "v": (1, 1, "values", "value"),
+}
+
+
+def test_a_diagram_joins_its_boxes_in_the_colours_of_the_book():
+    ax = plotting.plot_diagram(BOXES, [("x", "q", "(T, 2)"), ("x", "v", "")])
+    where = {text.get_text(): text.get_position() for text in ax.texts}
+    assert where["queries"][0] < where["tokens"][0] < where["values"][0]
+    assert where["tokens"][1] > where["queries"][1] == where["values"][1]  # row 0 is the top
+    boxes = [p for p in ax.patches if isinstance(p, mpl.patches.FancyBboxPatch)]
+    colors = [mpl.colors.to_hex(box.get_edgecolor()).upper() for box in boxes]
+    assert colors == ["#888888", plotting.ROLES["query"], plotting.ROLES["value"]]
+    arrows = [p for p in ax.patches if isinstance(p, mpl.patches.FancyArrowPatch)]
+    assert [a._posA_posB for a in arrows] == [
+        [where["tokens"], where["queries"]],
+        [where["tokens"], where["values"]],
+    ]
+    middle = [sum(axis) / 2 for axis in zip(where["tokens"], where["queries"], strict=True)]
+    assert where["(T, 2)"] == pytest.approx(middle)
+
+
+def test_every_role_has_a_colour_of_its_own():
+    assert len(set(plotting.ROLES.values())) == len(plotting.ROLES) == 5
+
+
+@pytest.mark.parametrize(
+    ("boxes", "arrow", "message"),
+    [
+        (BOXES, ("x", "k", ""), "joins boxes.*'x' to 'k'"),
+        ({"a": (0, 0, "a", "asker")}, ("a", "a", ""), "'asker'"),
+    ],
+)
+def test_a_wrong_diagram_is_named(boxes, arrow, message):
+    with pytest.raises(ValueError, match=message):
+        plotting.plot_diagram(boxes, [arrow])
+
+
 @pytest.mark.parametrize(
     ("mask", "error"),
     [(torch.eye(2), TypeError), (torch.ones(2, 2, 2, dtype=torch.bool), ValueError)],

@@ -1,0 +1,196 @@
+// Figures that move. Each takes the place of the still picture of its name, in the built page only;
+// its numbers stand in live_data.js. Every number shown is text: in a table, or in a sentence.
+"use strict";
+(() => {
+  const make = (name, attributes = {}, ...children) => {
+    const drawn = ["svg", "path", "line", "circle", "polygon", "text"].includes(name);
+    const made = drawn
+      ? document.createElementNS("http://www.w3.org/2000/svg", name)
+      : document.createElement(name);
+    Object.entries(attributes).forEach(([key, value]) => made.setAttribute(key, value));
+    made.append(...children);
+    return made;
+  };
+  const number = (value, digits) => value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
+  const vector = (point, digits) => `(${point.map(value => number(value, digits)).join(", ")})`;
+  const token = name => make("i", {}, name);
+
+  // A heat map whose rows can be chosen: pointing, tapping, or with the arrow keys.
+  function map({tokens, weights, row}) {
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const names = tokens.map(name => make("button", {type: "button"}, name));
+    const rows = weights.map((line, t) => make("tr", {},
+      make("th", {scope: "row"}, names[t]),
+      ...line.map(w => make("td", {style: `--w:${w}`, class: w > 0.5 ? "high" : ""}, make("span", {}, number(w, 2).replace(/^0/, ""))))));
+    const choose = t => {
+      rows.forEach((line, s) => line.classList.toggle("chosen", s === t));
+      names.forEach((button, s) => {
+        button.setAttribute("aria-pressed", s === t);
+        button.tabIndex = s === t ? 0 : -1;
+      });
+      const best = weights[t].indexOf(Math.max(...weights[t]));
+      say.replaceChildren(token(tokens[t]), ` puts ${number(weights[t][best], 3)} of its attention on `, token(tokens[best]), ".");
+    };
+    rows.forEach((line, t) => {
+      // not pointerenter: a mouse at rest, under which the page scrolls, chooses nothing
+      line.addEventListener("pointermove", event => event.pointerType === "mouse" && choose(t));
+      line.addEventListener("click", () => choose(t));
+      names[t].addEventListener("focus", () => choose(t));
+      names[t].addEventListener("keydown", event => {
+        const next = t + ({ArrowUp: -1, ArrowDown: 1}[event.key] || 0);
+        if (next !== t && names[next]) { event.preventDefault(); names[next].focus(); }
+      });
+    });
+    choose(row);
+    return [
+      make("table", {class: "map"},
+        make("thead", {}, make("tr", {}, make("td", {}, "query ↓ key →"),
+          ...tokens.map(name => make("th", {scope: "col"}, make("span", {}, name))))),
+        make("tbody", {}, ...rows)),
+      say,
+      make("p", {class: "hint"}, "Choose a row: point at it, tap it, or use the arrow keys."),
+    ];
+  }
+
+  // One head: the query can be dragged, and its weights and output follow.
+  function head({tokens, q, k, v, row}) {
+    const SIZE = 240;
+    const plane = (label, points, below, above) => {
+      const all = points.flat(), low = Math.min(0, ...all) - below;
+      const unit = SIZE / (Math.max(...all) + above - low);
+      const at = ([x, y]) => [(x - low) * unit, SIZE - (y - low) * unit];
+      const [x, y] = at([0, 0]);
+      const svg = make("svg", {viewBox: `0 0 ${SIZE} ${SIZE}`, role: "group", "aria-label": label},
+        make("path", {class: "axis", d: `M0 ${y}H${SIZE}M${x} 0V${SIZE}`}),
+        make("text", {class: "name", x: SIZE - 6, y: 18, "text-anchor": "end"}, label));
+      const from = (px, py) => [px / unit + low, (SIZE - py) / unit + low];
+      return {svg, at, from, low, high: low + SIZE / unit};
+    };
+    const dots = (where, points, role) => points.map((point, i) => {
+      const [cx, cy] = where.at(point);
+      const dot = make("circle", {class: `dot ${role}`, cx, cy});
+      const same = points.findIndex(other => String(other) === String(point));
+      const others = tokens.filter((_, j) => String(points[j]) === String(point));
+      where.svg.append(dot);
+      if (same !== i) return dot;
+      const crowded = points.some(([px, py]) => py === point[1] && px > point[0] && where.at([px, py])[0] < cx + 60);
+      const side = crowded ? {x: cx - 9, "text-anchor": "end"} : {x: cx + 9};
+      where.svg.append(make("text", {...side, y: cy + 17}, others.join(", ")));
+      return dot;
+    });
+    const arrow = (where, role) => {
+      const [x1, y1] = where.at([0, 0]);
+      const line = make("line", {class: `arrow ${role}`, x1, y1});
+      const tip = make("circle", {class: `tip ${role}`, r: 7});
+      where.svg.append(line, tip);
+      return point => {
+        const [x, y] = where.at(point);
+        line.setAttribute("x2", x); line.setAttribute("y2", y);
+        tip.setAttribute("cx", x); tip.setAttribute("cy", y);
+        return [x, y];
+      };
+    };
+    const left = plane("keys and the query", [...k, ...q], 1.5, 0.5);
+    const right = plane("values and the output", v, 0.4, 0.9);
+    right.svg.append(make("polygon", {class: "hull", points: hull(v).map(point => right.at(point).join()).join(" ")}));
+    const keys = dots(left, k, "key"), values = dots(right, v, "value");
+    const toQuery = arrow(left, "query"), toOutput = arrow(right, "output");
+    const handle = make("circle", {class: "handle", r: 22, tabindex: 0, role: "slider", "aria-label": "query, moved by the arrow keys"});
+    left.svg.append(handle);
+
+    const cells = digits => tokens.map(() => make("td", {class: digits}));
+    const scored = cells("score"), weighed = cells("weight");
+    const group = `asks-${Math.random().toString(36).slice(2)}`;
+    const asks = tokens.map((name, i) => make("input", {type: "radio", name: group, value: i}));
+    const slider = make("input", {type: "range", min: -2, max: 3, step: 0.25, value: 0});
+    const shown = make("output"), say = make("p", {class: "say", "aria-live": "polite"});
+    const again = make("button", {type: "button"}, "start again");
+    let asking = row, query = q[row], quiet;
+
+    function draw() {
+      const temperature = 2 ** slider.value;
+      const scores = k.map(key => key.reduce((sum, a, j) => sum + a * query[j], 0) / Math.sqrt(key.length));
+      const top = Math.max(...scores);
+      const powers = scores.map(score => Math.exp((score - top) / temperature));
+      const total = powers.reduce((a, b) => a + b), weights = powers.map(power => power / total);
+      const out = v[0].map((_, j) => weights.reduce((sum, w, i) => sum + w * v[i][j], 0));
+      const [x, y] = toQuery(query);
+      handle.setAttribute("cx", x); handle.setAttribute("cy", y);
+      toOutput(out);
+      weights.forEach((w, i) => {
+        scored[i].textContent = number(scores[i], 2);
+        weighed[i].textContent = number(w, 3);
+        weighed[i].style.setProperty("--w", w);
+        [keys[i], values[i]].forEach(dot => dot.setAttribute("r", 3 + 14 * Math.sqrt(w)));
+      });
+      shown.textContent = temperature.toFixed(2);
+      slider.setAttribute("aria-valuetext", shown.textContent);
+      handle.setAttribute("aria-valuenow", query[0]);
+      handle.setAttribute("aria-valuetext", vector(query, 1));
+      const best = weights.indexOf(Math.max(...weights)), flat = weights[best] - Math.min(...weights) < 5e-4;
+      clearTimeout(quiet);                             // what is read aloud waits until it rests
+      say.setAttribute("aria-busy", "true");
+      quiet = setTimeout(() => say.removeAttribute("aria-busy"), 600);
+      say.replaceChildren(`With the query ${vector(query, 1)}, `, token(tokens[asking]),
+        ...(flat ? [" puts the same weight on every token"] : [` puts ${number(weights[best], 3)} on `, token(tokens[best])]),
+        ` and gets ${vector(out, 3)}.`);
+    }
+    const move = point => {                            // inside the frame, in steps of a tenth
+      query = point.map(a => Math.round(10 * Math.min(left.high - 0.2, Math.max(left.low + 0.2, a))) / 10);
+      draw();
+    };
+    const pointed = event => {
+      const frame = left.svg.getBoundingClientRect(), scale = SIZE / frame.width;
+      move(left.from((event.clientX - frame.left) * scale, (event.clientY - frame.top) * scale));
+    };
+    const ask = i => { asking = i; query = q[i]; asks[i].checked = true; draw(); };
+    // the page must not move along with the finger; touch-action does nothing on a part of an SVG
+    handle.addEventListener("touchstart", event => event.preventDefault(), {passive: false});
+    handle.addEventListener("pointerdown", event => handle.setPointerCapture(event.pointerId));
+    handle.addEventListener("pointermove", event => handle.hasPointerCapture(event.pointerId) && pointed(event));
+    handle.addEventListener("keydown", event => {
+      const step = {ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, 0.1], ArrowDown: [0, -0.1]}[event.key];
+      if (step) { event.preventDefault(); move(query.map((a, j) => a + step[j] * (event.shiftKey ? 5 : 1))); }
+    });
+    left.svg.addEventListener("click", event => event.target !== handle && pointed(event));
+    asks.forEach((radio, i) => radio.addEventListener("change", () => ask(i)));
+    slider.addEventListener("input", draw);
+    again.addEventListener("click", () => { slider.value = 0; ask(row); });
+    ["min", "max"].forEach((end, i) => handle.setAttribute(`aria-value${end}`, [left.low, left.high][i]));
+    ask(row);
+    return [
+      make("fieldset", {}, make("legend", {}, "query of"),
+        ...tokens.map((name, i) => make("label", {}, asks[i], make("span", {}, name)))),
+      make("div", {class: "planes"}, left.svg, right.svg),
+      make("table", {},
+        make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "key"), ...tokens.map(name => make("th", {scope: "col"}, name)))),
+        make("tbody", {},
+          make("tr", {}, make("th", {scope: "row"}, "score"), ...scored),
+          make("tr", {}, make("th", {scope: "row"}, "weight"), ...weighed))),
+      say,
+      make("label", {class: "temperature"}, "temperature ", slider, shown),
+      make("p", {class: "hint"}, "Drag the round handle, or focus it and use the arrow keys. ", again),
+    ];
+  }
+
+  // The corners of a set of points, in order.
+  function hull(points) {
+    const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
+    const half = list => list.reduce((corners, point) => {
+      const bends = ([a, b], [c, d]) => (c - a) * (point[1] - b) > (d - b) * (point[0] - a);
+      while (corners.length > 1 && !bends(...corners.slice(-2))) corners.pop();
+      return [...corners, point];
+    }, []);
+    return [...half(sorted).slice(0, -1), ...half(sorted.reverse()).slice(0, -1)];
+  }
+
+  const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
+    const still = document.querySelector(`figure#${name} > :first-child`);
+    if (!still) return;                                // another page
+    const live = make("div", {class: "live"}, ...{map, head}[kind](numbers));
+    Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
+    still.replaceWith(live);
+  });
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", upgrade);
+  else upgrade();
+})();
