@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = "attn_lib/data"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-x"]
 RULES = ["tests/book/test_book.py", "tests/book/test_numbers.py", "-k"]
+WORDS = {"number in a sentence", "caption, alt text, prompt", "conclusion", "text"}  # no cells
 WHOLE = "contents or unique or shrinks or readme or every_reference"  # rules of no single page
 
 
@@ -66,7 +67,7 @@ def plant(root: Path, edits: list[dict]) -> bool:
 
 
 def commands(look: str) -> list[list[str]]:
-    """Where to look: "build", "suite" for what is collected, a page, or a file of tests."""
+    """Where to look: "build", "suite" for what is collected, "rules of" a page, or files."""
     if look == "build":
         write = "import checked; checked.write()"  # the outputs are not what is damaged
         wrote = [sys.executable, "-c", f"import sys; sys.path.append('book/_ext'); {write}"]
@@ -74,17 +75,20 @@ def commands(look: str) -> list[list[str]]:
         return [wrote, [book, "build", ".", "--all", "-W", "-n", "--keep-going"]]
     if look == "suite":
         return [[*PYTEST, "--co"]]
-    if not look.endswith((".ipynb", ".md")):
-        return [[*PYTEST, *shlex.split(look)]]
-    rules = [*PYTEST, *RULES, f"{Path(look).stem} or {WHOLE}"]
-    return [rules, [*PYTEST, "--nbval", look]] if look.endswith(".ipynb") else [rules]
+    if look.startswith("rules of "):
+        return [[*PYTEST, *RULES, f"{look.removeprefix('rules of ')} or {WHOLE}"]]
+    if look.endswith(".ipynb"):
+        return [*commands(f"rules of {Path(look).stem}"), [*PYTEST, "--nbval", look]]
+    return [[*PYTEST, *shlex.split(look)]]
 
 
-def usual(file: str) -> str:
-    """Where a damage of a file is looked for, if its line does not say."""
+def usual(kind: str, file: str) -> str:
+    """Where a damage is looked for, if its line does not say."""
+    if kind in WORDS and file.endswith((".ipynb", ".md")):
+        return f"rules of {Path(file).stem}"
     if file.startswith("attn_lib/exercises/"):
         return "tests/book/test_exercises.py"
-    return file if file.endswith((".ipynb", ".md")) else "suite"
+    return file if file.endswith(".ipynb") else "suite"
 
 
 def red(root: Path, looks: str) -> bool:
@@ -118,7 +122,7 @@ def main() -> None:
     planted, caught = Counter(), Counter()
     for (kind, name), edits in groupby(rows, lambda row: (row["kind"], row["damage"])):
         edits = list(edits)
-        looks = edits[0]["look"] or usual(edits[0]["file"])
+        looks = edits[0]["look"] or usual(kind, edits[0]["file"])
         with checkout(chosen.at) as root:
             if not plant(root, edits):
                 print(f"not there: {kind}: {name}", flush=True)
