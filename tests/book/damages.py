@@ -29,7 +29,7 @@ DATA = "attn_lib/data"
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-x"]
 RULES = ["tests/book/test_book.py", "tests/book/test_numbers.py", "-k"]
 WORDS = {"number in a sentence", "caption, alt text, prompt", "conclusion", "text"}  # no cells
-WHOLE = "contents or unique or shrinks or readme or every_reference"  # rules of no single page
+WHOLE = "contents or unique or shrinks or every_reference"  # rules of no single page
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def commands(look: str) -> list[list[str]]:
     if look == "suite":
         return [[*PYTEST, "--co"]]
     if look.startswith("rules of "):
-        return [[*PYTEST, *RULES, f"{look.removeprefix('rules of ')} or {WHOLE}"]]
+        return [[*PYTEST, *RULES, f"({look.removeprefix('rules of ')} and not honest) or {WHOLE}"]]
     if look.endswith(".ipynb"):
         return [*commands(f"rules of {Path(look).stem}"), [*PYTEST, "--nbval", look]]
     return [[*PYTEST, *shlex.split(look)]]
