@@ -1,7 +1,7 @@
 """What the suite holds, so that nothing of it is lost or loosened in silence: `tests/kept.txt`.
 
-A line for each test, with the number of its cases and its bounds; one for each other file with
-bounds; one for each notebook, with the number of its assertions and comparisons. ``pytest --keep``
+A line for each test, with the number of its cases, of its comparisons, and its bounds; one for each
+other file with bounds; one for each notebook, with its comparisons and bounds. ``pytest --keep``
 writes it anew; the difference is then there to be read.
 """
 
@@ -25,31 +25,54 @@ def lines(ids: Iterable[str], root: Path = pages.ROOT) -> set[str]:
     for path in [*(root / "tests").rglob("*.py"), root / "book" / "_tools" / "compare.py"]:
         name = path.relative_to(root).as_posix()
         for node in ast.parse(path.read_text()).body:
-            test = re.match("test", getattr(node, "name", ""))
-            if bounds := bounds_of(node):
-                found.setdefault(f"{name}::{node.name}" if test else name, []).extend(bounds)
-            elif test:  # also what is run by name alone, such as the benchmarks
-                found.setdefault(f"{name}::{node.name}", [])
+            if re.match("test", getattr(node, "name", "")):
+                # also what is run by name alone, such as the benchmarks
+                found.setdefault(f"{name}::{node.name}", []).extend(held(node, bounds(node)))
+            elif bounded := written(bounds(node)):
+                found.setdefault(name, []).extend(bounded)
     for path in (root / "book").glob("*.ipynb"):
-        n = pages.comparisons(pages.read(path))
-        found[path.relative_to(root).as_posix()] = [f"{n} comparisons"]
+        cells = pages.code_cells(pages.read(path))[1:]  # the first may install
+        page = ast.parse("\n".join(cell.source for cell in cells))
+        found[path.relative_to(root).as_posix()] = held(page, [*tolerances(page), *limits(page)])
     floors = re.findall(r"(?m)^fail_under = .*", (root / "pyproject.toml").read_text())
     found["pyproject.toml"] = floors
     return {" | ".join([name, *values]) for name, values in found.items()}
 
 
-def bounds_of(tree: ast.AST) -> list[str]:
-    """The tolerances, limits of assertions and constants of a statement, as they are written."""
-    return [ast.unparse(node) for node in _bounds(tree) if any(map(_number, ast.walk(node)))]
+def held(tree: ast.AST, bounds: Iterable[ast.AST]) -> list[str]:
+    """How many assertions and comparisons there are, and the bounds as they are written."""
+    n = sum(
+        isinstance(node, ast.Assert | ast.Compare)
+        or (name := getattr(node, "attr", getattr(node, "id", ""))) in pages.COMPARING
+        or name.startswith("assert_")
+        for node in ast.walk(tree)
+    )
+    return [f"{n} comparisons", *written(bounds)]
 
 
-def _bounds(tree: ast.AST) -> Iterable[ast.AST]:
+def written(nodes: Iterable[ast.AST]) -> list[str]:
+    """Those that hold a number."""
+    return [ast.unparse(node) for node in nodes if any(map(_number, ast.walk(node)))]
+
+
+def tolerances(tree: ast.AST) -> Iterable[ast.AST]:
+    """Tolerances that are given to a call."""
+    keywords = (node for node in ast.walk(tree) if isinstance(node, ast.keyword))
+    return (node for node in keywords if node.arg in TOLERANCES)
+
+
+def limits(tree: ast.AST) -> Iterable[ast.AST]:
+    """Comparisons of size."""
+    compares = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
+    return (node for node in compares if any(isinstance(op, ORDER) for op in node.ops))
+
+
+def bounds(tree: ast.AST) -> Iterable[ast.AST]:
+    """The tolerances, limits of assertions and constants of a statement of a test's file."""
+    yield from tolerances(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg in TOLERANCES:
-            yield node
-        elif isinstance(node, ast.Assert):
-            compares = [n for n in ast.walk(node) if isinstance(n, ast.Compare)]
-            yield from (n for n in compares if any(isinstance(op, ORDER) for op in n.ops))
+        if isinstance(node, ast.Assert):
+            yield from limits(node)
         elif isinstance(node, ast.Assign):
             target = ast.unparse(node.targets[0])
             constant = target.isupper() and all(isinstance(n, PLAIN) for n in ast.walk(node.value))

@@ -140,6 +140,25 @@ def safe_markdown(text: str) -> list[str]:
     ]
 
 
+# ---------------------------------------------------------------- exercises
+
+
+def exercises_named(notebook) -> list[str]:
+    """The tag of an exercise's cell, its prompts and its check name the same exercise."""
+    return [
+        f"{cell.id} names {named}"
+        for cell in code_cells(notebook)
+        if len(named := set(_exercises(cell))) > 1
+    ]
+
+
+def _exercises(cell) -> list[str]:
+    shown = cell.metadata.get("mystnb", {})
+    prompts = [shown.get(f"code_prompt_{what}", "") for what in ("show", "hide")]
+    named = r"(?i)\b(?:exercise|solution|check)(?: |-|\(\")(\d+\.\d+)"
+    return re.findall(named, "\n".join([*tags(cell), *prompts, cell.source]))
+
+
 # ---------------------------------------------------------------- figures
 
 
@@ -388,17 +407,6 @@ def _owner(call: ast.Call) -> bool:
     return module not in ("torch", "np", "numpy", "testing")
 
 
-def comparisons(notebook) -> int:
-    """How many assertions and comparisons a page makes."""
-    return sum(
-        isinstance(node, ast.Assert | ast.Compare)
-        or (name := getattr(node, "attr", getattr(node, "id", ""))) in COMPARING
-        or name.startswith("assert_")
-        for cell in code_cells(notebook)[1:]
-        for node in ast.walk(ast.parse(cell.source))
-    )
-
-
 # ---------------------------------------------------------------- budgets
 
 SITTING = {
@@ -501,10 +509,22 @@ def links_listed(notebook) -> list[str]:
 
 
 def unlisted_links(text: str) -> list[str]:
-    """Every outside address that a page names stands in the bibliography."""
-    bibliography = (BOOK / "references.bib").read_text()
+    """Every outside address that a page names stands in the bibliography, as whose it says."""
+    entries = (BOOK / "references.bib").read_text().split("\n@")
+    works = {field(e, "url"): f"{field(e, 'author')} {field(e, 'year')}" for e in entries}
     found = re.findall(r"\]\((https?://[^)\s]+)\)", text)
-    return [f"{url} is not in references.bib" for url in found if f"{{{url}}}" not in bibliography]
+    cited = re.findall(r"\[([^]]*\(\d{4})[a-z]?\)\]\((https?://[^)\s]+)\)", text)
+    return [f"{url} is not in references.bib" for url in found if url not in works] + [
+        f"{url} is not by {name}"
+        for said, url in cited
+        for name in re.findall(r"[A-Za-z]{2,}|\d{4}", re.sub(r"\b(and|et al)\b", "", said))
+        if name not in works.get(url, name)
+    ]
+
+
+def field(entry: str, name: str) -> str:
+    """A field of an entry of the bibliography, or nothing."""
+    return "".join(re.findall(rf"^  {name} = {{(.*)}}", entry, re.MULTILINE))
 
 
 def bootstrap(data: list[str], url: str) -> str:
@@ -554,6 +574,7 @@ RULES = [
     clean_metadata,
     safe_outputs,
     safe_source,
+    exercises_named,
     figures_described,
     links_listed,
     starts_with_bootstrap,
@@ -584,6 +605,20 @@ def not_in_contents(contents: dict, present: list[str]) -> list[str]:
     listed = [contents["root"]]
     listed += [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
     return sorted(set(listed) ^ set(present))
+
+
+def readme_faults(text: str) -> list[str]:
+    """Links of README to what is not there, and chapters under another title than their own."""
+    found = []
+    for said, name in re.findall(r"\[([^]]*)\]\(([\w./-]+)\)", text):
+        path = ROOT / name
+        if not path.exists():
+            found.append(f"{name} is not there")
+        elif path in NOTEBOOKS:
+            title = read(path).cells[0].source.partition("\n")[0]
+            if said != f"{int(path.stem[:2])}. {title.removeprefix('# ')}":
+                found.append(f"{said!r} is called {title!r}")
+    return found
 
 
 def repeated_ids(notebooks: list) -> list[str]:

@@ -142,6 +142,11 @@ def title_on_a_figure(notebook):
     figure_cell(notebook).source += '\nax.set_title("Weights")'
 
 
+def another_solution(notebook):
+    shown = next(c.metadata for c in notebook.cells if "solution-1.4" in pages.tags(c))["mystnb"]
+    shown["code_prompt_show"] = "Solution 1.3"
+
+
 def digit_in_the_text(notebook):
     cell = cell_with(notebook, "keeps only 0.167 of its attention")
     cell.source = cell.source.replace("0.167", "0.177")
@@ -198,6 +203,16 @@ def unlisted_source(notebook):
     notebook.cells[0].source += "\n[a source](https://example.org/paper)"
 
 
+def another_year(notebook):
+    cell = cell_with(notebook, "Vaswani et al. (2017)")
+    cell.source = cell.source.replace("(2017)", "(2015)")
+
+
+def another_author(notebook):
+    cell = cell_with(notebook, "Vaswani et al. (2017)")
+    cell.source = cell.source.replace("Vaswani", "Bahdanau")
+
+
 def another_bootstrap(notebook):
     pages.code_cells(notebook)[0].source = "import attn_lib"
 
@@ -225,6 +240,7 @@ PLANTED = [
     (picture_from_outside, pages.safe_source),
     (shell_line, pages.safe_source),
     (pickle_loaded, pages.safe_source),
+    (another_solution, pages.exercises_named),
     (no_alt_text, pages.figures_described),
     (no_caption, pages.figures_described),
     (title_on_a_figure, pages.figures_described),
@@ -243,6 +259,8 @@ PLANTED = [
     (code_first, pages.within_one_sitting),
     (folded_in_a_row, pages.within_one_sitting),
     (unlisted_source, pages.links_listed),
+    (another_year, pages.links_listed),
+    (another_author, pages.links_listed),
     (another_bootstrap, pages.starts_with_bootstrap),
     (forgotten_comparison, pages.valid_python),
 ]
@@ -402,6 +420,16 @@ def test_readme_and_ci_run_the_same_two_commands():
     checked = (pages.BOOK / "how_checked.md").read_text()
     assert all(command in checked for command in commands)
     assert len(README.splitlines()) < 120
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("(LICENSE)", "(LICENCE)"), ("[4. Why divide", "[4. Why multiply"), ("[2. ", "[3. ")],
+)
+def test_readme_leads_to_what_it_names(old, new):
+    assert pages.readme_faults(README) == []
+    assert README.count(old) == 1
+    assert len(pages.readme_faults(README.replace(old, new))) == 1
 
 
 def test_workflows_are_pinned_and_may_do_little():

@@ -43,6 +43,33 @@ def test_each_way_to_import_is_seen(source):
     assert "test_a" not in imported("from test_ab import a  # test_a")
 
 
+def ending_early(source: str) -> list[str]:
+    """The tests that return, so that what they assert after it is never tried."""
+
+    def own(node: ast.AST) -> list[ast.AST]:  # without those of inner functions
+        inner = ast.FunctionDef | ast.Lambda | ast.ClassDef
+        parts = [n for n in ast.iter_child_nodes(node) if not isinstance(n, inner)]
+        return parts + [n for part in parts for n in own(part)]
+
+    return [
+        node.name
+        for node in ast.parse(source).body
+        if getattr(node, "name", "").startswith("test")
+        and any(isinstance(part, ast.Return) for part in own(node))
+    ]
+
+
+def test_no_test_ends_early():
+    for path in TESTS:
+        assert ending_early(path.read_text()) == [], path
+
+
+@pytest.mark.parametrize(("line", "early"), [("return", 1), ("if x:\n  return", 1), ("f = g", 0)])
+def test_each_way_to_end_early_is_seen(line, early):
+    body = "\n".join(f"    {part}" for part in f"def g():\n    return 1\n{line}".splitlines())
+    assert len(ending_early(f"def test_a():\n{body}\n    assert g()")) == early
+
+
 # ---------------------------------------------------------------- what runs when
 
 WEEKLY_PASSES = ("$sse4", "$sse4 $one", "$avx2", "$one")
@@ -117,7 +144,9 @@ def test_workflows_run_the_scripts():
 # ---------------------------------------------------------------- nothing lost in silence
 
 PAGE = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source="", id="a")])
-PAGE.cells.append(nbformat.v4.new_code_cell("assert a == b\nprint(torch.equal(a, b))", id="b"))
+PAGE.cells.append(
+    nbformat.v4.new_code_cell("assert a == b\nprint(torch.equal(a, b), c < 1e-5)", id="b")
+)
 HELD = {
     "tests/library/test_a.py": """
 WANTED = 90.0
@@ -130,6 +159,7 @@ def test_close(x):
 
 def test_other():
     pass
+    assert x == y
 """,
     "tests/benchmarks/test_b.py": "def test_race():\n    assert 1.05 >= ratio\n",
     "book/_tools/compare.py": "PIXELS = 8\n",
@@ -158,9 +188,11 @@ def held(root, changed=None, cases=CASES):
         ("< 0.5", "< 5.0", "tests/library/test_a.py::test_close"),
         ("1.05", "1.5", "tests/benchmarks/test_b.py::test_race"),
         ("test_race", "race", "tests/benchmarks/test_b.py::test_race"),
+        ("assert x == y", "x, y", "tests/library/test_a.py::test_other"),
         ("= 8", "= 800", "book/_tools/compare.py"),
         ("assert a == b", "a, b", "book/01_page.ipynb"),
         ("torch.equal(a, b)", "True", "book/01_page.ipynb"),
+        ("1e-5", "1e5", "book/01_page.ipynb"),
         ("fail_under = 98", "fail_under = 8", "pyproject.toml"),
     ],
 )
@@ -211,7 +243,7 @@ def test_a_suite_that_shrank_turns_red(small, processes):
     (small / FILE).write_text("def test_a():\n    pass\n")
     shrank = run(small, *processes)
     assert shrank.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"\n- {FILE}::test_b | 1\n" in shrank.stdout + shrank.stderr
+    assert f"\n- {FILE}::test_b | 1 | 0 comparisons\n" in shrank.stdout + shrank.stderr
 
 
 def test_one_command_says_that_a_change_is_meant(small):
@@ -224,5 +256,5 @@ def test_one_command_says_that_a_change_is_meant(small):
     (small / FILE).write_text("def test_a():\n    pass\n")
     assert run(small, "--keep").returncode == 0
     gone = set(before.splitlines()) - set(names.read_text().splitlines())
-    assert gone == {f"{FILE}::test_b | 1"}
+    assert gone == {f"{FILE}::test_b | 1 | 0 comparisons"}
     assert run(small).returncode == 0

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import bind
 import execute
@@ -350,6 +351,35 @@ def test_the_command_on_a_real_page(checkout, capsys):
         for key in ("numbers", "given"):
             part.metadata.pop(key, None)
     assert before == after
+
+
+def backwards(text):
+    """Its plain paragraphs with their last sentence first, other articles, and bold decimals."""
+    paragraphs = text.split("\n\n")
+    for n, paragraph in enumerate(paragraphs):
+        if paragraph[0].isalpha():
+            sentences = re.split(r"(?<=[.?!]) (?=[A-Z*])", paragraph.replace("\n", " "))
+            turned = re.sub(r"\b[Tt]he\b", "that", " ".join(reversed(sentences)))
+            paragraphs[n] = re.sub(r"(?<= )(\d+\.\d+)(?= )", r"**\1**", turned)
+    return "\n\n".join(paragraphs)
+
+
+@pytest.mark.parametrize("path", pages.NOTEBOOKS[:3:2], ids=lambda path: path.stem)
+def test_no_honest_edit_of_a_page_is_punished(path):
+    """Rewritten in other orders and words, with one run of the command between."""
+    page, changed = bound(pages.read(path)), 0
+    for part in page.cells:
+        lines = part.metadata["numbers"]
+        settled = [line.replace("<- ?", "<- given: definition, settled by hand") for line in lines]
+        part.metadata["numbers"] = settled
+    assert bound(page) == page
+    for part in page.cells:
+        if part.cell_type == "markdown":
+            seen, part.source = bind.read(part), backwards(part.source)
+            changed += bind.read(part) != seen
+    assert changed > 3
+    assert sum("is bound" in fault for fault in bind.page_faults(page)) == changed
+    assert [fault for fault in bind.page_faults(bound(page)) if "digits" not in fault] == []
 
 
 def test_lines_are_carried_along(checkout):
