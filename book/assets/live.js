@@ -206,6 +206,7 @@
       make("table", {}, columns(make("th", {scope: "col"}, "output of"), tokens),
         make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, "moves by"), ...cells))),
       say,
+      make("p", {class: "hint"}, "Choose another mask, and replace one word after the other."),
     ];
   }
 
