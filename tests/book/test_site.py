@@ -498,7 +498,7 @@ def test_masks_and_weights_follow_the_playground(browser, site, width, scheme):
         at = {"x": 2, "y": frame["height"] / 2}
         slider.tap(position=at) if finger else slider.click(position=at)
         seen("none", "blocked", 0)
-        drawn.get_by_role("radio", name="may attend").focus()
+        drawn.get_by_role("radio", name="blocked").focus()
         page.keyboard.press("ArrowUp")
         seen("none", "may attend", 0)
 
