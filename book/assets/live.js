@@ -14,6 +14,16 @@
   const number = (value, digits) => value.toFixed(digits).replace(/^-(0\.?0*)$/, "$1").replace("-", "−");
   const vector = (point, digits) => `(${point.map(value => number(value, digits)).join(", ")})`;
   const token = name => make("i", {}, name);
+  const listed = names => names.flatMap((name, i) => [i ? (i < names.length - 1 ? ", " : " and ") : "", token(name)]);
+  // Radio buttons in a row; `pick` is told which one is chosen.
+  const choices = (legend, names, pick) => {
+    const group = `choice-${Math.random().toString(36).slice(2)}`;
+    const inputs = names.map((_, i) => make("input", {type: "radio", name: group, value: i}));
+    inputs.forEach((input, i) => input.addEventListener("change", () => pick(i)));
+    const labels = names.map((name, i) => make("label", {}, inputs[i], make("span", {}, name)));
+    return {inputs, set: make("fieldset", {}, make("legend", {}, legend), ...labels)};
+  };
+  const columns = (corner, names) => make("thead", {}, make("tr", {}, corner, ...names.map(name => make("th", {scope: "col"}, name))));
 
   // A heat map whose rows can be chosen: pointing, tapping, or with the arrow keys.
   function map({tokens, weights, row}) {
@@ -100,8 +110,7 @@
 
     const cells = digits => tokens.map(() => make("td", {class: digits}));
     const scored = cells("score"), weighed = cells("weight");
-    const group = `asks-${Math.random().toString(36).slice(2)}`;
-    const asks = tokens.map((name, i) => make("input", {type: "radio", name: group, value: i}));
+    const {inputs: asks, set} = choices("query of", tokens, i => ask(i));
     const slider = make("input", {type: "range", min: -2, max: 3, step: 0.25, value: 0});
     const shown = make("output"), say = make("p", {class: "say", "aria-live": "polite"});
     const again = make("button", {type: "button"}, "start again");
@@ -153,23 +162,102 @@
       if (step) { event.preventDefault(); move(query.map((a, j) => a + step[j] * (event.shiftKey ? 5 : 1))); }
     });
     left.svg.addEventListener("click", event => event.target !== handle && pointed(event));
-    asks.forEach((radio, i) => radio.addEventListener("change", () => ask(i)));
     slider.addEventListener("input", draw);
     again.addEventListener("click", () => { slider.value = 0; ask(row); });
     ["min", "max"].forEach((end, i) => handle.setAttribute(`aria-value${end}`, [left.low, left.high][i]));
     ask(row);
     return [
-      make("fieldset", {}, make("legend", {}, "query of"),
-        ...tokens.map((name, i) => make("label", {}, asks[i], make("span", {}, name)))),
+      set,
       make("div", {class: "planes"}, left.svg, right.svg),
       make("table", {},
-        make("thead", {}, make("tr", {}, make("th", {scope: "col"}, "key"), ...tokens.map(name => make("th", {scope: "col"}, name)))),
+        columns(make("th", {scope: "col"}, "key"), tokens),
         make("tbody", {},
           make("tr", {}, make("th", {scope: "row"}, "score"), ...scored),
           make("tr", {}, make("th", {scope: "row"}, "weight"), ...weighed))),
       say,
-      make("label", {class: "temperature"}, "temperature ", slider, shown),
+      make("label", {class: "slide"}, "temperature ", slider, shown),
       make("p", {class: "hint"}, "Drag the round handle, or focus it and use the arrow keys. ", again),
+    ];
+  }
+
+  // Which outputs move when a token is replaced: under each mask, a row for each token that is.
+  function leak({tokens, moved, row}) {
+    const kinds = Object.keys(moved), top = Math.max(...Object.values(moved).flat(2));
+    const cells = tokens.map(() => make("td")), say = make("p", {class: "say", "aria-live": "polite"});
+    let kind = 0, s = row;
+    const masks = choices("mask", kinds, i => { kind = i; draw(); });
+    const replaced = choices("replace", tokens, i => { s = i; draw(); });
+    function draw() {
+      const now = moved[kinds[kind]][s], early = tokens.filter((_, t) => t < s && now[t] > 0);
+      masks.inputs[kind].checked = replaced.inputs[s].checked = true;
+      cells.forEach((cell, t) => {
+        cell.textContent = number(now[t], 3);
+        cell.style.setProperty("--w", now[t] / top);
+        cell.className = `moved${t < s && now[t] > 0 ? " leak" : ""}`;
+      });
+      const said = early.length
+        ? [`The output${early.length > 1 ? "s" : ""} of `, ...listed(early), ", before the word that was replaced, ", early.length > 1 ? "move" : "moves", ": a leak."]
+        : [s ? "No earlier output moves: no leak from here." : "Before the first token there is nothing to leak to."];
+      say.replaceChildren(...said);
+    }
+    draw();
+    return [
+      masks.set, replaced.set,
+      make("table", {}, columns(make("th", {scope: "col"}, "output of"), tokens),
+        make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, "moves by"), ...cells))),
+      say,
+      make("p", {class: "hint"}, "Choose another mask, and replace one word after the other."),
+    ];
+  }
+
+  // A mask and the weights that come of it, in whichever way it is read.
+  function mask({tokens, q, k, kinds}) {
+    const scores = q.map(query => k.map(key => key.reduce((sum, a, j) => sum + a * query[j], 0) / Math.sqrt(key.length)));
+    const names = Object.keys(kinds), readings = ["may attend", "blocked"];
+    const say = make("p", {class: "say", "aria-live": "polite"}), shown = make("output");
+    const length = make("input", {type: "range", min: 0, max: tokens.length, value: tokens.length});
+    let kind = 0, reading = 0;
+    const types = choices("mask", names, i => { kind = i; draw(); });
+    const readers = choices("True is read as", readings, i => { reading = i; draw(); });
+    types.inputs[kind].checked = readers.inputs[reading].checked = true;
+    const square = (label, fill) => {
+      const cells = tokens.map(() => tokens.map(() => make("td")));
+      const rows = tokens.map((name, t) => make("tr", {}, make("th", {scope: "row"}, name), ...cells[t]));
+      const upright = tokens.map(name => make("span", {}, name));
+      return {cells, table: make("table", {class: `map ${fill}`}, columns(make("td", {}, label), upright), make("tbody", {}, ...rows))};
+    };
+    const given = square("the mask", "given"), weighed = square("the weights", "weighed");
+    function draw() {
+      const empty = [];
+      let pairs = 0;
+      tokens.forEach((name, t) => {
+        const said = tokens.map((_, s) => kinds[names[kind]][t][s] && s < length.value);
+        const open = said.map(is => is !== (reading === 1));
+        const powers = scores[t].map((score, s) => open[s] ? Math.exp(score - Math.max(...scores[t])) : 0);
+        const total = powers.reduce((a, b) => a + b), count = open.filter(Boolean).length;
+        pairs += count;
+        if (!count) empty.push(name);
+        powers.forEach((power, s) => {
+          const w = count ? power / total : 0, cell = weighed.cells[t][s];
+          given.cells[t][s].textContent = said[s] ? "T" : "F";
+          given.cells[t][s].className = said[s] ? "true" : "";
+          cell.textContent = open[s] ? number(w, 2).replace(/^0/, "") : "";
+          cell.style.setProperty("--w", w);
+          cell.className = !open[s] ? "closed" : w > 0.5 ? "high" : "";
+        });
+      });
+      shown.textContent = `${length.value} of ${tokens.length}`;
+      length.setAttribute("aria-valuetext", shown.textContent);
+      say.replaceChildren(`${pairs} of ${tokens.length ** 2} pairs are open. `, ...(empty.length
+        ? ["Nothing is open to ", ...listed(empty), ": zeros."] : ["Every row sums to 1."]));
+    }
+    length.addEventListener("input", draw);
+    draw();
+    return [
+      types.set, readers.set,
+      make("label", {class: "slide"}, "real tokens ", length, shown),
+      make("div", {class: "pair"}, given.table, weighed.table),
+      say,
     ];
   }
 
@@ -187,7 +275,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, head}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, head, leak, mask}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.replaceWith(live);
   });

@@ -41,11 +41,6 @@ def test_text_pages_keep_the_rules(path):
 # ---------------------------------------------------------------- planted mistakes
 
 
-def cell_with(notebook, text):
-    (found,) = [cell for cell in notebook.cells if text in cell.source]
-    return found
-
-
 def figure_cell(notebook):
     return next(
         cell for cell in pages.code_cells(notebook) if "figure" in cell.metadata.get("mystnb", {})
@@ -148,13 +143,11 @@ def another_solution(notebook):
 
 
 def digit_in_the_text(notebook):
-    cell = cell_with(notebook, "keeps only 0.167 of its attention")
-    cell.source = cell.source.replace("0.167", "0.177")
+    notebook.cells[0].source += " It keeps 0.16729 of its attention."
 
 
 def digit_in_a_formula(notebook):
-    cell = cell_with(notebook, "$0.038$, $0.644$, $0.318$")
-    cell.source = cell.source.replace("0.644", "0.645")
+    notebook.cells[0].source += " That is $w = 0.16729$."
 
 
 def open_cells(notebook):

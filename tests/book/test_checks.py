@@ -19,6 +19,7 @@ from copies import edit, run_build, run_nbval
 from attn_lib import files, plotting
 
 PAGE, MASK_PAGE = "book/01_one_head.ipynb", "book/02_masks.ipynb"
+CACHE_PAGE = "book/07_encoder_decoder.ipynb"
 
 
 def red_cells(printed):
@@ -93,7 +94,6 @@ def test_how_much_of_a_figure_may_differ(pixels, difference, seen):
 
 
 FORMULA, MASKS = "attn_lib/functional.py", "attn_lib/masks.py"
-CHECKS = "attn_lib/_checks.py"
 # mistake -> (page that must see it, file, text as it is, text with the mistake)
 BROKEN_LIBRARY = {
     "softmax over the wrong axis": (
@@ -105,7 +105,7 @@ BROKEN_LIBRARY = {
     "dropped scale": (PAGE, FORMULA, "q @ k.mT * _scale(scale, q)", "q @ k.mT"),
     "inverted polarity": (MASK_PAGE, FORMULA, "parts.append(~mask)", "parts.append(mask)"),
     "causal off by one": (MASK_PAGE, MASKS, "return distance <= 0", "return distance <= 1"),
-    "aligned to the start": (MASK_PAGE, MASKS, "offset = S - T", "offset = 0"),
+    "aligned to the start": (CACHE_PAGE, MASKS, "offset = S - T", "offset = 0"),
     "padding on queries": (
         MASK_PAGE,
         MASKS,
@@ -121,7 +121,6 @@ BROKEN_LIBRARY = {
         "        guess = mask.dim() == 2 and len(shape) == 4 and mask.shape[0] == shape[0]\n"
         "        parts.append(~mask[:, None, None] if guess else ~mask)\n",
     ),
-    "any rank is taken": (MASK_PAGE, CHECKS, "if x.dim() not in (2, len(shape)):", "if False:"),
     "no guard": (
         MASK_PAGE,
         FORMULA,

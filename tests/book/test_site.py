@@ -15,7 +15,14 @@ import torch
 from copies import copy_tree, run_build
 from playwright.sync_api import sync_playwright
 
-from attn_lib import attention, plotting, pretrained, record_attention
+from attn_lib import (
+    attention,
+    attention_weights,
+    masks,
+    plotting,
+    pretrained,
+    record_attention,
+)
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -216,13 +223,15 @@ def test_launch_buttons_are_off_until_there_is_an_address(site):
 
 STATES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
 HEAD, MAP = "fig-one-head-drag", "fig-one-head-map"
+LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
+PAGE = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
 
 
 @contextlib.contextmanager
 def figure(browser, site, name, width, scheme):
-    """A figure of the first chapter, from disk; on the narrow screen fingers touch it."""
+    """A figure of its chapter, from disk; on the narrow screen fingers touch it."""
     with opened(browser, site.as_uri(), has_touch=width < 500) as page:
-        visit(page, (site / "book/01_one_head.html").as_uri(), width, scheme)
+        visit(page, (site / f"book/{PAGE[name]}.html").as_uri(), width, scheme)
         page.locator(f"#{name}").scroll_into_view_if_needed()
         yield page, page.locator(f"#{name}")
         assert page.outside == []
@@ -380,10 +389,125 @@ def test_the_rows_of_the_trained_map_can_be_chosen(browser, site, trained, width
         assert chosen() == 1
 
 
+def chosen(drawn):
+    """What is chosen in each row of buttons."""
+    return drawn.locator("input:checked + span").all_inner_texts()
+
+
+def classes(cells):
+    return cells.evaluate_all("cells => cells.map(cell => [...cell.classList])")
+
+
+def listed(names):
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+KINDS = {
+    "causal": masks.causal_mask(6),
+    "window": masks.window_mask(6, left=2),
+    "two texts": masks.segment_mask(torch.tensor([[0, 0, 0, 1, 1, 1]]))[0, 0],
+    "off by one": masks.causal_mask(6, offset=1),
+    "none": torch.ones(6, 6, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_outputs_move_as_those_of_attention_do(browser, site, width, scheme):
+    """Each mask, and a dog in each place: what moves, and what of it is a leak."""
+    tokens, *qkv = (live.stored()["figures"][HEAD][name] for name in ("tokens", *"qkv"))
+    before = list(map(torch.tensor, qkv))
+
+    def moved(mask, s):
+        after = [part.clone() for part in before]
+        for part, dog in zip(after, ([0.0, 3.0], [3.0, 0.0], [3.0, 0.0]), strict=True):
+            part[s] = torch.tensor(dog)
+        now, then = (attention(*parts, mask=mask)[0] for parts in (after, before))
+        return (now - then).abs().amax(dim=-1)
+
+    def seen(kind, s):
+        assert chosen(drawn) == [kind, tokens[s]]
+        wanted = moved(KINDS[kind], s)
+        cells = drawn.locator("td.moved")
+        shown = torch.tensor(values(cells.all_inner_texts()))
+        torch.testing.assert_close(shown, wanted, rtol=0.0, atol=0.00051)
+        early = [t for t in range(s) if wanted[t] > 0]
+        assert [t for t, names in enumerate(classes(cells)) if "leak" in names] == early
+        said = drawn.locator(".say").inner_text()
+        assert ("a leak" in said) == bool(early)
+        assert (f" of {listed([tokens[t] for t in early])}, before" in said) == bool(early)
+
+    with figure(browser, site, LEAK, width, scheme) as (page, drawn):
+        press = (lambda at: at.tap()) if width < 500 else (lambda at: at.click())
+        kinds, words = (drawn.locator("fieldset").nth(n).locator("span") for n in (0, 1))
+        assert words.all_inner_texts() == tokens
+        seen("causal", 5)
+        for kind, button in zip(kinds.all_inner_texts(), kinds.all(), strict=True):
+            press(button)
+            for s, word in enumerate(words.all()):
+                press(word)
+                seen(kind, s)
+        assert kind == "none"
+        page.keyboard.press("ArrowLeft")
+        seen("none", 4)
+        drawn.get_by_role("radio", name="off by one").focus()
+        page.keyboard.press("ArrowUp")
+        seen("causal", 4)
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_masks_and_weights_follow_the_playground(browser, site, width, scheme):
+    """Each type, each reading of True, each length: the weights are those of `attn_lib`."""
+    numbers = live.stored()["figures"][MASK]
+    q, k, tokens = torch.tensor(numbers["q"]), torch.tensor(numbers["k"]), numbers["tokens"]
+
+    def seen(kind, reading, length):
+        assert chosen(drawn) == [kind, reading]
+        assert drawn.locator("output").inner_text() == f"{length} of 6"
+        given = KINDS[kind] & (torch.arange(6) < length)
+        mask = given if reading == "may attend" else ~given
+        texts = drawn.locator("table.given td").all_inner_texts()[1:]  # behind the corner
+        assert texts == ["T" if cell else "F" for cell in given.flatten()]
+        weights = attention_weights(q, k, mask=mask)
+        cells = drawn.locator("table.weighed tbody td")
+        texts = cells.all_inner_texts()
+        assert [text != "" for text in texts] == mask.flatten().tolist()
+        shown = torch.tensor([float(text or 0) for text in texts])
+        torch.testing.assert_close(shown, weights.flatten(), rtol=0.0, atol=0.0051)
+        assert ["closed" not in names for names in classes(cells)] == mask.flatten().tolist()
+        empty = [tokens[t] for t in range(6) if not mask[t].any()]
+        rest = f"Nothing is open to {listed(empty)}: zeros." if empty else "Every row sums to 1."
+        said = drawn.locator(".say").inner_text()
+        assert said == f"{int(mask.sum())} of 36 pairs are open. {rest}"
+
+    with figure(browser, site, MASK, width, scheme) as (page, drawn):
+        finger = width < 500
+        press = (lambda at: at.tap()) if finger else (lambda at: at.click())
+        kinds, readings = (drawn.locator("fieldset").nth(n).locator("span") for n in (0, 1))
+        slider = drawn.get_by_role("slider", name="real tokens")
+        seen("causal", "may attend", 6)
+        for kind, button in zip(kinds.all_inner_texts(), kinds.all(), strict=True):
+            press(button)
+            for reading, other in zip(readings.all_inner_texts(), readings.all(), strict=True):
+                press(other)
+                slider.focus()
+                page.keyboard.press("Home")
+                for length in range(7):
+                    seen(kind, reading, length)
+                    page.keyboard.press("ArrowRight")
+        frame = slider.bounding_box()
+        at = {"x": 2, "y": frame["height"] / 2}
+        slider.tap(position=at) if finger else slider.click(position=at)
+        seen("none", "blocked", 0)
+        drawn.get_by_role("radio", name="blocked").focus()
+        page.keyboard.press("ArrowUp")
+        seen("none", "may attend", 0)
+
+
 def test_without_scripts_the_figures_stand_still(browser, site):
     with opened(browser, site.as_uri(), java_script_enabled=False) as page:
-        page.goto((site / "book/01_one_head.html").as_uri())
-        for name in live.stored()["figures"]:
+        assert PAGE.keys() == live.stored()["figures"].keys()
+        for name in PAGE:
+            page.goto((site / f"book/{PAGE[name]}.html").as_uri())
             assert page.locator(f"#{name} img").is_visible()
             assert page.locator(f"#{name} .live").count() == 0
 
@@ -395,7 +519,7 @@ def test_what_moves_is_what_the_pages_compute():
         now |= live.numbers(path)
     stored = live.stored()
     assert stored["roles"] == plotting.ROLES
-    assert now.keys() == stored["figures"].keys() == {HEAD, MAP}
+    assert now.keys() == stored["figures"].keys() == PAGE.keys()
     for name, numbers in now.items():
         assert numbers.keys() == stored["figures"][name].keys()
         for key, value in numbers.items():
@@ -403,6 +527,4 @@ def test_what_moves_is_what_the_pages_compute():
             if key in ("kind", "tokens", "row"):
                 assert value == then
             else:
-                torch.testing.assert_close(
-                    torch.tensor(value), torch.tensor(then), atol=1e-4, rtol=0
-                )
+                torch.testing.assert_close(value, then, atol=1e-4, rtol=0)
