@@ -171,6 +171,7 @@ WRONG = {
     ],
     "1.4": [
         ([0.0, 1.0], "longer arrow"),
+        ([0.0, 7.0], "milk gets 0.986"),
         ([5.0, 0.0], "attends most to 'cat'"),
         ([0.0, -9.0], "rotate the arrow"),
         ([0.0, 8.0, 0.0], "not 3"),
