@@ -30,7 +30,6 @@ FOLDED = {"hide-input", "hide-cell"}
 FIRST_EDITION = {
     "notation",
     "02_masks",
-    "03_many_heads",
     "04_scaling",
     "05_positions",
     "06_block",
