@@ -18,7 +18,7 @@ def record(name: str) -> dict[str, Any]:
     """The recorded results of a page's training, one for each seed.
 
     Args:
-        name: file name of the page, without its ending, such as ``"03_many_heads"``.
+        name: file name of the page, without its ending, such as ``"09_weather"``.
 
     Returns:
         ``"torch"``, the version that ran; ``"seeds"``; and for each result a list with one entry
@@ -29,8 +29,8 @@ def record(name: str) -> dict[str, Any]:
         ValueError: the file is damaged or altered; the message says what to do.
 
     Example:
-        >>> record("03_many_heads")["seeds"]
-        [0, 1, 2]
+        >>> record("09_weather")["seeds"]
+        [0, 1, 2, 3, 4]
 
     Source: ``book/_tools/record.py``, which runs the page's own cells.
     """

@@ -1,4 +1,4 @@
-"""Many heads: parameters, a split, one head of a packed matrix, one head removed."""
+"""Many heads: parameters, a split, one head of a packed matrix."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -90,28 +90,3 @@ def _three(found: Any) -> list[Tensor]:
     if len(matrices) != 3 or any(W.dim() != 2 or W.is_complex() for W in matrices):
         raise Wrong("three matrices are wanted: W_q, W_k, W_v")
     return matrices
-
-
-@exercise("3.4")
-def silence(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
-    """The output projection, (out, in) as Linear stores it, without one head."""
-    generator = torch.Generator().manual_seed(0)
-    for d_model, H, d_v in ((7, 3, 2), (6, 2, 3)):
-        W_out = torch.randn(d_model, H * d_v, generator=generator)
-        heads = torch.randn(5, H, d_v, generator=generator)
-        for h in range(H):
-            before = W_out.clone()
-            out = answer(W_out, h, H)
-            if not torch.equal(W_out, before):
-                return "it changed its argument: the layer would be damaged for good; use clone()"
-            quiet = heads.clone()
-            quiet[:, h] = 0.0
-            fault = differs(out, W_out)
-            if fault and not fault.startswith("the largest"):
-                return fault
-            out = tensor_of(out).to(W_out)
-            if differs(F.linear(heads.flatten(1), out), F.linear(quiet.flatten(1), W_out)):
-                if bool((out == 0).all(dim=1).any()):
-                    return "the rows are outputs; the head has columns h * d_v to (h + 1) * d_v"
-                return f"head {h} of {H} still contributes, or another head no longer does"
-    return None

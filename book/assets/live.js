@@ -3,7 +3,7 @@
 "use strict";
 (() => {
   const make = (name, attributes = {}, ...children) => {
-    const drawn = ["svg", "path", "line", "circle", "polygon", "text"].includes(name);
+    const drawn = ["svg", "path", "line", "rect", "circle", "polygon", "text"].includes(name);
     const made = drawn
       ? document.createElementNS("http://www.w3.org/2000/svg", name)
       : document.createElement(name);
@@ -25,21 +25,25 @@
   };
   const columns = (corner, names) => make("thead", {}, make("tr", {}, corner, ...names.map(name => make("th", {scope: "col"}, name))));
 
-  // A heat map whose rows can be chosen: pointing, tapping, or with the arrow keys.
-  function map({tokens, weights, row}) {
+  const share = w => number(w, 2).replace(/^0/, "");
+  const largest = line => line.indexOf(Math.max(...line));
+
+  // A heat map whose rows can be chosen: pointing, tapping, or with the arrow keys; each is told.
+  function map({tokens, weights, row, where = ""}, tell = () => {}) {
     const say = make("p", {class: "say", "aria-live": "polite"});
     const names = tokens.map(name => make("button", {type: "button"}, name));
     const rows = weights.map((line, t) => make("tr", {},
       make("th", {scope: "row"}, names[t]),
-      ...line.map(w => make("td", {style: `--w:${w}`, class: w > 0.5 ? "high" : ""}, make("span", {}, number(w, 2).replace(/^0/, ""))))));
+      ...line.map(w => make("td", {style: `--w:${w}`, class: w > 0.5 ? "high" : ""}, make("span", {}, share(w))))));
     const choose = t => {
       rows.forEach((line, s) => line.classList.toggle("chosen", s === t));
       names.forEach((button, s) => {
         button.setAttribute("aria-pressed", s === t);
         button.tabIndex = s === t ? 0 : -1;
       });
-      const best = weights[t].indexOf(Math.max(...weights[t]));
-      say.replaceChildren(token(tokens[t]), ` puts ${number(weights[t][best], 3)} of its attention on `, token(tokens[best]), ".");
+      const best = largest(weights[t]);
+      tell(t);
+      say.replaceChildren(where, token(tokens[t]), ` puts ${number(weights[t][best], 3)} of its attention on `, token(tokens[best]), ".");
     };
     rows.forEach((line, t) => {
       // not pointerenter: a mouse at rest, under which the page scrolls, chooses nothing
@@ -60,6 +64,32 @@
       say,
       make("p", {class: "hint"}, "Choose a row: point at it, tap it, or use the arrow keys."),
     ];
+  }
+
+  // Heads that can be switched: small maps of all, with where the chosen query attends most, and a large one.
+  function heads({tokens, weights, head, row}) {
+    const size = tokens.length, group = `heads-${Math.random().toString(36).slice(2)}`, large = make("div");
+    const marks = weights.map(() => make("rect", {class: "mark", width: size, height: 1}));
+    const most = weights.map(() => make("span", {class: "most"}));
+    let asking = row;
+    const tell = t => weights.forEach((table, h) => {
+      const best = largest(table[asking = t]);
+      marks[h].setAttribute("y", t);
+      most[h].replaceChildren(token(tokens[best]), ` ${share(table[t][best])}`);
+    });
+    const show = h => large.replaceChildren(...map({tokens, weights: weights[h], row: asking, where: `In head ${h}, `}, tell));
+    const choices = weights.map((table, h) => {
+      const radio = make("input", {type: "radio", name: group, value: h});
+      const cells = table.flatMap((line, t) => line.map((w, s) =>
+        make("rect", {class: "cell", style: `--w:${w}`, x: s, y: t, width: 1, height: 1})));
+      radio.checked = h === head;
+      radio.addEventListener("change", () => show(h));
+      return make("label", {}, radio, make("div", {class: "small"},
+        make("svg", {viewBox: `0 0 ${size} ${size}`, "aria-hidden": true}, ...cells, marks[h]),
+        make("span", {}, `head ${h}`), most[h]));
+    });
+    show(head);
+    return [make("fieldset", {class: "heads"}, make("legend", {}, "head"), ...choices), large];
   }
 
   // One head: the query can be dragged, and its weights and output follow.
@@ -275,7 +305,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, head, leak, mask}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.replaceWith(live);
   });

@@ -249,14 +249,6 @@ WRONG = {
         ),
         (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
     ],
-    "3.4": [
-        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
-        (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
-        (lambda W, h, H: W, "still contributes"),
-        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 still"),
-        (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
-        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
-    ],
     "7.1": [
         ([0.8, 0.05], "the right one included"),
         ([0.8, 0.2], "yours to 1.60"),
@@ -345,6 +337,42 @@ WRONG = {
             lambda model, x: _ignores(model, x, x[:, [1, 0, *range(2, 9)]]),
             "the last patch alone: it uses",
         ),
+    ],
+    "9.1": [
+        (22, "sum of the squares"),
+        (4.4, "five days make four forecasts"),
+        (2, "square them first"),
+        (1, "the signs cancel"),
+        (2.345, "root of the mean"),
+        (7, "subtract each day"),
+        ([5, 5], "not 2"),
+    ],
+    "9.2": [
+        (lambda raw, n: (raw - raw.mean(0)) / raw.std(0), "those of all days"),
+        (lambda raw, n: (raw - raw[:n].mean()) / raw[:n].std(), "of its own"),
+        (lambda raw, n: raw - raw[:n].mean(0), "now divide"),
+        (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].var(0), "take its root"),
+        (lambda raw, n: (raw[:n] - raw[:n].mean(0)) / raw[:n].std(0), "11 days of 3 features"),
+        (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "largest difference"),
+        (lambda raw, n: raw.tolist(), "not list"),
+    ],
+    "9.3": [
+        (lambda z, T, end: z.unfold(0, T + 1, 1), "the shape is"),
+        (lambda z, T, end: z[:end].unfold(0, T + 1, 1), "the days come before"),
+        (lambda z, T, end: z.unfold(0, T + 1, 1).mT, "ends with day 10"),
+        (lambda z, T, end: z[: end + 1].unfold(0, T + 1, 1).mT, "ends with day 8"),
+        (lambda z, T, end: z[: end - 1].unfold(0, T + 1, 1).mT, "there are 4 windows, not 3"),
+        (lambda z, T, end: z[:end].unfold(0, T, 1).mT, "the shape is"),
+        (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), "largest difference"),
+        (lambda z, T, end: z[:end].tolist(), "not list"),
+    ],
+    "9.4": [
+        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
+        (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
+        (lambda W, h, H: W, "still contributes"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 still"),
+        (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
     ],
     "6.1": [
         ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),
@@ -667,10 +695,6 @@ RIGHT = {
         lambda W, h, H: torch.stack([M.T for M in _head(W.float(), h, H)]),
         lambda W, h, H: (M.T.numpy() for M in _head(W.double(), h, H)),
     ],
-    "3.4": [
-        lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
-        lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
-    ],
     "4.1": [torch.tensor([144, 4]), (Fraction(144), 12 / 3)],
     "4.2": [
         lambda s: (
@@ -719,4 +743,17 @@ RIGHT = {
         lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
     ],
     "8.4": [_shuffles, _swaps],
+    "9.1": [Fraction(11, 2), np.array([5.5])],
+    "9.2": [
+        lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),
+        lambda raw, n: (raw.float() - raw[:n].float().mean(0)) / raw[:n].float().std(0),
+    ],
+    "9.3": [
+        lambda z, T, end: torch.stack([z[s : s + T + 1] for s in range(end - T)]).int(),
+        lambda z, T, end: np.stack([z.numpy()[e - T - 1 : e] for e in range(T + 1, end + 1)]),
+    ],
+    "9.4": [
+        lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
+        lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
+    ],
 }

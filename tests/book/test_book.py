@@ -196,6 +196,11 @@ def unlisted_source(notebook):
     notebook.cells[0].source += "\n[a source](https://example.org/paper)"
 
 
+def cell_with(notebook, text):
+    (cell,) = (cell for cell in notebook.cells if text in cell.source)
+    return cell
+
+
 def another_year(notebook):
     cell = cell_with(notebook, "Vaswani et al. (2017)")
     cell.source = cell.source.replace("(2017)", "(2015)")

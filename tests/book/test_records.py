@@ -16,7 +16,10 @@ import torch
 from attn_lib import files, records
 
 EXPERIMENT = """
-import time
+try:
+    import time
+except ModuleNotFoundError:  # as the first cell of a page has it
+    %pip install -q time
 import torch
 from torch import nn
 from attn_lib.training import train

@@ -222,16 +222,17 @@ def test_launch_buttons_are_off_until_there_is_an_address(site):
 # ---------------------------------------------------------------- figures that move
 
 STATES = [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-HEAD, MAP = "fig-one-head-drag", "fig-one-head-map"
+HEAD, MAP, HEADS = "fig-one-head-drag", "fig-one-head-map", "fig-many-heads-twelve"
 LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
-PAGE = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
+PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
+PAGE_OF |= {HEADS: "03_many_heads"}
 
 
 @contextlib.contextmanager
 def figure(browser, site, name, width, scheme):
-    """A figure of its chapter, from disk; on the narrow screen fingers touch it."""
+    """A figure on its page, from disk; on the narrow screen fingers touch it."""
     with opened(browser, site.as_uri(), has_touch=width < 500) as page:
-        visit(page, (site / f"book/{PAGE[name]}.html").as_uri(), width, scheme)
+        visit(page, (site / f"book/{PAGE_OF[name]}.html").as_uri(), width, scheme)
         page.locator(f"#{name}").scroll_into_view_if_needed()
         yield page, page.locator(f"#{name}")
         assert page.outside == []
@@ -348,48 +349,96 @@ def test_one_head_moves_as_attention_does(browser, site, width, scheme):
 
 @pytest.fixture(scope="module")
 def trained():
-    """Tokens and weights of the head at the top of the first chapter, from the whole model."""
+    """Tokens and weights of the heads of MiniLM's first layer, from the whole model."""
     model = pretrained.minilm()
     pieces = model.tokenizer.encode("The cat drank the warm milk.")
     with torch.no_grad(), record_attention(model) as maps:
         model(torch.tensor([pieces.ids]), torch.tensor([len(pieces.ids)]))
-    return pieces.tokens, maps["encoder.blocks.0.attention"][0, 2]
+    return pieces.tokens, maps["encoder.blocks.0.attention"][0]  # (12, 9, 9)
+
+
+def chosen(drawn, tokens, weights, where=""):
+    """The chosen row of a large map, after comparing its numbers and the sentence."""
+    (row,) = drawn.locator("tr.chosen").all()
+    t = drawn.locator("tbody tr").all_inner_texts().index(row.inner_text())
+    shown = torch.tensor(values(row.locator("td span:visible").all_inner_texts()))
+    torch.testing.assert_close(shown, weights[t], rtol=0.0, atol=0.0051)
+    assert row.get_by_role("button", pressed=True).inner_text() == tokens[t]
+    best = int(weights[t].argmax())
+    said = f"{where}{tokens[t]} puts {weights[t, best]:.3f} of its attention on {tokens[best]}."
+    assert drawn.locator(".say").inner_text() == said
+    assert drawn.locator("td span:visible").count() == len(tokens)
+    return t
 
 
 @pytest.mark.parametrize(("width", "scheme"), STATES)
 def test_the_rows_of_the_trained_map_can_be_chosen(browser, site, trained, width, scheme):
-    tokens, weights = trained
-
-    def chosen():
-        (row,) = drawn.locator("tr.chosen").all()
-        t = drawn.locator("tbody tr").all_inner_texts().index(row.inner_text())
-        shown = torch.tensor(values(row.locator("td span:visible").all_inner_texts()))
-        torch.testing.assert_close(shown, weights[t], rtol=0.0, atol=0.0051)
-        assert row.get_by_role("button", pressed=True).inner_text() == tokens[t]
-        best = int(weights[t].argmax())
-        said = f"{tokens[t]} puts {weights[t, best]:.3f} of its attention on {tokens[best]}."
-        assert drawn.locator(".say").inner_text() == said
-        assert drawn.locator("td span:visible").count() == len(tokens)
-        return t
-
+    tokens, weights = trained[0], trained[1][2]
     with figure(browser, site, MAP, width, scheme) as (page, drawn):
         assert drawn.locator("thead th").all_inner_texts() == tokens
         rows = drawn.locator("tbody tr").all()
-        assert chosen() == tokens.index("milk")
+        assert chosen(drawn, tokens, weights) == tokens.index("milk")
         for t, row in enumerate(rows):
             at = row.locator("td").nth(3)
             at.tap() if width < 500 else at.hover()
-            assert chosen() == t
+            assert chosen(drawn, tokens, weights) == t
         row.get_by_role("button").focus()
         for t in range(len(tokens) - 2, -1, -1):
             page.keyboard.press("ArrowUp")
-            assert chosen() == t
+            assert chosen(drawn, tokens, weights) == t
         page.keyboard.press("ArrowUp")
         page.keyboard.press("ArrowDown")
-        assert chosen() == 1
+        assert chosen(drawn, tokens, weights) == 1
 
 
-def chosen(drawn):
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_heads_can_be_switched(browser, site, trained, width, scheme):
+    """The large map is the head's, the row stays, and each small one shows where it goes most."""
+    tokens, maps = trained
+
+    def seen():
+        h = int(drawn.locator("input:checked").get_attribute("value"))
+        t = chosen(drawn, tokens, maps[h], f"In head {h}, ")
+        assert drawn.locator(".heads svg .mark").evaluate_all(
+            "marks => marks.map(mark => mark.getAttribute('y'))"
+        ) == [str(t)] * len(maps)
+        most, best = drawn.locator(".most").all_inner_texts(), maps[:, t].max(dim=-1)
+        assert [text.split(" ")[0] for text in most] == [tokens[s] for s in best.indices]
+        shown = torch.tensor([float(text.split(" ")[1]) for text in most])
+        torch.testing.assert_close(shown, best.values, rtol=0.0, atol=0.0051)
+        return h, t
+
+    with figure(browser, site, HEADS, width, scheme) as (page, drawn):
+        press = (lambda at: at.tap()) if width < 500 else (lambda at: at.click())
+        cells = drawn.locator(".heads .cell").evaluate_all(
+            "cells => cells.map(cell => [cell.style.getPropertyValue('--w'), "
+            "...['x', 'y'].map(end => cell.getAttribute(end))].map(Number))"
+        )
+        small = torch.tensor(cells).view(*maps.shape, 3)
+        torch.testing.assert_close(small[..., 0], maps, rtol=0.0, atol=1e-4)
+        places = torch.cartesian_prod(*map(torch.arange, maps.shape[1:])).flip(-1)
+        assert torch.equal(small[..., 1:].flatten(1, 2), places.float().expand(len(maps), -1, -1))
+        assert seen() == (4, tokens.index("drank"))
+        for h, name in enumerate(drawn.locator(".heads label").all()):
+            assert f"head {h}\n" in name.inner_text()
+            press(name)
+            assert seen() == (h, 3)
+        page.keyboard.press("ArrowRight")  # from the last to the first
+        assert seen() == (0, 3)
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowUp")
+        assert seen() == (10, 3)
+        at = drawn.locator("tbody tr").nth(6).locator("td").nth(2)
+        at.tap() if width < 500 else at.hover()
+        assert seen() == (10, tokens.index("milk"))
+        press(drawn.locator(".heads label").nth(2))
+        assert seen() == (2, 6)
+        drawn.get_by_role("button", name="milk").focus()
+        page.keyboard.press("ArrowUp")
+        assert seen() == (2, 5)
+
+
+def picked(drawn):
     """What is chosen in each row of buttons."""
     return drawn.locator("input:checked + span").all_inner_texts()
 
@@ -425,7 +474,7 @@ def test_outputs_move_as_those_of_attention_do(browser, site, width, scheme):
         return (now - then).abs().amax(dim=-1)
 
     def seen(kind, s):
-        assert chosen(drawn) == [kind, tokens[s]]
+        assert picked(drawn) == [kind, tokens[s]]
         wanted = moved(KINDS[kind], s)
         cells = drawn.locator("td.moved")
         shown = torch.tensor(values(cells.all_inner_texts()))
@@ -461,7 +510,7 @@ def test_masks_and_weights_follow_the_playground(browser, site, width, scheme):
     q, k, tokens = torch.tensor(numbers["q"]), torch.tensor(numbers["k"]), numbers["tokens"]
 
     def seen(kind, reading, length):
-        assert chosen(drawn) == [kind, reading]
+        assert picked(drawn) == [kind, reading]
         assert drawn.locator("output").inner_text() == f"{length} of 6"
         given = KINDS[kind] & (torch.arange(6) < length)
         mask = given if reading == "may attend" else ~given
@@ -505,9 +554,9 @@ def test_masks_and_weights_follow_the_playground(browser, site, width, scheme):
 
 def test_without_scripts_the_figures_stand_still(browser, site):
     with opened(browser, site.as_uri(), java_script_enabled=False) as page:
-        assert PAGE.keys() == live.stored()["figures"].keys()
-        for name in PAGE:
-            page.goto((site / f"book/{PAGE[name]}.html").as_uri())
+        assert PAGE_OF.keys() == live.stored()["figures"].keys()
+        for name in PAGE_OF:
+            page.goto((site / f"book/{PAGE_OF[name]}.html").as_uri())
             assert page.locator(f"#{name} img").is_visible()
             assert page.locator(f"#{name} .live").count() == 0
 
@@ -519,12 +568,12 @@ def test_what_moves_is_what_the_pages_compute():
         now |= live.numbers(path)
     stored = live.stored()
     assert stored["roles"] == plotting.ROLES
-    assert now.keys() == stored["figures"].keys() == PAGE.keys()
+    assert now.keys() == stored["figures"].keys() == PAGE_OF.keys()
     for name, numbers in now.items():
         assert numbers.keys() == stored["figures"][name].keys()
         for key, value in numbers.items():
             then = stored["figures"][name][key]
-            if key in ("kind", "tokens", "row"):
+            if key in ("kind", "tokens", "row", "head"):
                 assert value == then
             else:
                 torch.testing.assert_close(value, then, atol=1e-4, rtol=0)

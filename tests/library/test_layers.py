@@ -480,6 +480,28 @@ def test_initial_projections_differ():
     assert all(not torch.equal(a, b) for a, b in itertools.combinations(weights, 2))
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_only_their_start_tells_heads_apart(equal):
+    """Heads that start equal get equal gradients, so no step of training parts them."""
+    layer = layer_of(d_k=5, d_v=7)
+    inward = (layer.q_proj, layer.k_proj, layer.v_proj)
+
+    def of_heads(tensor):  # the numbers of each of three heads
+        parts = [getattr(linear.weight, tensor) for linear in inward]
+        return [
+            part.unflatten(0, (3, -1))
+            for part in (*parts, getattr(layer.out_proj.weight, tensor).mT)
+        ]
+
+    for part in of_heads("data"):
+        part.copy_(part[:1].clone().expand_as(part) if equal else part)
+    for linear in inward:
+        nn.init.zeros_(linear.bias)
+    layer(draw(2, 11, 6)).square().sum().backward()
+    assert all(grad.abs().max() > 0 for grad in of_heads("grad"))
+    assert all(torch.allclose(grad[1:], grad[:-1]) == equal for grad in of_heads("grad"))
+
+
 @pytest.mark.parametrize(("B", "T", "S"), [(0, 3, 3), (2, 0, 3), (2, 1, 1)])
 def test_empty_and_single(B, T, S):
     assert layer_of()(draw(B, T, 6), draw(B, S, 6)).shape == (B, T, 6)
