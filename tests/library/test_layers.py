@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from cases import by_loops, draw, layer_of
+from cases import ROTATE, by_loops, draw, layer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
@@ -160,13 +160,13 @@ def test_what_torch_has_and_we_have_not_is_refused(options, message):
         {"num_kv_heads": 1},
         {"scale": 1.0},
         {"softcap": 1.0},
-        {"rotary": 1e4},
+        {"rotate": ROTATE},
     ],
 )
 def test_what_we_have_and_torch_has_not_is_refused(options):
     message = (
         "^nn.MultiheadAttention needs d_k = d_v = d_model / num_heads, as many key heads, "
-        "the default scale, and neither softcap nor rotary positions$"
+        "the default scale, and no softcap, window, sinks, rotary positions or norm of the queries$"
     )
     with pytest.raises(ValueError, match=message):
         interop.to_torch(layer_of(**options))
@@ -177,7 +177,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
 
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    st.sampled_from([{}, {"d_k": 4, "rotary": 1e4}, {"num_kv_heads": 1}, {"softcap": 2.0}]),
+    st.sampled_from([{}, {"d_k": 4, "rotate": ROTATE}, {"num_kv_heads": 1}, {"softcap": 2.0}]),
     st.sampled_from(["nothing", "padding", "window", "bias"]),
 )
 def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
@@ -397,7 +397,7 @@ def test_a_column_closed_to_all_may_hold_anything():
     assert torch.equal(layer(x, context, mask=mask), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"d_k": 4, "rotary": 1e4}, {"d_k": 4, "d_v": 7}])
+@pytest.mark.parametrize("options", [{}, {"d_k": 4, "rotate": ROTATE}, {"d_k": 4, "d_v": 7}])
 def test_runs_on_meta_tensors(options):
     layer = layer_of(**options).to("meta")
     x = torch.empty(2, 4, 6, device="meta", dtype=torch.float64)
@@ -407,7 +407,7 @@ def test_runs_on_meta_tensors(options):
 
 def test_no_query_at_all():
     assert layer_of()(draw(2, 0, 6), draw(2, 3, 6)).shape == (2, 0, 6)
-    assert layer_of(d_k=4, rotary=1e4)(draw(2, 0, 6)).shape == (2, 0, 6)
+    assert layer_of(d_k=4, rotate=ROTATE)(draw(2, 0, 6)).shape == (2, 0, 6)
 
 
 def test_recorders_nest_and_end_with_an_error():
@@ -450,7 +450,7 @@ def test_the_kernel_gets_one_width(d_k, d_v, monkeypatch):
 
 
 def test_rotary_scores_depend_on_distance_only():
-    layer = layer_of(d_k=4, rotary=100.0)
+    layer = layer_of(d_k=4, rotate=ROTATE)
     x = draw(1, 1, 6).expand(1, 7, 6)  # the same token everywhere: only positions differ
     with record_attention(layer) as maps:
         layer(x)
@@ -468,9 +468,8 @@ def test_rotary_scores_depend_on_distance_only():
 
 def test_rotary_positions_are_of_one_sequence():
     """They were once applied to a context as well, counted from wherever it ended."""
-    layer, x = layer_of(d_k=4, rotary=100.0), draw(1, 6, 6)
-    message = "^rotary positions are of one sequence: a layer that has them takes no context$"
-    with pytest.raises(ValueError, match=message):
+    layer, x = layer_of(d_k=4, rotate=ROTATE), draw(1, 6, 6)
+    with pytest.raises(ValueError, match=r"^rotary positions and a window .* no context$"):
         layer(x[:, 4:], x)
 
 
@@ -496,7 +495,6 @@ BAD_LAYERS = [
     ({"d_context": 0}, ValueError, "d_context must be at least 1"),
     ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .0, 1., got 1.5"),
-    ({"d_k": 3, "rotary": 1e4}, ValueError, "even width d_k, got 3"),
 ]
 
 
@@ -567,7 +565,7 @@ def test_feed_forward_drops_in_training_only():
     ("arguments", "options", "message"),
     [
         ((4, 0), {}, "d_ff must be at least 1"),
-        ((4, 8), {"activation": "tanh"}, "gelu, relu, got 'tanh'"),
+        ((4, 8), {"activation": "tanh"}, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
         ((0, 8), {}, "d_model must be at least 1"),
         ((4, 8), {"dropout": -0.1}, "got -0.1"),
         ((4, 8), {"dropout": 1.5}, "dropout must be in .*got 1.5"),

@@ -70,7 +70,7 @@ def blocked(mask):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("side", ["none", "right"])  # a row of PyTorch's may not be empty
 def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
-    model, mask = language_model(norm_first=ORDERS[order]), PADDING[side][1]
+    model, mask = language_model(norm_at=ORDERS[order]), PADDING[side][1]
     x = embedded_by_hand(model.embedding, TARGET, mask)
     x = torch_stack(model.decoder)(
         x, mask=to_blocked(causal_mask(5)), src_key_padding_mask=blocked(mask)
@@ -85,7 +85,7 @@ def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
 @pytest.mark.parametrize("source_side", PADDING)
 @pytest.mark.parametrize("target_side", ["none", "right"])
 def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, target_side):
-    model = translator(norm_first=ORDERS[order], activation="relu")
+    model = translator(norm_at=ORDERS[order], activation="relu")
     source_mask, target_mask = PADDING[source_side][0], PADDING[target_side][1]
     context = torch_stack(model.encoder)(
         embedded_by_hand(model.source, SOURCE, source_mask),
@@ -105,7 +105,8 @@ def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, t
 
 
 def test_models_pass_their_options_on():
-    options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "attention": {"scale": 2.0}}
+    norm = {"norm_at": "after", "norm": partial(nn.LayerNorm, eps=1e-3)}
+    options = {**norm, "dropout": 0.25, "attention": {"scale": 2.0}}
     models = (
         DecoderLM(vocab_size=13, max_len=5, **SIZES, **options),
         Transformer(source_vocab_size=19, target_vocab_size=13, max_len=5, **SIZES, **options),
@@ -114,7 +115,7 @@ def test_models_pass_their_options_on():
     assert len(blocks) == 2 + 4
     for block in blocks:
         assert block.dropout.p == block.attention.dropout == 0.25
-        assert not block.norm_first
+        assert block.norm_at == "after"
         assert block.feed_forward_norm.eps == 1e-3
         assert block.attention.scale == 2.0
     assert [block.cross is not None for block in blocks] == [False] * 4 + [True] * 2
@@ -437,8 +438,8 @@ def without_cross_attention(patch):
     patch.setattr(
         TransformerBlock,
         "_added",
-        lambda self, x, y, norm, gain: (
-            x if norm is self.cross_norm else added(self, x, y, norm, gain)
+        lambda self, x, y, norm, *rest: (
+            x if norm is self.cross_norm else added(self, x, y, norm, *rest)
         ),
     )
 
