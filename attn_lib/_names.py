@@ -112,21 +112,23 @@ def renamed(
     state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
 ) -> dict[str, Tensor]:
     """A copy of each tensor, under our name for it."""
-    ours = {}
-    for name, tensor in state.items():
-        block = re.fullmatch(r"(encoder\.layer|layers|model\.layers|blk)\.(\d+)\.(.*)", name)
-        known, theirs = (inside, block[3]) if block else (outside, name)
-        module, dot, ending = theirs.rpartition(".")
-        if theirs in known:
-            found = known[theirs]
-        elif ending in ("weight", "bias") and module in known:
-            found = known[module] and known[module] + dot + ending
-        else:
-            raise ValueError(f"{name} has no counterpart in {kind.__name__}")
-        if found:
-            stack = "decoder" if block and block[1] in ("model.layers", "blk") else "encoder"
-            ours[f"{stack}.blocks.{block[2]}.{found}" if block else found] = tensor.clone()
-    return ours
+    names = {name: ours(name, outside, inside, kind) for name in state}
+    return {names[name]: tensor.clone() for name, tensor in state.items() if names[name]}
+
+
+def ours(name: str, outside: dict[str, str], inside: dict[str, str], kind: type) -> str:
+    """Our name for a tensor; an empty one, if it is left out."""
+    block = re.fullmatch(r"(encoder\.layer|layers|model\.layers|blk)\.(\d+)\.(.*)", name)
+    known, theirs = (inside, block[3]) if block else (outside, name)
+    module, dot, ending = theirs.rpartition(".")
+    if theirs in known:
+        found = known[theirs]
+    elif ending in ("weight", "bias") and module in known:
+        found = known[module] and known[module] + dot + ending
+    else:
+        raise ValueError(f"{name} has no counterpart in {kind.__name__}")
+    stack = "decoder" if block and block[1] in ("model.layers", "blk") else "encoder"
+    return f"{stack}.blocks.{block[2]}.{found}" if block and found else found
 
 
 def check_has(state: dict[str, Tensor], *names: str) -> None:
