@@ -11,7 +11,8 @@ import sys
 import pytest
 import torch
 from rounds import ROUNDS, race
-from transformers import AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from attn_lib import files, generate, pretrained
 
@@ -42,14 +43,19 @@ def ours():
 
 @pytest.fixture(scope="module")
 def theirs():
-    options = {"gguf_file": PATH.name, "dtype": torch.float32}
-    model = LlamaForCausalLM.from_pretrained(PATH.parent, **options).eval()
-    model.generation_config.eos_token_id = None  # so that no text ends early
-    return model
+    """What ``from_pretrained`` reads, without the package accelerate that it asks for."""
+    options = load_gguf_checkpoint(PATH)["config"]
+    config = LlamaConfig(**options | {"bos_token_id": None, "eos_token_id": None})
+    model = LlamaForCausalLM(config)
+    read = load_gguf_checkpoint(PATH, return_tensors=True, model_to_load=model)["tensors"]
+    found = model.load_state_dict(read, strict=False)
+    assert (found.missing_keys, found.unexpected_keys) == (["lm_head.weight"], [])  # it is tied
+    return model.eval()
 
 
-def tokens_of(text):
-    return torch.tensor([pretrained.smollm2_tokenizer().encode(text).ids])
+@pytest.fixture(scope="module")
+def tokenizer():
+    return pretrained.smollm2_tokenizer()
 
 
 def written(theirs, tokens):
@@ -57,26 +63,23 @@ def written(theirs, tokens):
     return theirs.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
 
 
-def test_logits_and_texts_equal_those_of_transformers(ours, theirs):
+def test_logits_and_texts_equal_those_of_transformers(ours, theirs, tokenizer):
     for text in EQUAL[:2]:
-        tokens = tokens_of(text)
+        tokens = torch.tensor([tokenizer.encode(text).ids])
         with torch.no_grad():
             expected = theirs(tokens).logits
             assert (ours(tokens) - expected).abs().max() < 1e-5 * expected.abs().max()
         assert torch.equal(generate(ours, tokens, max_new_tokens=NEW), written(theirs, tokens))
 
 
-def test_transformers_leaves_out_that_a_numeral_stands_alone():
-    tokenizer, other = (
-        pretrained.smollm2_tokenizer(),
-        AutoTokenizer.from_pretrained(PATH.parent, gguf_file=PATH.name),
-    )
+def test_transformers_leaves_out_that_a_numeral_stands_alone(tokenizer):
+    other = AutoTokenizer.from_pretrained(PATH.parent, gguf_file=PATH.name)
     found = {text: other(text).input_ids == tokenizer.encode(text).ids for text in EQUAL + OTHER}
     assert found == {**dict.fromkeys(EQUAL, True), **dict.fromkeys(OTHER, False)}
 
 
-def test_speed_of_writing_with_smollm2(ours, theirs, benchmark, capsys):
-    tokens = tokens_of("The capital of France is")
+def test_speed_of_writing_with_smollm2(ours, theirs, tokenizer, benchmark, capsys):
+    tokens = torch.tensor([tokenizer.encode(EQUAL[0]).ids])
     writers = {
         "LlamaForCausalLM.generate": lambda: written(theirs, tokens),
         "attn_lib": lambda: generate(ours, tokens, max_new_tokens=NEW),

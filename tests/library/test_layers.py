@@ -1,13 +1,17 @@
+import copy
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
-from cases import ROTATE, by_loops, draw, layer_of
+from cases import ROTATE, by_loops, draw, layer_of, shaken
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
+from transformers import GptOssConfig
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 
 from attn_lib import Cache, causal_mask, functional, interop, layers, padding_mask, window_mask
 from attn_lib.layers import (
@@ -161,6 +165,9 @@ def test_what_torch_has_and_we_have_not_is_refused(options, message):
         {"scale": 1.0},
         {"softcap": 1.0},
         {"rotate": ROTATE},
+        {"window": 2},
+        {"sinks": True},
+        {"qk_norm": lambda heads, d_k: nn.RMSNorm(d_k)},
     ],
 )
 def test_what_we_have_and_torch_has_not_is_refused(options):
@@ -495,6 +502,8 @@ BAD_LAYERS = [
     ({"d_context": 0}, ValueError, "d_context must be at least 1"),
     ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .0, 1., got 1.5"),
+    ({"window": 0}, ValueError, "window must be at least 1, got 0"),
+    ({"window": 2.0}, TypeError, "window must be an integer, got 2.0"),
 ]
 
 
@@ -539,20 +548,282 @@ def test_bad_calls_are_named(changes, error, message):
         layer_of()(call.pop("x"), call.pop("context", None), **call)
 
 
+# ---------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"softcap": 2.0}, {"sinks": True}])
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 9])
+def test_a_window_counts_the_token_itself(window, options):
+    """Beside a mask written out pair by pair."""
+    layer, plain, x = layer_of(window=window, **options), layer_of(**options), draw(2, 7, 6)
+    near = torch.tensor([[0 <= i - j < window for j in range(7)] for i in range(7)])
+    torch.testing.assert_close(layer(x, causal=True), plain(x, mask=near))
+    real = padding_mask(torch.tensor([7, 4]), 7).flip(-1)
+    bias = draw(7, 7, seed=1)
+    torch.testing.assert_close(
+        layer(x, causal=True, mask=real, bias=bias), plain(x, mask=real & near, bias=bias)
+    )
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1, "rotate": ROTATE, "d_k": 4}])
+def test_a_window_in_any_split_of_a_cache(window, options, grad):
+    """With padding and a bias; no older key is handed to the layer, or kept for long."""
+    layer, x = layer_of(window=window, sinks=True, **options), draw(2, 5, 6)
+    with torch.no_grad():
+        layer.sinks.copy_(draw(3, seed=5))
+    mask, bias = padding_mask(torch.tensor([5, 3]), 5).flip(-1), draw(2, 3, 5, 5, seed=1)
+    full = layer(x, causal=True, mask=mask, bias=bias)
+    for ends in itertools.chain.from_iterable(
+        itertools.combinations(range(1, 5), n) for n in range(5)
+    ):
+        cache, outs = Cache(), []
+        for start, end in itertools.pairwise([0, *ends, 5]):
+            given = {"mask": mask[..., :end], "bias": bias[:, :, start:end, :end]}
+            with torch.set_grad_enabled(grad):
+                outs.append(layer(x[:, start:end], causal=True, cache=cache, **given))
+            assert cache.length == end
+        torch.testing.assert_close(torch.cat(outs, dim=1), full)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_cache_drops_what_no_window_can_reach(mode):
+    layer, cache, sizes = layer_of(window=3), Cache(), []
+    with mode():
+        for _ in range(40):
+            layer(draw(1, 1, 6), causal=True, cache=cache)
+            ((entry),) = cache._entries.values()
+            sizes.append(entry.k.shape[2])
+    assert cache.length == 40
+    assert max(sizes) <= 6
+    assert (copy.deepcopy(cache).length, pickle.loads(pickle.dumps(cache)).length) == (40, 40)  # noqa: S301
+
+
+def test_what_a_window_dropped_is_not_made_up():
+    layer, cache = layer_of(window=3), Cache()
+    for _ in range(9):
+        layer(draw(1, 1, 6), causal=True, cache=cache)
+    for window in (None, 5):
+        layer.window = window
+        with pytest.raises(ValueError, match=f"^window={window} needs keys that a smaller window"):
+            layer(draw(1, 1, 6), causal=True, cache=cache)
+    assert cache.length == 9
+    layer.window = 2
+    layer(draw(1, 1, 6), causal=True, cache=cache)
+    assert cache.length == 10
+
+
+def test_a_window_needs_the_causal_order():
+    layer, x = layer_of(window=3), draw(1, 4, 6)
+    with pytest.raises(ValueError, match=r"^a window ends with the token itself: .* causal=True$"):
+        layer(x)
+    with pytest.raises(ValueError, match="takes no context"):
+        layer(x, x, causal=True)
+
+
+# ---------------------------------------------------------------- sinks
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"softcap": 2.0}, {"d_v": 5}])
+@pytest.mark.parametrize("length", [1, 4, 40])
+def test_a_sink_is_one_more_term_of_the_denominator(options, length):
+    """Beside the weights without it, each multiplied by its share: for every head its own."""
+    layer, x = layer_of(sinks=True, **options), draw(2, length, 6)
+    sinks = draw(3, seed=4).requires_grad_()
+    layer.sinks = torch.nn.Parameter(sinks)
+    q = split_heads(layer.q_proj(x), 3)
+    k, v = (
+        split_heads(p(x), layer.num_kv_heads).repeat_interleave(3 // layer.num_kv_heads, dim=1)
+        for p in (layer.k_proj, layer.v_proj)
+    )
+    scores = q @ k.mT * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * (scores / layer.softcap).tanh()
+    closed = ~(causal_mask(length) & padding_mask(torch.tensor([length, length // 2]), length))
+    powers = scores.exp().masked_fill(closed, 0.0)
+    weights = powers / (powers.sum(-1, keepdim=True) + layer.sinks.exp()[:, None, None])
+    expected = layer.out_proj(merge_heads(weights @ v))
+    mask = padding_mask(torch.tensor([length, length // 2]), length)
+    out = layer(x, mask=mask, causal=True)
+    torch.testing.assert_close(out, expected)
+    weight = draw(2, length, 6, seed=6)
+    got, wanted = (
+        torch.autograd.grad((y * weight).sum(), list(layer.parameters()), retain_graph=True)
+        for y in (out, expected)
+    )
+    torch.testing.assert_close(got, wanted)
+    with record_attention(layer) as maps:
+        layer(x, mask=mask, causal=True)
+    torch.testing.assert_close(maps[""][..., 1:], weights.detach())
+    torch.testing.assert_close(maps[""].sum(-1), torch.ones(2, 3, length).double())
+
+
+def test_sinks_start_at_zero_and_are_off_by_default():
+    assert layer_of().sinks is None
+    assert torch.equal(layer_of(sinks=True).sinks.detach(), torch.zeros(3).double())
+    with pytest.raises(TypeError, match=r"^sinks must be True or False, got 1$"):
+        layer_of(sinks=1)
+
+
+def sink_layer(seed):
+    """GptOssAttention with random weights, its rotation included, and ours."""
+    groups, H_kv = [(2, 1), (2, 2), (4, 1)][seed % 3]
+    config = GptOssConfig(
+        hidden_size=10,
+        head_dim=4,
+        num_attention_heads=groups * H_kv,
+        num_key_value_heads=H_kv,
+        sliding_window=1 + seed % 4,
+        layer_types=[["sliding_attention", "full_attention"][seed % 2]],
+        num_hidden_layers=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        attention_bias=seed % 5 > 0,
+    )
+    config._attn_implementation = "eager"
+    theirs = shaken(GptOssAttention(config, 0), seed).eval()
+    ours = MultiHeadAttention(
+        10,
+        groups * H_kv,
+        d_k=4,
+        num_kv_heads=H_kv,
+        window=theirs.sliding_window,
+        sinks=True,
+        rotate=ROTATE,
+        bias=config.attention_bias,
+    ).double()
+    state = {name.replace("o_proj", "out_proj"): p for name, p in theirs.state_dict().items()}
+    ours.load_state_dict(state)
+    angles = GptOssRotaryEmbedding(config)(draw(1), torch.arange(7)[None])
+    return theirs, ours.eval(), angles
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_equals_an_attention_layer_with_sinks_of_transformers(seed):
+    """Outputs, every gradient, and a cache in pieces, with a window in every other one."""
+    theirs, ours, angles = sink_layer(seed)
+    x = draw(2, 7, 10, seed=seed).requires_grad_()
+    near = torch.tensor([[0 <= i - j < (ours.window or 7) for j in range(7)] for i in range(7)])
+    added = torch.zeros(7, 7).double().masked_fill(~near, -math.inf)
+    expected, _ = theirs(x, angles, added[None, None])
+    out = ours(x, causal=True)
+    largest = expected.abs().max()
+    assert (out - expected).abs().max() < 1e-6 * largest  # their angles are in float32
+    weight = draw(2, 7, 10, seed=9)
+    names = [name.replace("o_proj", "out_proj") for name, _ in theirs.named_parameters()]
+    sources = [ours.get_parameter(name) for name in names]
+    got = torch.autograd.grad((out * weight).sum(), [x, *sources])
+    wanted = torch.autograd.grad((expected * weight).sum(), [x, *theirs.parameters()])
+    for mine, their in zip(got, wanted, strict=True):
+        assert (mine - their).abs().max() < 1e-5 * max(float(g.abs().max()) for g in wanted)
+    for pieces in ([1] * 7, [3, 1, 3], [6, 1]):
+        cache = Cache()
+        parts = [ours(p, causal=True, cache=cache) for p in x.split(pieces, dim=1)]
+        torch.testing.assert_close(torch.cat(parts, dim=1), out)
+    with torch.no_grad():
+        ours.sinks.add_(1.0)
+        assert (ours(x, causal=True) - expected).abs().max() > 1e-3 * largest
+
+
+# ---------------------------------------------------------------- norms of queries and keys
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_queries_and_keys_are_normalised_before_they_are_rotated(together):
+    """Each head alone as in Qwen 3, or all of them together as in OLMo 2."""
+
+    def qk_norm(heads, d_k):
+        return nn.RMSNorm((heads, d_k) if together else d_k)
+
+    layer = layer_of(num_heads=4, d_k=4, num_kv_heads=2, rotate=ROTATE, qk_norm=qk_norm)
+    shaken(layer, 1)
+    x = draw(2, 5, 6)
+
+    def normed(rows, heads, weight):
+        heads_apart = rows.unflatten(-1, (heads, 4))
+        axes = (-2, -1) if together else (-1,)
+        size = heads_apart.square().mean(axes, keepdim=True).add(torch.finfo(x.dtype).eps).sqrt()
+        return (heads_apart / size * weight).transpose(1, 2)
+
+    q = ROTATE(normed(layer.q_proj(x), 4, layer.q_norm.weight), torch.arange(5))
+    k = ROTATE(normed(layer.k_proj(x), 2, layer.k_norm.weight), torch.arange(5))
+    v = split_heads(layer.v_proj(x), 2)
+    out, _ = functional.attention(q, *(t.repeat_interleave(2, dim=1) for t in (k, v)), causal=True)
+    torch.testing.assert_close(layer(x, causal=True), layer.out_proj(merge_heads(out)))
+
+
+def test_the_norms_are_told_how_many_heads_there_are():
+    asked = []
+
+    def qk_norm(heads, d_k):
+        asked.append((heads, d_k))
+        return nn.Identity()
+
+    layer_of(num_heads=6, num_kv_heads=2, d_k=5, qk_norm=qk_norm)
+    assert asked == [(6, 5), (2, 5)]
+    assert layer_of().q_norm is layer_of().k_norm is None
+    cross, x, context = (
+        layer_of(d_context=4, qk_norm=lambda h, d: nn.RMSNorm(d)),
+        draw(2, 3, 6),
+        None,
+    )
+    context = draw(2, 5, 4)
+    assert cross(x, context).shape == (2, 3, 6)
+    torch.testing.assert_close(cross(x, context), cross(x, context, cache=Cache()))
+
+
+def test_any_function_of_positions_may_rotate():
+    """It is given the positions of the tokens; of a cached step, those of the new ones."""
+    seen = []
+
+    def rotate(x, positions):
+        seen.append((tuple(x.shape), positions.tolist()))
+        return x * (1 + positions[:, None])
+
+    layer, cache = layer_of(num_kv_heads=1, rotate=rotate), Cache()
+    layer(draw(2, 3, 6), causal=True, cache=cache)
+    layer(draw(2, 1, 6), causal=True, cache=cache)
+    assert seen == [
+        ((2, 3, 3, 2), [0, 1, 2]),
+        ((2, 1, 3, 2), [0, 1, 2]),
+        ((2, 3, 1, 2), [3]),
+        ((2, 1, 1, 2), [3]),
+    ]
+
+
 # ---------------------------------------------------------------- feed-forward
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_feed_forward_is_two_maps_with_a_bend_between(activation):
+BENDS = {
+    "relu": lambda x: x.clamp(min=0.0),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh((x + 0.044715 * x**3) * math.sqrt(2 / math.pi))),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", BENDS)
+def test_feed_forward_is_two_maps_with_a_bend_between(activation, gated):
     torch.manual_seed(0)
-    layer, x = FeedForward(4, 7, activation=activation).double(), draw(2, 3, 4)
+    layer, x = FeedForward(4, 7, activation=activation, gated=gated).double(), draw(2, 3, 4)
     inner = x @ layer.up.weight.T + layer.up.bias
-    bend = {
-        "relu": inner.clamp(min=0.0),
-        "gelu": inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2))),
-    }[activation]
-    torch.testing.assert_close(layer(x), bend @ layer.down.weight.T + layer.down.bias)
+    if gated:
+        hidden = BENDS[activation](x @ layer.gate.weight.T + layer.gate.bias) * inner
+    else:
+        hidden = BENDS[activation](inner)
+        assert layer.gate is None
+    torch.testing.assert_close(layer(x), hidden @ layer.down.weight.T + layer.down.bias)
     torch.testing.assert_close(layer(x)[:, 1], layer(x[:, 1]))  # each position alone
+
+
+def test_a_gate_has_a_bias_where_the_others_have_one():
+    names = {name for name, _ in FeedForward(4, 7, gated=True).named_parameters()}
+    assert names == {f"{m}.{w}" for m in ("up", "gate", "down") for w in ("weight", "bias")}
+    names = {name for name, _ in FeedForward(4, 7, gated=True, bias=False).named_parameters()}
+    assert names == {"up.weight", "gate.weight", "down.weight"}
+    with pytest.raises(TypeError, match=r"^gated must be True or False, got 1$"):
+        FeedForward(4, 7, gated=1)
 
 
 def test_feed_forward_drops_in_training_only():
