@@ -195,6 +195,49 @@ def test_cross_attention_comes_between_and_attends_to_the_context(order):
     assert not torch.allclose(got, block(x, context, causal=True), atol=1e-3)
 
 
+@pytest.mark.parametrize("norm_at", ["before", "after", "inside", "both"])
+def test_norms_stand_where_they_are_said_to(norm_at):
+    """Every sublayer, with random norms: two of one sublayer swapped would show."""
+    options = {"norm_at": norm_at, "norm": nn.RMSNorm, "cross_attention": True, "layer_scale": 1.0}
+    block = TransformerBlock(d_model=6, num_heads=3, d_ff=11, gated=True, **options)
+    block = shaken(block).eval()
+    x, context = draw(2, 4, 6), draw(2, 7, 6, seed=1)
+    y = x
+    for f, name in (
+        (lambda z: block.attention(z, causal=True), "attention"),
+        (lambda z: block.cross(z, context), "cross"),
+        (block.feed_forward, "feed_forward"),
+    ):
+        n, n2 = getattr(block, f"{name}_norm"), getattr(block, f"{name}_norm_2")
+        gain = getattr(block, f"{name}_gain")
+        assert (n2 is not None) == (norm_at == "both")
+        y = {
+            "before": lambda y, f=f, n=n, gain=gain: y + gain * f(n(y)),
+            "after": lambda y, f=f, n=n, gain=gain: n(y + gain * f(y)),
+            "inside": lambda y, f=f, n=n, gain=gain: y + gain * n(f(y)),
+            "both": lambda y, f=f, n=n, n2=n2, gain=gain: y + gain * n2(f(n(y))),
+        }[norm_at](y)
+    torch.testing.assert_close(block(x, context, causal=True), y)
+
+
+def test_options_of_the_attention_may_differ_by_layer():
+    asked = []
+
+    def attention(layer):
+        asked.append(layer)
+        return {"window": 1 + layer, "rotate": ROTATE if layer else None}
+
+    sizes = {"d_model": 6, "num_heads": 3, "d_ff": 11}
+    stack = TransformerDecoder(**sizes, num_layers=3, cross_attention=False, attention=attention)
+    assert asked == [0, 1, 2]
+    layers = [block.attention for block in stack.blocks]
+    assert [layer.window for layer in layers] == [1, 2, 3]
+    assert [layer.rotate for layer in layers] == [None, ROTATE, ROTATE]
+    same = TransformerDecoder(**sizes, num_layers=2, attention={"scale": 2.0})
+    assert [block.attention.scale for block in same.blocks] == [2.0, 2.0]
+    assert [block.cross.scale for block in same.blocks] == [1 / 2**0.5, 1 / 2**0.5]
+
+
 def test_dropout_is_on_the_sublayers_output_not_on_the_stream():
     """Dropping everything leaves the residual stream alone; eval drops nothing."""
     block, x = (
@@ -310,6 +353,14 @@ def test_what_torch_has_and_we_have_not_is_refused():
             {"cross_attention": True, "attention": {"rotate": ROTATE}},
             "no softcap, window, sinks, rotary positions or norm of the queries",
         ),
+        ({"layer_scale": 1.0}, "^PyTorch's layers have no LayerScale$"),
+        ({"gated": True}, "^PyTorch's layers have no gate$"),
+        ({"activation": "silu"}, "^PyTorch's layers have relu or gelu for activation$"),
+        ({"activation": "gelu_tanh"}, "^PyTorch's layers have relu or gelu for activation$"),
+        ({"norm_at": "inside"}, "^PyTorch's layers have norms before or after the sublayers$"),
+        ({"norm_at": "both"}, "^PyTorch's layers have norms before or after the sublayers$"),
+        ({"norm": nn.RMSNorm}, "^PyTorch's layers have LayerNorm for norm$"),
+        ({"bias": False}, "^PyTorch's layers have a bias in every part or in none$"),
     ],
 )
 def test_what_we_have_and_torch_has_not_is_refused(options, message):
@@ -336,6 +387,7 @@ def test_a_context_needs_cross_attention_and_the_reverse():
         ({"num_layers": 1.0}, TypeError, "num_layers must be an integer, got 1.0"),
         ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
         ({"dropout": 2.0}, ValueError, "dropout must be in"),
+        ({"norm_at": "first"}, ValueError, "^norm_at must be before, .* or both, got 'first'$"),
     ],
 )
 def test_bad_stacks_are_named(options, error, message):
