@@ -10,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
-from transformers import GptOssConfig
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 
 from attn_lib import Cache, causal_mask, functional, interop, layers, padding_mask, window_mask
 from attn_lib.layers import (
@@ -664,65 +662,6 @@ def test_sinks_start_at_zero_and_are_off_by_default():
     assert torch.equal(layer_of(sinks=True).sinks.detach(), torch.zeros(3).double())
     with pytest.raises(TypeError, match=r"^sinks must be True or False, got 1$"):
         layer_of(sinks=1)
-
-
-def sink_layer(seed):
-    """GptOssAttention with random weights, its rotation included, and ours."""
-    groups, H_kv = [(2, 1), (2, 2), (4, 1)][seed % 3]
-    config = GptOssConfig(
-        hidden_size=10,
-        head_dim=4,
-        num_attention_heads=groups * H_kv,
-        num_key_value_heads=H_kv,
-        sliding_window=1 + seed % 4,
-        layer_types=[["sliding_attention", "full_attention"][seed % 2]],
-        num_hidden_layers=1,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        attention_bias=seed % 5 > 0,
-    )
-    config._attn_implementation = "eager"
-    theirs = shaken(GptOssAttention(config, 0), seed).eval()
-    ours = MultiHeadAttention(
-        10,
-        groups * H_kv,
-        d_k=4,
-        num_kv_heads=H_kv,
-        window=theirs.sliding_window,
-        sinks=True,
-        rotate=ROTATE,
-        bias=config.attention_bias,
-    ).double()
-    state = {name.replace("o_proj", "out_proj"): p for name, p in theirs.state_dict().items()}
-    ours.load_state_dict(state)
-    angles = GptOssRotaryEmbedding(config)(draw(1), torch.arange(7)[None])
-    return theirs, ours.eval(), angles
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_equals_an_attention_layer_with_sinks_of_transformers(seed):
-    """Outputs, every gradient, and a cache in pieces, with a window in every other one."""
-    theirs, ours, angles = sink_layer(seed)
-    x = draw(2, 7, 10, seed=seed).requires_grad_()
-    near = torch.tensor([[0 <= i - j < (ours.window or 7) for j in range(7)] for i in range(7)])
-    added = torch.zeros(7, 7).double().masked_fill(~near, -math.inf)
-    expected, _ = theirs(x, angles, added[None, None])
-    out = ours(x, causal=True)
-    largest = expected.abs().max()
-    assert (out - expected).abs().max() < 1e-6 * largest  # their angles are in float32
-    weight = draw(2, 7, 10, seed=9)
-    names = [name.replace("o_proj", "out_proj") for name, _ in theirs.named_parameters()]
-    sources = [ours.get_parameter(name) for name in names]
-    got = torch.autograd.grad((out * weight).sum(), [x, *sources])
-    wanted = torch.autograd.grad((expected * weight).sum(), [x, *theirs.parameters()])
-    for mine, their in zip(got, wanted, strict=True):
-        assert (mine - their).abs().max() < 1e-5 * max(float(g.abs().max()) for g in wanted)
-    for pieces in ([1] * 7, [3, 1, 3], [6, 1]):
-        cache = Cache()
-        parts = [ours(p, causal=True, cache=cache) for p in x.split(pieces, dim=1)]
-        torch.testing.assert_close(torch.cat(parts, dim=1), out)
-    with torch.no_grad():
-        ours.sinks.add_(1.0)
-        assert (ours(x, causal=True) - expected).abs().max() > 1e-3 * largest
 
 
 # ---------------------------------------------------------------- norms of queries and keys

@@ -1,6 +1,6 @@
-"""Decoders of the package transformers and ours, with random weights: nothing is downloaded.
+"""Models of the package transformers and ours, with random weights: nothing is downloaded.
 
-A table of the worst differences, by architecture: ``python tests/library/test_decoders.py``.
+A table of the worst differences, by architecture: ``python tests/library/test_architectures.py``.
 """
 
 import copy
@@ -14,12 +14,13 @@ import pytest
 import torch
 import transformers
 from torch import nn
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 
-from attn_lib import Cache, DecoderLM, generate, interop
-from attn_lib.masks import from_binary
+from attn_lib import Cache, MultiHeadAttention, generate, interop
+from attn_lib.masks import causal_mask, from_binary, window_mask
 from attn_lib.positions import apply_rope
 
-KINDS = {
+DECODERS = {  # type: class, without ForCausalLM
     "llama": "Llama",
     "qwen3": "Qwen3",
     "gemma2": "Gemma2",
@@ -27,6 +28,9 @@ KINDS = {
     "olmo2": "Olmo2",
     "smollm3": "SmolLM3",
 }
+ENCODERS = {"bert": "Bert", "vit": "ViT", "dinov2": "Dinov2"}
+SINKS = "gpt_oss"  # one attention layer
+KINDS = [*DECODERS, *ENCODERS, SINKS]
 SEEDS, LAYERS, T, NEW, VOCABULARY = range(10), 2, 5, 20, 23
 WORST = 0.00001  # of the largest: theirs computes norms and angles in float32, whatever the dtype
 SPLITS = [
@@ -83,13 +87,54 @@ def options_of(kind, seed):
     return options
 
 
+def options_of_encoder(kind, seed):
+    pick = random.Random(f"{kind} {seed}").choice  # noqa: S311
+    H, patch_size = pick([1, 2, 3]), pick([2, 3])
+    options = {
+        "hidden_size": H * pick([2, 4, 5, 6, 7]),
+        "num_attention_heads": H,
+        "num_hidden_layers": pick([1, 2, 3]),
+        "layer_norm_eps": pick([1e-12, 1e-2]),
+    }
+    if kind == "bert":
+        sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": pick([T, T + 2])}
+        return {**options, **sizes, "intermediate_size": pick([7, 11, 13])}
+    if kind == "vit":
+        options["intermediate_size"] = pick([7, 11, 13])
+    else:
+        options["mlp_ratio"] = pick([2, 3])
+    image_size = patch_size * pick([1, 2, 3])
+    image = {"patch_size": patch_size, "image_size": image_size, "num_channels": pick([1, 3])}
+    return {**options, **image}
+
+
+def options_of_sinks(seed):
+    pick = random.Random(f"{SINKS} {seed}").choice  # noqa: S311
+    groups, H_kv = pick([(2, 1), (3, 1), (2, 2), (1, 3)])
+    return {
+        "hidden_size": pick([7, 10]),
+        "head_dim": pick([2, 4, 6]),
+        "num_attention_heads": groups * H_kv,
+        "num_key_value_heads": H_kv,
+        "sliding_window": pick([1, 2, 3, 4]),
+        "layer_types": [["sliding_attention", "full_attention"][seed % 2]],
+        "num_hidden_layers": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": pick([50.0, 1e4])},
+        "attention_bias": pick([True, False]),
+    }
+
+
 def model_of(kind, **options):
     """With random weights: an initialisation would leave norms at one."""
-    name = KINDS[kind]
+    name = {**DECODERS, **ENCODERS, SINKS: "GptOss"}[kind]
     config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
     config = config(**options)
     config._attn_implementation = "eager"  # the only one that has a softcap
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    if kind == SINKS:
+        model = GptOssAttention(config, 0)
+    else:
+        ending = "ForCausalLM" if kind in DECODERS else "Model"
+        model = getattr(transformers, f"{name}{ending}")(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -99,15 +144,61 @@ def model_of(kind, **options):
 
 @functools.cache
 def theirs_of(kind, seed):
-    return model_of(kind, **options_of(kind, seed))
+    if kind in DECODERS:
+        return model_of(kind, **options_of(kind, seed))
+    if kind in ENCODERS:
+        return model_of(kind, **options_of_encoder(kind, seed))
+    return model_of(kind, **options_of_sinks(seed))
+
+
+def ours_of(theirs):
+    if not isinstance(theirs, GptOssAttention):
+        return interop.from_transformers(theirs)
+    config = theirs.config
+    ours = MultiHeadAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        d_k=config.head_dim,
+        num_kv_heads=config.num_key_value_heads,
+        window=theirs.sliding_window,
+        sinks=True,
+        rotate=partial(apply_rope, base=config.rope_parameters["rope_theta"]),
+        bias=config.attention_bias,
+    )
+    state = {name.replace("o_proj", "out_proj"): p for name, p in theirs.state_dict().items()}
+    ours.load_state_dict(state)
+    return ours.eval()
 
 
 def given_of(seed):
     """(2, T) tokens, and which are real: the first row is padded on the left."""
-    tokens = torch.randint(VOCABULARY, (2, T), generator=torch.Generator().manual_seed(seed))
+    tokens = torch.randint(1, VOCABULARY, (2, T), generator=torch.Generator().manual_seed(seed))
     real = torch.ones(2, T, dtype=torch.int64)
     real[0, : 1 + seed % 3] = 0
     return tokens, real
+
+
+def numbers_of(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def outputs_of(theirs, ours, seed):
+    """(ours, theirs), of the same input, without padding."""
+    tokens, _ = given_of(seed)
+    if isinstance(theirs, GptOssAttention):
+        x, window = numbers_of(seed, 2, T, theirs.config.hidden_size), theirs.sliding_window
+        near = causal_mask(T) if window is None else window_mask(T, window - 1)
+        mask = torch.zeros(1, 1, T, T).masked_fill(~near, -math.inf)
+        angles = GptOssRotaryEmbedding(theirs.config)(x, torch.arange(T)[None])
+        return ours(x, causal=True), theirs(x, angles, mask)[0]
+    kind = theirs.config.model_type
+    if kind in DECODERS:
+        return ours(tokens), theirs(tokens).logits
+    if kind == "bert":
+        return ours(tokens, torch.tensor([T, T])), theirs(tokens).last_hidden_state
+    config = theirs.config
+    images = numbers_of(seed, 2, config.num_channels, config.image_size, config.image_size)
+    return ours.features(images), theirs(images).last_hidden_state
 
 
 def share(found, expected):
@@ -117,53 +208,57 @@ def share(found, expected):
 
 
 @torch.no_grad()
-def of_logits(theirs, ours, seed):
-    tokens, _ = given_of(seed)
-    return share(ours(tokens), theirs(tokens).logits)
+def of_outputs(theirs, ours, seed):
+    return share(*outputs_of(theirs, ours, seed))
 
 
 @torch.no_grad()
-def of_padded_logits(theirs, ours, seed):
+def of_padded(theirs, ours, seed):
+    """On the left, and of Bert on the right."""
     tokens, real = given_of(seed)
+    if theirs.config.model_type == "bert":
+        real = real.flip(1)
+        expected = theirs(tokens, attention_mask=real).last_hidden_state
+        return share(ours(tokens, real.sum(dim=1))[real.bool()], expected[real.bool()])
     expected = theirs(tokens, attention_mask=real).logits[real.bool()]
     return share(ours(tokens, mask=from_binary(real))[real.bool()], expected)
 
 
 @torch.no_grad()
-def of_cached_logits(theirs, ours, seed):
-    """Padded too, in every split of the text."""
+def of_cached(theirs, ours, seed):
+    """In every split of the text; padded too, where there are tokens."""
     (tokens, real), worst = given_of(seed), 0.0
-    expected, mask = theirs(tokens, attention_mask=real).logits[real.bool()], from_binary(real)
+    if isinstance(theirs, GptOssAttention):
+        x, real = numbers_of(seed, 2, T, theirs.config.hidden_size), torch.ones_like(real)
+        (_, expected), ours = outputs_of(theirs, ours, seed), partial(ours, causal=True)
+    else:
+        x, expected = tokens, theirs(tokens, attention_mask=real).logits
     for pieces in SPLITS:
         cache, outs = Cache(), []
-        for piece in tokens.split(pieces, dim=1):
+        for piece in x.split(pieces, dim=1):
             seen = cache.length + piece.shape[1]
-            outs.append(ours(piece, mask=mask[..., :seen], cache=cache))
+            outs.append(ours(piece, mask=from_binary(real[:, :seen]), cache=cache))
         assert cache.length == T
-        worst = max(worst, share(torch.cat(outs, dim=1)[real.bool()], expected))
+        worst = max(worst, share(torch.cat(outs, dim=1)[real.bool()], expected[real.bool()]))
     return worst
 
 
 def of_gradients(theirs, ours, seed):
     """Of every parameter; theirs find their places as the weights do."""
-    tokens, _ = given_of(seed)
-    ours = copy.deepcopy(ours)
-    weight = torch.randn(2, T, VOCABULARY, generator=torch.Generator().manual_seed(seed))
-    (ours(tokens) * weight).sum().backward()
-    other = copy.deepcopy(theirs)
-    (other(tokens).logits * weight).sum().backward()
+    ours, other = copy.deepcopy(ours), copy.deepcopy(theirs)
+    for out in outputs_of(other, ours, seed):
+        (out * numbers_of(seed, *out.shape)).sum().backward()
     with torch.no_grad():
         for p in other.parameters():
-            p.copy_(p.grad)
-    expected = interop.from_transformers(other)
+            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)  # of a pooler there is none
+    expected = ours_of(other)
     if theirs.config.model_type.startswith("gemma"):
         weights_without_one(expected)  # what was added to each weight is no part of its gradient
     found, wanted = (
-        [p.detach().flatten() for p in model]
-        for model in ((p.grad for p in ours.parameters()), expected.parameters())
+        torch.cat([p.detach().flatten() for p in parameters])
+        for parameters in ((p.grad for p in ours.parameters()), expected.parameters())
     )
-    assert sum(map(len, found)) == sum(p.numel() for p in theirs.parameters())
-    return share(torch.cat(found), torch.cat(wanted))
+    return share(found, wanted)
 
 
 def of_greedy_tokens(theirs, ours, seed):
@@ -179,31 +274,39 @@ def of_greedy_tokens(theirs, ours, seed):
 
 
 SORTS = {
-    "logits": of_logits,
-    "padded": of_padded_logits,
-    "cached": of_cached_logits,
+    "outputs": of_outputs,
+    "padded": of_padded,
+    "cached": of_cached,
     "gradients": of_gradients,
-    "greedy": of_greedy_tokens,
+    "written": of_greedy_tokens,
 }
+
+
+def sorts_of(kind):
+    """Those that make sense."""
+    if kind in DECODERS:
+        return [*SORTS]
+    if kind in ENCODERS:
+        return ["outputs", "padded", "gradients"] if kind == "bert" else ["outputs", "gradients"]
+    return ["outputs", "cached", "gradients"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_equals_transformers(kind, seed):
     theirs = theirs_of(kind, seed)
-    ours = interop.from_transformers(theirs)
-    assert isinstance(ours, DecoderLM)
+    ours = ours_of(theirs)
     assert not any(m.training for m in ours.modules())
     assert not any(type(m).__module__.startswith("transformers") for m in ours.modules())
-    found = {name: difference(theirs, ours, seed) for name, difference in SORTS.items()}
-    assert found.pop("greedy") == 0
+    found = {name: SORTS[name](theirs, ours, seed) for name in sorts_of(kind)}
+    assert found.pop("written", 0) == 0
     assert {name: worst for name, worst in found.items() if worst > WORST} == {}
 
 
 def test_the_configurations_are_of_all_sorts():
     """Windows shorter than the text beside layers without, shared heads, tied and untied."""
     assert len(SPLITS) == 2 ** (T - 1)
-    for kind in KINDS:
+    for kind in DECODERS:
         drawn = [options_of(kind, seed) for seed in SEEDS]
         varied = ("tie_word_embeddings", "attention_bias", "num_key_value_heads")
         for name in (*varied, *{"layer_types", "no_rope_layers", "mlp_bias"} & drawn[0].keys()):
@@ -213,6 +316,12 @@ def test_the_configurations_are_of_all_sorts():
         for options in drawn:
             assert len(set(options.get("layer_types", "ab"))) == 2
             assert options.get("sliding_window", 1) < T
+    for kind in ENCODERS:
+        drawn = [str(options_of_encoder(kind, seed)) for seed in SEEDS]
+        assert len(set(drawn)) == len(SEEDS)
+    drawn = [options_of_sinks(seed) for seed in SEEDS]
+    assert {options["sliding_window"] < T for options in drawn} == {True}
+    assert len({str(options["layer_types"]) for options in drawn}) == 2
 
 
 # ---------------------------------------------------------------- planted mistakes
@@ -302,6 +411,10 @@ PLANTED = [
     ("gemma2", lambda ours: setattr(ours, "logit_softcap", 30.0)),
     ("olmo2", lambda ours: [setattr(b, "norm_at", "before") for b in ours.decoder.blocks]),
     ("gemma2", lambda ours: [setattr(a, "scale", a.d_k**-0.5) for a in layers_of(ours)]),
+    (SINKS, lambda ours: setattr(ours, "sinks", None)),
+    (SINKS, lambda ours: setattr(ours, "window", None)),
+    ("dinov2", lambda ours: [setattr(b, "norm_at", "after") for b in ours.encoder.blocks]),
+    ("bert", lambda ours: ours.segment.data.zero_()),
 ]
 
 
@@ -310,9 +423,9 @@ def test_a_planted_mistake_is_seen(kind, mistake):
     """With some seed at least: not every configuration has what the mistake is about."""
     worst = 0.0
     for seed in SEEDS:
-        ours = interop.from_transformers(theirs_of(kind, seed))
+        ours = ours_of(theirs_of(kind, seed))
         mistake(ours)
-        worst = max(worst, of_logits(theirs_of(kind, seed), ours, seed))
+        worst = max(worst, of_outputs(theirs_of(kind, seed), ours, seed))
     assert worst > 100 * WORST
 
 
@@ -383,18 +496,20 @@ def test_a_converted_decoder_is_its_own():
 def table():
     print(f"{'':12}" + "".join(f"{name:>11}" for name in SORTS))
     for kind in KINDS:
-        found = {name: [] for name in SORTS}
+        found = {name: [] for name in sorts_of(kind)}
         for seed in SEEDS:
             theirs = theirs_of(kind, seed)
-            ours = interop.from_transformers(theirs)
-            for name, difference in SORTS.items():
-                found[name].append(difference(theirs, ours, seed))
-        written = 2 * NEW * len(SEEDS)
-        equal = f"{written - sum(found.pop('greedy'))} of {written}"
-        print(f"{kind:12}" + "".join(f"{max(f):11.1e}" for f in found.values()) + f"{equal:>11}")
+            ours = ours_of(theirs)
+            for name in found:
+                found[name].append(SORTS[name](theirs, ours, seed))
+        cells = {name: f"{max(worst):.1e}" for name, worst in found.items()}
+        if "written" in found:
+            total = 2 * NEW * len(SEEDS)
+            cells["written"] = f"{total - sum(found['written'])} of {total}"
+        print(f"{kind:12}" + "".join(f"{cells.get(name, ''):>11}" for name in SORTS))
 
 
 if __name__ == "__main__":
     print(f"Worst difference over {len(SEEDS)} random models, as a share of the largest number;")
-    print(f"cached in all {len(SPLITS)} splits of {T} tokens; tokens written that are equal")
+    print(f"cached in all {len(SPLITS)} splits of {T} tokens; written tokens that are equal")
     table()
