@@ -108,9 +108,9 @@ class MultiHeadAttention(nn.Module):
         sinks: whether each head has a sink, a learned score that is one more term of the softmax's
             denominator and has no value: then a query need not spend its weight on any token. A
             recording shows the sink as one more key, before all others. Default False.
-        rotate: rotates queries and keys by their positions: (x (B, heads, ·, d_k), positions) to
-            x, as :func:`attn_lib.positions.apply_rope`. Key s has position s; the queries are the
-            last T of the S positions. Default: none is rotated.
+        rotate: rotates queries and keys by their positions: (x, positions) to x, as
+            :func:`attn_lib.positions.apply_rope`; x is (B, H + H_kv, T, d_k), the queries' heads
+            and then the keys'. Positions are counted from 0 on. Default: none is rotated.
         qk_norm: makes the norms of queries and of keys, before they are rotated, from their number
             of heads and d_k; each acts on (B, ·, heads, d_k). Default: no norms.
         bias: whether the four projections have a bias (not the ``bias`` of :meth:`forward`);
@@ -254,7 +254,8 @@ class MultiHeadAttention(nn.Module):
             k, v = self._keys_values(source)  # (B, H_kv, S, d_k), (B, H_kv, S, d_v)
         if self.rotate is not None:
             positions = torch.arange(seen, S, device=x.device)
-            q, k = self.rotate(q, positions), self.rotate(k, positions)
+            both = self.rotate(torch.cat([q, k], dim=1), positions)  # the angles are computed once
+            q, k = both[:, : self.num_heads], both[:, self.num_heads :]
         if cache is not None and context is None:
             k, v = cache.append(self, k, v, window=self.window)
             kept = k.shape[2]
