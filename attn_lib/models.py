@@ -157,8 +157,8 @@ class DecoderLM(nn.Module):
         max_len: length of the longest sequence, in tokens, padding not counted; None for a model
             without learned positions, which gets them from its blocks, such as rotary ones.
         d_model: width of the residual stream.
-        tied: whether the matrix of the output is that of the embedding; it then has no bias, and
-            neither has it where the blocks have none.
+        tied: whether the output's matrix is that of the embedding; the output then has no bias.
+            Untied, it has one where the blocks have.
         embedding_scale: multiplies the tokens' vectors, sqrt(d_model) in the paper and in Gemma;
             default 1.
         logit_softcap: a bound c: logits become c · tanh(logits / c). Default: no bound.
