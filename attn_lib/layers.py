@@ -5,8 +5,11 @@ reference, ``attn_lib.attention``. The book's page on many heads builds the atte
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_lib._checks import (
@@ -16,11 +19,19 @@ from attn_lib._checks import (
     check_mask,
     check_number,
     check_probability,
-    check_rotary_width,
 )
 from attn_lib.cache import Cache, new_cache_key, one_pass
 from attn_lib.functional import attention, closed_to_all, fused_attention
-from attn_lib.positions import apply_rope
+from attn_lib.masks import window_mask
+
+Rotate = Callable[[Tensor, Tensor], Tensor]  # (x, positions) to x, as apply_rope
+
+_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -91,15 +102,24 @@ class MultiHeadAttention(nn.Module):
         scale: multiplies the scores; default 1/sqrt(d_k).
         softcap: bounds the scores, as in :func:`attn_lib.functional.attention_weights`, on a
             slower path that computes the weights explicitly; default: no bound.
-        rotary: base of rotary positions, where key s has position s and the queries are the last
-            T of the S positions; default: no rotary positions.
+        window: number of positions that each query may attend to: its own and those just before
+            it. Such a layer is called with ``causal=True``, and a cache keeps no other key.
+            Default: no window.
+        sinks: whether each head has a sink, a learned score that is one more term of the softmax's
+            denominator and has no value: then a query need not spend its weight on any token. A
+            recording shows the sink as one more key, before all others. Default False.
+        rotate: rotates queries and keys by their positions: (x, positions) to x, as
+            :func:`attn_lib.positions.apply_rope`; x is (B, H + H_kv, T, d_k), the queries' heads
+            and then the keys'. Positions are counted from 0 on. Default: none is rotated.
+        qk_norm: makes the norms of queries and of keys, before they are rotated, from their number
+            of heads and d_k; each acts on (B, ·, heads, d_k). Default: no norms.
         bias: whether the four projections have a bias (not the ``bias`` of :meth:`forward`);
             default True.
         dropout: probability of dropping an attention weight, in training only; default 0.
 
     Raises:
-        ValueError: sizes that do not fit; an odd d_k with ``rotary``; a dropout outside [0, 1].
-        TypeError: sizes that are not integers.
+        ValueError: sizes that do not fit; a dropout outside [0, 1].
+        TypeError: sizes that are not integers; ``sinks`` that is not True or False.
 
     Example:
         >>> layer, x = MultiHeadAttention(6, 3), torch.randn(2, 5, 6)
@@ -108,7 +128,10 @@ class MultiHeadAttention(nn.Module):
         >>> torch.allclose(layer(x), layer.out_proj(merge_heads(out)), atol=1e-5)
         True
 
-    Source: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023).
+    Source: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023); windows:
+    Jiang et al. (2023), "Mistral 7B"; sinks: OpenAI (2025), "gpt-oss-120b & gpt-oss-20b Model
+    Card", section 2; norms of queries and keys: Henry et al. (2020), "Query-Key Normalization for
+    Transformers", and for RMSNorm ``Qwen3Attention`` of the package transformers.
     """
 
     def __init__(
@@ -122,7 +145,10 @@ class MultiHeadAttention(nn.Module):
         num_kv_heads: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
-        rotary: float | None = None,
+        window: int | None = None,
+        sinks: bool = False,
+        rotate: Rotate | None = None,
+        qk_norm: Callable[[int, int], nn.Module] | None = None,
         bias: bool = True,
         dropout: float = 0.0,
     ):
@@ -140,8 +166,9 @@ class MultiHeadAttention(nn.Module):
         if num_heads % num_kv_heads:
             raise ValueError(f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}")
         check_probability("dropout", dropout)
-        if rotary is not None:
-            check_rotary_width(d_k)
+        check_flag("sinks", sinks)
+        if window is not None:
+            check_at_least_one(window=window)
         self.d_model, self.d_context, self.d_k, self.d_v = d_model, d_context, d_k, d_v
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         if scale is not None:
@@ -149,12 +176,15 @@ class MultiHeadAttention(nn.Module):
             if not math.isfinite(scale):
                 raise ValueError(f"scale must be finite, got {scale}")
         self.scale = 1.0 / math.sqrt(d_k) if scale is None else scale
-        self.softcap, self.rotary, self.dropout = softcap, rotary, dropout
+        self.softcap, self.window, self.rotate, self.dropout = softcap, window, rotate, dropout
         self.cache_key = new_cache_key()
         self.q_proj = nn.Linear(d_model, num_heads * d_k, bias=bias)
         self.k_proj = nn.Linear(d_context, num_kv_heads * d_k, bias=bias)
         self.v_proj = nn.Linear(d_context, num_kv_heads * d_v, bias=bias)
         self.out_proj = nn.Linear(num_heads * d_v, d_model, bias=bias)
+        self.q_norm = None if qk_norm is None else qk_norm(num_heads, d_k)
+        self.k_norm = None if qk_norm is None else qk_norm(num_kv_heads, d_k)
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
 
     def forward(
         self,
@@ -187,11 +217,12 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             ValueError: shapes that do not fit; NaN or +inf in ``bias``; a cache of another batch
-                or context; a context for a layer with rotary positions.
+                or context; a window without ``causal``; a context for a layer that rotates or has
+                a window.
             TypeError: a mask that is not bool; a bias of another dtype.
         """
         check_flag("causal", causal)
-        self._check_inputs(x, context)
+        self._check_inputs(x, context, causal)
         with one_pass(cache, self):
             return self._forward(x, context, mask, bias, causal, cache)
 
@@ -213,7 +244,7 @@ class MultiHeadAttention(nn.Module):
             closed = closed_to_all(mask)[..., None]  # (S, 1) or (B, S, 1)
         if closed is not None and cache is None:
             source = source.masked_fill(closed, 0.0)
-        q = split_heads(self.q_proj(x), self.num_heads)  # (B, H, T, d_k)
+        q = _normed(split_heads(self.q_proj(x), self.num_heads), self.q_norm)  # (B, H, T, d_k)
         if bias is not None:
             bias = bias.to(q.dtype) if torch.is_autocast_enabled(x.device.type) else bias
             check_bias(bias, shape, q)
@@ -221,11 +252,16 @@ class MultiHeadAttention(nn.Module):
             k, v = cache.of_context(self, context, self._keys_values)
         else:
             k, v = self._keys_values(source)  # (B, H_kv, S, d_k), (B, H_kv, S, d_v)
-        if self.rotary is not None:
+        if self.rotate is not None:
             positions = torch.arange(seen, S, device=x.device)
-            q, k = (apply_rope(t, positions, base=self.rotary) for t in (q, k))
+            both = self.rotate(torch.cat([q, k], dim=1), positions)  # the angles are computed once
+            q, k = both[:, : self.num_heads], both[:, self.num_heads :]
         if cache is not None and context is None:
-            k, v = cache.append(self, k, v)
+            k, v = cache.append(self, k, v, window=self.window)
+            kept = k.shape[2]
+            if kept < S:  # the others are outside of every query's window
+                closed = None if closed is None else closed[..., -kept:, :]
+                mask, bias = (t if t is None else t[..., -kept:] for t in (mask, bias))
         if cache is not None and closed is not None and not _harmless(k, v):
             # cleared in this call only: a later query may attend to it
             k, v = (t.masked_fill(closed.unsqueeze(-3), 0.0) for t in (k, v))
@@ -233,7 +269,7 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(merge_heads(out))  # (B, H, T, d_v) to (B, T, d_model)
 
     def _keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        k = split_heads(self.k_proj(source), self.num_kv_heads)
+        k = _normed(split_heads(self.k_proj(source), self.num_kv_heads), self.k_norm)
         return k, split_heads(self.v_proj(source), self.num_kv_heads)
 
     def _attend(
@@ -246,7 +282,12 @@ class MultiHeadAttention(nn.Module):
         causal: bool,
     ) -> Tensor:
         """(B, H, T, d_v), by the fused kernel where it can."""
-        dropout_p = self.dropout if self.training else 0.0
+        T, S, dropout_p = q.shape[2], k.shape[2], self.dropout if self.training else 0.0
+        if self.window is not None and S > self.window:
+            near = window_mask(T, self.window - 1, S=S).to(q.device)
+            mask = near if mask is None else mask & near
+        if self.sinks is not None:
+            k, v, mask, bias = _with_sinks(self.sinks.to(q.dtype), k, v, mask, bias)
         if self.softcap is None:
             return fused_attention(
                 q, k, v, mask=mask, bias=bias, scale=self.scale, causal=causal, dropout_p=dropout_p
@@ -263,8 +304,10 @@ class MultiHeadAttention(nn.Module):
             dropout_p=dropout_p,
         )[0]
 
-    def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
+    def _check_inputs(self, x: Tensor, context: Tensor | None, causal: bool) -> None:
         _check_width("x", x, self.d_model)
+        if self.window is not None and not causal:
+            raise ValueError("a window ends with the token itself: call the layer with causal=True")
         if context is None:
             if self.d_context != self.d_model:
                 raise ValueError(f"context must be (batch, length, {self.d_context}), got None")
@@ -277,20 +320,26 @@ class MultiHeadAttention(nn.Module):
                 f"x and context must have the same batch size, got {x.shape[0]} "
                 f"and {context.shape[0]}"
             )
-        if self.rotary is not None:
+        if self.rotate is not None or self.window is not None:
             raise ValueError(
-                "rotary positions are of one sequence: a layer that has them takes no context"
+                "rotary positions and a window are of one sequence: a layer that has them takes no "
+                "context"
             )
 
 
 class FeedForward(nn.Module):
     """activation(x W_1 + b_1) W_2 + b_2, at each position separately.
 
+    Gated, it is (activation(x W_g + b_g) * (x W_1 + b_1)) W_2 + b_2: with ``"silu"`` SwiGLU, which
+    at the same d_ff has half as many parameters again.
+
     Args:
         d_model: width of the input and of the output.
         d_ff: width of the hidden layer.
-        activation: ``"gelu"`` or ``"relu"``.
-        bias: whether the two projections have one.
+        activation: ``"gelu"``, ``"gelu_tanh"`` (its approximation by tanh), ``"relu"`` or
+            ``"silu"``.
+        gated: whether the activation, of a third projection, multiplies the hidden layer.
+        bias: whether the projections have one.
         dropout: dropout on the hidden activations, in training only.
 
     Raises:
@@ -302,7 +351,8 @@ class FeedForward(nn.Module):
         >>> torch.allclose(layer(x), layer.down(layer.up(x).clamp(min=0.0)))
         True
 
-    Source: Vaswani et al. (2017), section 3.3; GELU: Hendrycks and Gimpel (2016).
+    Source: Vaswani et al. (2017), section 3.3; GELU: Hendrycks and Gimpel (2016); gated: Shazeer
+    (2020), "GLU Variants Improve Transformer", section 2.
     """
 
     def __init__(
@@ -311,27 +361,53 @@ class FeedForward(nn.Module):
         d_ff: int,
         *,
         activation: str = "gelu",
+        gated: bool = False,
         bias: bool = True,
         dropout: float = 0.0,
     ):
         super().__init__()
         check_at_least_one(d_model=d_model, d_ff=d_ff)
-        known = {"gelu": nn.GELU, "relu": nn.ReLU}
-        if activation not in known:
-            raise ValueError(f"activation must be one of {', '.join(known)}, got {activation!r}")
+        if activation not in _ACTIVATIONS:
+            known = ", ".join(_ACTIVATIONS)
+            raise ValueError(f"activation must be one of {known}, got {activation!r}")
+        check_flag("gated", gated)
         check_probability("dropout", dropout)
-        self.up, self.activation = nn.Linear(d_model, d_ff, bias=bias), known[activation]()
+        self.up, self.activation = nn.Linear(d_model, d_ff, bias=bias), _ACTIVATIONS[activation]()
+        self.gate = nn.Linear(d_model, d_ff, bias=bias) if gated else None
         self.dropout, self.down = nn.Dropout(dropout), nn.Linear(d_ff, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., d_model) to (..., d_model)."""
-        hidden = self.activation(self.up(x))
+        hidden = self.up(x)
+        if self.gate is None:
+            hidden = self.activation(hidden)
+        else:
+            hidden = self.activation(self.gate(x)) * hidden
         return self.down(self.dropout(hidden) if self.training else hidden)
 
 
 def _check_width(name: str, x: Tensor, width: int) -> None:
     if x.dim() != 3 or x.shape[-1] != width:
         raise ValueError(f"{name} must be (batch, length, {width}), got {tuple(x.shape)}")
+
+
+def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
+    """(B, heads, ·, d_k); the norm sees the heads of a position side by side."""
+    return x if norm is None else norm(x.transpose(1, 2)).transpose(1, 2)
+
+
+def _with_sinks(
+    sinks: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """One more key before the others, open to every query: its score is the sink, its value 0."""
+    H, S = len(sinks), k.shape[2]
+    rest = k.new_zeros(1, 1, 1, 1) if bias is None else bias[(None,) * (4 - bias.dim())]
+    rest = rest.expand(rest.shape[0], H, rest.shape[2], S)
+    bias = torch.cat([sinks[:, None, None].expand(*rest.shape[:3], 1), rest], dim=-1)
+    if mask is not None:
+        mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
+    k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
+    return k, v, mask, bias
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ page on the encoder and decoder.
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 from attn_lib._checks import (
     check_at_least_one,
+    check_flag,
     check_indices,
     check_no_cross_attention,
     check_number,
     check_sizes,
 )
+from attn_lib._embedding import Embedding
 from attn_lib.cache import Cache, one_pass
 from attn_lib.masks import padding_mask
 from attn_lib.positions import LearnedPositions
@@ -73,8 +76,8 @@ class Transformer(nn.Module):
         self.max_len = max_len
         self.encoder = TransformerEncoder(**block)
         self.decoder = TransformerDecoder(**block)
-        self.source = _Embedding(source_vocab_size, max_len, d_model, dropout)
-        self.target = _Embedding(target_vocab_size, max_len, d_model, dropout)
+        self.source = Embedding(source_vocab_size, max_len, d_model, dropout)
+        self.target = Embedding(target_vocab_size, max_len, d_model, dropout)
         self.output = nn.Linear(d_model, target_vocab_size)
 
     def forward(
@@ -151,14 +154,22 @@ class DecoderLM(nn.Module):
 
     Args:
         vocab_size: number of tokens in the vocabulary.
-        max_len: length of the longest sequence, in tokens, padding not counted.
+        max_len: length of the longest sequence, in tokens, padding not counted; None for a model
+            without learned positions, which gets them from its blocks, such as rotary ones.
         d_model: width of the residual stream.
+        tied: whether the output's matrix is that of the embedding; the output then has no bias.
+            Untied, it has one where the blocks have.
+        embedding_scale: multiplies the tokens' vectors, sqrt(d_model) in the paper and in Gemma;
+            default 1.
+        logit_softcap: a bound c: logits become c · tanh(logits / c). Default: no bound.
         dropout: as in a block, and on the embeddings.
         block: ``num_layers``, and the other arguments of every
-            :class:`attn_lib.transformer.TransformerBlock`.
+            :class:`attn_lib.transformer.TransformerBlock`; ``attention`` may be a function of the
+            block's index, as in :class:`attn_lib.transformer.TransformerEncoder`.
 
     Raises:
-        ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
+        ValueError: as :class:`attn_lib.transformer.TransformerBlock`; a ``logit_softcap`` that is
+            not positive.
         TypeError: as :class:`attn_lib.transformer.TransformerBlock`.
 
     Example:
@@ -166,27 +177,43 @@ class DecoderLM(nn.Module):
         >>> model = DecoderLM(vocab_size=11, max_len=5, **sizes)
         >>> model(torch.tensor([[10, 3, 4]])).shape
         torch.Size([1, 3, 11])
+        >>> from attn_lib.positions import apply_rope
+        >>> today = {"norm": nn.RMSNorm, "gated": True, "activation": "silu", "bias": False}
+        >>> heads = {"d_k": 4, "num_kv_heads": 1, "rotate": apply_rope}
+        >>> today |= {"max_len": None, "tied": True, "attention": heads}
+        >>> model = DecoderLM(vocab_size=11, **today, **sizes)
+        >>> sum(p.numel() for p in model.parameters())  # 66 + 2 · (6 + 192 + 6 + 432) + 6
+        1344
 
     Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", section
-    2.3, for pre-norm blocks and learned positions.
+    2.3, for pre-norm blocks and learned positions; tied: Press and Wolf (2017), "Using the Output
+    Embedding to Improve Language Models"; the other parts together: Touvron et al. (2023), "LLaMA",
+    section 2.2, and Gemma Team (2024), "Gemma 2", section 2.
     """
 
     def __init__(
         self,
         *,
         vocab_size: int,
-        max_len: int,
+        max_len: int | None,
         d_model: int,
+        tied: bool = False,
+        embedding_scale: float = 1.0,
+        logit_softcap: float | None = None,
         dropout: float = 0.0,
         **block: Any,
     ):
         super().__init__()
         check_no_cross_attention("DecoderLM", block)
+        check_flag("tied", tied)
+        check_number("embedding_scale", embedding_scale)
+        if logit_softcap is not None and not logit_softcap > 0.0:
+            raise ValueError(f"logit_softcap must be positive, got {logit_softcap}")
+        bias, self.max_len, self.logit_softcap = block.get("bias", True), max_len, logit_softcap
         block = {**block, "d_model": d_model, "dropout": dropout, "cross_attention": False}
-        self.max_len = max_len
         self.decoder = TransformerDecoder(**block)
-        self.embedding = _Embedding(vocab_size, max_len, d_model, dropout)
-        self.output = nn.Linear(d_model, vocab_size)
+        self.embedding = Embedding(vocab_size, max_len, d_model, dropout, embedding_scale)
+        self.output = None if tied else nn.Linear(d_model, vocab_size, bias=bias)
 
     def forward(
         self, tokens: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None
@@ -208,7 +235,14 @@ class DecoderLM(nn.Module):
         """
         x = self.embedding(tokens, mask, 0 if cache is None else cache.length)
         with one_pass(cache, self):
-            return self.output(self.decoder(x, mask=mask, cache=cache))
+            x = self.decoder(x, mask=mask, cache=cache)
+            if self.output is None:
+                logits = F.linear(x, self.embedding.vectors.weight)
+            else:
+                logits = self.output(x)
+        if self.logit_softcap is None:
+            return logits
+        return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
 
 
 def generate(
@@ -301,7 +335,8 @@ def _check_start(
     if module.training:
         raise ValueError("the model is in training mode: call model.eval() first")
     real = tokens.shape[1] if mask is None else int(mask.sum(dim=-1).max())
-    max_len = getattr(module, "max_len", math.inf)
+    max_len = getattr(module, "max_len", None)
+    max_len = math.inf if max_len is None else max_len
     if max_new_tokens and real + max_new_tokens - 1 > max_len:
         raise ValueError(
             f"{real} tokens and max_new_tokens={max_new_tokens} need a model with max_len of at "
@@ -396,8 +431,8 @@ class SentenceEncoder(nn.Module):
             d_model=d_model,
             num_heads=num_heads,
             d_ff=d_ff,
-            norm_first=False,
-            eps=eps,
+            norm=partial(nn.LayerNorm, eps=eps),
+            norm_at="after",
         )
         self.tokenizer = tokenizer
 
@@ -464,35 +499,3 @@ class SentenceEncoder(nn.Module):
         real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]  # (B, T, 1)
         mean = out.masked_fill(~real, 0.0).sum(dim=1) / lengths[:, None]
         return nn.functional.normalize(mean, dim=-1)
-
-
-class _Embedding(nn.Module):
-    """Token plus position embeddings; padding does not advance the position."""
-
-    def __init__(self, vocab_size: int, max_len: int, d_model: int, dropout: float):
-        super().__init__()
-        check_at_least_one(vocab_size=vocab_size, max_len=max_len)
-        self.vectors = nn.Embedding(vocab_size, d_model)
-        nn.init.normal_(self.vectors.weight, std=0.02)  # as large as the positions
-        self.positions, self.dropout = LearnedPositions(max_len, d_model), nn.Dropout(dropout)
-
-    def forward(self, tokens: Tensor, mask: Tensor | None, seen: int = 0) -> Tensor:
-        self._check(tokens, mask, seen)
-        positions = None
-        if mask is not None:
-            real_so_far = mask[:, 0, 0].cumsum(dim=1)  # (B, seen + T)
-            positions = (real_so_far - 1).clamp(min=0)[:, seen:]
-        x = self.positions(self.vectors(tokens), positions, start=seen)
-        return self.dropout(x) if self.training else x
-
-    def _check(self, tokens: Tensor, mask: Tensor | None, seen: int) -> None:
-        if tokens.dim() != 2:
-            raise ValueError(f"tokens must be (B, T), got {tuple(tokens.shape)}")
-        check_indices("tokens", tokens, self.vectors.num_embeddings)
-        B, T = tokens.shape
-        if mask is not None and mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool, True = a real token, got {mask.dtype}")
-        if mask is not None and mask.shape != (B, 1, 1, seen + T):
-            raise ValueError(
-                f"mask must be (B, 1, 1, {seen + T}) with B={B}, got {tuple(mask.shape)}"
-            )

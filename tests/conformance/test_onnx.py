@@ -1,4 +1,4 @@
-"""The 93 cases that ONNX publishes for its `Attention` operator, through public functions only.
+"""The cases that ONNX publishes: 93 of `Attention` and 3 of `SwiGLU`, through public names only.
 
 The `onnx` package makes the cases, inputs and expected outputs, with a reference in NumPy. What
 the operator does around attention (splitting heads, repeating shared keys, joining a cache) is
@@ -21,20 +21,20 @@ import torch
 import torch.nn.functional as F
 from onnx.backend.test.case.node import collect_testcases
 
-from attn_lib import attention, causal_mask, padding_mask, window_mask
+from attn_lib import FeedForward, attention, causal_mask, padding_mask, window_mask
 
 OUTPUTS = ("Y", "present_key", "present_value", "scores")
 SCORES_AFTER_SOFTMAX = 3  # qk_matmul_output_mode
 
 
-def published_cases() -> list:
+def published_cases(operator) -> list:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporters overflow on purpose
-        cases = collect_testcases("Attention")
-    return [case for case in cases if [n.op_type for n in case.model.graph.node] == ["Attention"]]
+        cases = collect_testcases(None)  # of every operator: it is asked once
+    return [case for case in cases if [n.op_type for n in case.model.graph.node] == [operator]]
 
 
-CASES = published_cases()
+CASES = published_cases("Attention")
 
 
 def tensor(array: np.ndarray) -> torch.Tensor:
@@ -198,6 +198,37 @@ def test_the_others_are_asked_the_same_and_miss_by_rounding_only(name):
 def test_only_bfloat16_misses_the_tolerance_of_onnx():
     pairs = [pair for case in CASES for pair in run(case).values()]
     assert {p[0].dtype for p in pairs if not within_onnx(*p)} == {torch.bfloat16}
+
+
+# ---------------------------------------------------------------- SwiGLU
+
+
+@torch.no_grad()
+def gated(a: torch.Tensor, b: torch.Tensor, alpha: float, activation: str) -> torch.Tensor:
+    """A `FeedForward` whose gate reads a, and whose hidden layer b, from one vector (a, b)."""
+    n = a.shape[-1]
+    layer = FeedForward(2 * n, n, activation=activation, gated=True, bias=False).to(a.dtype)
+    one = torch.eye(n, dtype=a.dtype)
+    layer.gate.weight.copy_(torch.cat([alpha * one, 0 * one], dim=1))
+    layer.up.weight.copy_(torch.cat([0 * one, one], dim=1))
+    layer.down.weight.copy_(torch.cat([one / alpha, 0 * one]))
+    return layer(torch.cat([a, b], dim=-1))[..., :n]
+
+
+def test_three_of_three_cases_of_swiglu():
+    cases = published_cases("SwiGLU")
+    assert [case.name for case in cases] == [
+        "test_swiglu",
+        "test_swiglu_alpha",
+        "test_swiglu_float16",
+    ]
+    for case in cases:
+        options = {a.name: a.f for a in case.model.graph.node[0].attribute}
+        (a, b), (expected,) = (map(tensor, arrays) for arrays in case.data_sets[0])
+        alpha = options.get("alpha", 1.0)
+        assert error_in_steps(gated(a, b, alpha, "silu"), expected) <= 1.0, case.name
+        for wrong in (gated(b, a, alpha, "silu"), gated(a, b, alpha, "gelu")):
+            assert error_in_steps(wrong, expected) > 1.0, case.name
 
 
 if __name__ == "__main__":

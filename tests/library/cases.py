@@ -1,6 +1,7 @@
 """Inputs, layers and models that several of these tests share."""
 
 import math
+from functools import partial
 
 import torch
 from hypothesis import strategies as st
@@ -9,10 +10,11 @@ from oracle import attention_by_loops
 from attn_lib import padding_mask
 from attn_lib.layers import MultiHeadAttention
 from attn_lib.models import DecoderLM
+from attn_lib.positions import apply_rope
 
 INF = math.inf
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-ORDERS = {"post-norm": False, "pre-norm": True}
+ORDERS = {"post-norm": "after", "pre-norm": "before"}
 TARGET = torch.tensor([[10, 3, 4, 1, 6], [0, 7, 7, 12, 12]])
 PADDING = {  # side: which of the source's and of the target's tokens are real
     "none": (None, None),
@@ -22,6 +24,7 @@ PADDING = {  # side: which of the source's and of the target's tokens are real
         padding_mask(torch.tensor([3, 5]), 5).flip(-1),
     ),
 }
+ROTATE = partial(apply_rope, base=100.0)
 SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 2}
 
 

@@ -104,7 +104,10 @@ def test_equals_models_of_images(kind, config, size):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (lambda: nn.Linear(2, 2), "^model must be of type bert, vit or dinov2, got None$"),
+        (
+            lambda: nn.Linear(2, 2),
+            "^model must be of type bert, vit, dinov2, llama, qwen3, .*, got None$",
+        ),
         (
             lambda: bert(is_decoder=False, hidden_act="relu"),
             "^the activation must be gelu, got 'relu'$",
@@ -187,8 +190,7 @@ def test_an_encoder_keeps_its_tokenizer_and_norms_last():
     vectors = ours.encode(["a cat drank", "the milk"])
     alone = ours(torch.tensor([[1, 3, 5]]), torch.tensor([3]))[0].mean(dim=0)
     torch.testing.assert_close(vectors[0], alone / alone.norm())
-    assert not any(block.norm_first for block in ours.encoder.blocks)
-    assert [block.norm_first for block in ours.encoder.blocks] == [False, False]
+    assert [block.norm_at for block in ours.encoder.blocks] == ["after", "after"]
 
 
 def test_texts_need_a_tokenizer():

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import by_loops, draw, layer_of
+from cases import ROTATE, by_loops, draw, layer_of
 from torch import nn
 
 import attn_lib
@@ -135,8 +135,8 @@ def test_keras_23038_no_mode_lets_the_future_in(dropout, softcap):
     """Rows 2.12, 2.13: gradients of an early output, under every other option and none."""
     for mask, bias, rotary, shared, train, record in itertools.product([False, True], repeat=6):
         heads = {"num_heads": 6, "d_k": 4, "num_kv_heads": 2 if shared else None}
-        base = 100.0 if rotary else None
-        layer = layer_of(**heads, rotary=base, softcap=softcap, dropout=dropout).train(train)
+        rotate = ROTATE if rotary else None
+        layer = layer_of(**heads, rotate=rotate, softcap=softcap, dropout=dropout).train(train)
         options = {"mask": padding_mask(torch.tensor([5, 4]), 5)} if mask else {}
         options |= {"bias": draw(1, 6, 5, 5, seed=1)} if bias else {}
         x = draw(2, 5, 6).requires_grad_()
@@ -388,7 +388,10 @@ def test_A10_nothing_is_changed_in_place(softcap):
 @both_paths
 def test_E08_a_layer_keeps_no_tensor_of_a_call(softcap):
     """Rows E08: it can be copied after a training step, and its input is set free."""
-    layer, x = layer_of(softcap=softcap, rotary=100.0, d_k=4), draw(2, 5, 6).requires_grad_()
+    layer, x = (
+        layer_of(softcap=softcap, rotate=ROTATE, d_k=4),
+        draw(2, 5, 6).requires_grad_(),
+    )
     names = set(vars(layer)) | set(layer.state_dict())
     with record_attention(layer):
         layer(x, causal=True).sum().backward()
@@ -431,7 +434,7 @@ def test_transformers_33095_padding_on_the_left_is_padding_on_the_right(causal):
         x[side] = padding.repeat(2, 1, 1)
         x[side][places] = draw(8, 6, seed=1)
     for way in ("rotary", "alibi", "counted", "published"):
-        layer = layer_of(d_k=4, rotary=100.0 if way == "rotary" else None)
+        layer = layer_of(d_k=4, rotate=ROTATE if way == "rotary" else None)
         bias = alibi_bias(3, 7).double()[None] if way == "alibi" else None
         for side, places in real.items():
             where = {"counted": places.cumsum(-1) - 1, "published": torch.arange(7)}.get(way)

@@ -1,9 +1,11 @@
+import copy
 import itertools
 import math
+import pickle
 
 import pytest
 import torch
-from cases import by_loops, draw, layer_of
+from cases import ROTATE, by_loops, draw, layer_of, shaken
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
@@ -160,13 +162,16 @@ def test_what_torch_has_and_we_have_not_is_refused(options, message):
         {"num_kv_heads": 1},
         {"scale": 1.0},
         {"softcap": 1.0},
-        {"rotary": 1e4},
+        {"rotate": ROTATE},
+        {"window": 2},
+        {"sinks": True},
+        {"qk_norm": lambda heads, d_k: nn.RMSNorm(d_k)},
     ],
 )
 def test_what_we_have_and_torch_has_not_is_refused(options):
     message = (
         "^nn.MultiheadAttention needs d_k = d_v = d_model / num_heads, as many key heads, "
-        "the default scale, and neither softcap nor rotary positions$"
+        "the default scale, and no softcap, window, sinks, rotary positions or norm of the queries$"
     )
     with pytest.raises(ValueError, match=message):
         interop.to_torch(layer_of(**options))
@@ -177,7 +182,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
 
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    st.sampled_from([{}, {"d_k": 4, "rotary": 1e4}, {"num_kv_heads": 1}, {"softcap": 2.0}]),
+    st.sampled_from([{}, {"d_k": 4, "rotate": ROTATE}, {"num_kv_heads": 1}, {"softcap": 2.0}]),
     st.sampled_from(["nothing", "padding", "window", "bias"]),
 )
 def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
@@ -397,7 +402,7 @@ def test_a_column_closed_to_all_may_hold_anything():
     assert torch.equal(layer(x, context, mask=mask), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"d_k": 4, "rotary": 1e4}, {"d_k": 4, "d_v": 7}])
+@pytest.mark.parametrize("options", [{}, {"d_k": 4, "rotate": ROTATE}, {"d_k": 4, "d_v": 7}])
 def test_runs_on_meta_tensors(options):
     layer = layer_of(**options).to("meta")
     x = torch.empty(2, 4, 6, device="meta", dtype=torch.float64)
@@ -407,7 +412,7 @@ def test_runs_on_meta_tensors(options):
 
 def test_no_query_at_all():
     assert layer_of()(draw(2, 0, 6), draw(2, 3, 6)).shape == (2, 0, 6)
-    assert layer_of(d_k=4, rotary=1e4)(draw(2, 0, 6)).shape == (2, 0, 6)
+    assert layer_of(d_k=4, rotate=ROTATE)(draw(2, 0, 6)).shape == (2, 0, 6)
 
 
 def test_recorders_nest_and_end_with_an_error():
@@ -450,7 +455,7 @@ def test_the_kernel_gets_one_width(d_k, d_v, monkeypatch):
 
 
 def test_rotary_scores_depend_on_distance_only():
-    layer = layer_of(d_k=4, rotary=100.0)
+    layer = layer_of(d_k=4, rotate=ROTATE)
     x = draw(1, 1, 6).expand(1, 7, 6)  # the same token everywhere: only positions differ
     with record_attention(layer) as maps:
         layer(x)
@@ -468,9 +473,8 @@ def test_rotary_scores_depend_on_distance_only():
 
 def test_rotary_positions_are_of_one_sequence():
     """They were once applied to a context as well, counted from wherever it ended."""
-    layer, x = layer_of(d_k=4, rotary=100.0), draw(1, 6, 6)
-    message = "^rotary positions are of one sequence: a layer that has them takes no context$"
-    with pytest.raises(ValueError, match=message):
+    layer, x = layer_of(d_k=4, rotate=ROTATE), draw(1, 6, 6)
+    with pytest.raises(ValueError, match=r"^rotary positions and a window .* no context$"):
         layer(x[:, 4:], x)
 
 
@@ -518,7 +522,8 @@ BAD_LAYERS = [
     ({"d_context": 0}, ValueError, "d_context must be at least 1"),
     ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .0, 1., got 1.5"),
-    ({"d_k": 3, "rotary": 1e4}, ValueError, "even width d_k, got 3"),
+    ({"window": 0}, ValueError, "window must be at least 1, got 0"),
+    ({"window": 2.0}, TypeError, "window must be an integer, got 2.0"),
 ]
 
 
@@ -563,20 +568,218 @@ def test_bad_calls_are_named(changes, error, message):
         layer_of()(call.pop("x"), call.pop("context", None), **call)
 
 
+# ---------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"softcap": 2.0}, {"sinks": True}])
+@pytest.mark.parametrize("window", [1, 2, 3, 7, 9])
+def test_a_window_counts_the_token_itself(window, options):
+    """Beside a mask written out pair by pair."""
+    layer, plain, x = layer_of(window=window, **options), layer_of(**options), draw(2, 7, 6)
+    near = torch.tensor([[0 <= i - j < window for j in range(7)] for i in range(7)])
+    torch.testing.assert_close(layer(x, causal=True), plain(x, mask=near))
+    real = padding_mask(torch.tensor([7, 4]), 7).flip(-1)
+    bias = draw(7, 7, seed=1)
+    torch.testing.assert_close(
+        layer(x, causal=True, mask=real, bias=bias), plain(x, mask=real & near, bias=bias)
+    )
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1, "rotate": ROTATE, "d_k": 4}])
+def test_a_window_in_any_split_of_a_cache(window, options, grad):
+    """With padding and a bias; no older key is handed to the layer, or kept for long."""
+    layer, x = layer_of(window=window, sinks=True, **options), draw(2, 5, 6)
+    with torch.no_grad():
+        layer.sinks.copy_(draw(3, seed=5))
+    mask, bias = padding_mask(torch.tensor([5, 3]), 5).flip(-1), draw(2, 3, 5, 5, seed=1)
+    full = layer(x, causal=True, mask=mask, bias=bias)
+    for ends in itertools.chain.from_iterable(
+        itertools.combinations(range(1, 5), n) for n in range(5)
+    ):
+        cache, outs = Cache(), []
+        for start, end in itertools.pairwise([0, *ends, 5]):
+            given = {"mask": mask[..., :end], "bias": bias[:, :, start:end, :end]}
+            with torch.set_grad_enabled(grad):
+                outs.append(layer(x[:, start:end], causal=True, cache=cache, **given))
+            assert cache.length == end
+        torch.testing.assert_close(torch.cat(outs, dim=1), full)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_cache_drops_what_no_window_can_reach(mode):
+    layer, cache, sizes = layer_of(window=3), Cache(), []
+    with mode():
+        for _ in range(40):
+            layer(draw(1, 1, 6), causal=True, cache=cache)
+            ((entry),) = cache._entries.values()
+            sizes.append(entry.k.shape[2])
+    assert cache.length == 40
+    assert max(sizes) <= 6
+    assert (copy.deepcopy(cache).length, pickle.loads(pickle.dumps(cache)).length) == (40, 40)  # noqa: S301
+
+
+def test_what_a_window_dropped_is_not_made_up():
+    layer, cache = layer_of(window=3), Cache()
+    for _ in range(9):
+        layer(draw(1, 1, 6), causal=True, cache=cache)
+    for window in (None, 5):
+        layer.window = window
+        with pytest.raises(ValueError, match=f"^window={window} needs keys that a smaller window"):
+            layer(draw(1, 1, 6), causal=True, cache=cache)
+    assert cache.length == 9
+    layer.window = 2
+    layer(draw(1, 1, 6), causal=True, cache=cache)
+    assert cache.length == 10
+
+
+def test_a_window_needs_the_causal_order():
+    layer, x = layer_of(window=3), draw(1, 4, 6)
+    with pytest.raises(ValueError, match=r"^a window ends with the token itself: .* causal=True$"):
+        layer(x)
+    with pytest.raises(ValueError, match="takes no context"):
+        layer(x, x, causal=True)
+
+
+# ---------------------------------------------------------------- sinks
+
+
+@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"softcap": 2.0}, {"d_v": 5}])
+@pytest.mark.parametrize("length", [1, 4, 40])
+def test_a_sink_is_one_more_term_of_the_denominator(options, length):
+    """Beside the weights without it, each multiplied by its share: for every head its own."""
+    layer, x = layer_of(sinks=True, **options), draw(2, length, 6)
+    sinks = draw(3, seed=4).requires_grad_()
+    layer.sinks = torch.nn.Parameter(sinks)
+    q = split_heads(layer.q_proj(x), 3)
+    k, v = (
+        split_heads(p(x), layer.num_kv_heads).repeat_interleave(3 // layer.num_kv_heads, dim=1)
+        for p in (layer.k_proj, layer.v_proj)
+    )
+    scores = q @ k.mT * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * (scores / layer.softcap).tanh()
+    closed = ~(causal_mask(length) & padding_mask(torch.tensor([length, length // 2]), length))
+    powers = scores.exp().masked_fill(closed, 0.0)
+    weights = powers / (powers.sum(-1, keepdim=True) + layer.sinks.exp()[:, None, None])
+    expected = layer.out_proj(merge_heads(weights @ v))
+    mask = padding_mask(torch.tensor([length, length // 2]), length)
+    out = layer(x, mask=mask, causal=True)
+    torch.testing.assert_close(out, expected)
+    weight = draw(2, length, 6, seed=6)
+    got, wanted = (
+        torch.autograd.grad((y * weight).sum(), list(layer.parameters()), retain_graph=True)
+        for y in (out, expected)
+    )
+    torch.testing.assert_close(got, wanted)
+    with record_attention(layer) as maps:
+        layer(x, mask=mask, causal=True)
+    torch.testing.assert_close(maps[""][..., 1:], weights.detach())
+    torch.testing.assert_close(maps[""].sum(-1), torch.ones(2, 3, length).double())
+
+
+def test_sinks_start_at_zero_and_are_off_by_default():
+    assert layer_of().sinks is None
+    assert torch.equal(layer_of(sinks=True).sinks.detach(), torch.zeros(3).double())
+    with pytest.raises(TypeError, match=r"^sinks must be True or False, got 1$"):
+        layer_of(sinks=1)
+
+
+# ---------------------------------------------------------------- norms of queries and keys
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_queries_and_keys_are_normalised_before_they_are_rotated(together):
+    """Each head alone as in Qwen 3, or all of them together as in OLMo 2."""
+
+    def qk_norm(heads, d_k):
+        return nn.RMSNorm((heads, d_k) if together else d_k)
+
+    layer = layer_of(num_heads=4, d_k=4, num_kv_heads=2, rotate=ROTATE, qk_norm=qk_norm)
+    shaken(layer, 1)
+    x = draw(2, 5, 6)
+
+    def normed(rows, heads, weight):
+        heads_apart = rows.unflatten(-1, (heads, 4))
+        axes = (-2, -1) if together else (-1,)
+        size = heads_apart.square().mean(axes, keepdim=True).add(torch.finfo(x.dtype).eps).sqrt()
+        return (heads_apart / size * weight).transpose(1, 2)
+
+    q = ROTATE(normed(layer.q_proj(x), 4, layer.q_norm.weight), torch.arange(5))
+    k = ROTATE(normed(layer.k_proj(x), 2, layer.k_norm.weight), torch.arange(5))
+    v = split_heads(layer.v_proj(x), 2)
+    out, _ = functional.attention(q, *(t.repeat_interleave(2, dim=1) for t in (k, v)), causal=True)
+    torch.testing.assert_close(layer(x, causal=True), layer.out_proj(merge_heads(out)))
+
+
+def test_the_norms_are_told_how_many_heads_there_are():
+    asked = []
+
+    def qk_norm(heads, d_k):
+        asked.append((heads, d_k))
+        return nn.Identity()
+
+    layer_of(num_heads=6, num_kv_heads=2, d_k=5, qk_norm=qk_norm)
+    assert asked == [(6, 5), (2, 5)]
+    assert layer_of().q_norm is layer_of().k_norm is None
+    cross, x, context = (
+        layer_of(d_context=4, qk_norm=lambda h, d: nn.RMSNorm(d)),
+        draw(2, 3, 6),
+        None,
+    )
+    context = draw(2, 5, 4)
+    assert cross(x, context).shape == (2, 3, 6)
+    torch.testing.assert_close(cross(x, context), cross(x, context, cache=Cache()))
+
+
+def test_any_function_of_positions_may_rotate():
+    """It is given the positions of the tokens; of a cached step, those of the new ones."""
+    seen = []
+
+    def rotate(x, positions):
+        seen.append((tuple(x.shape), positions.tolist()))
+        return x * (1 + positions[:, None])
+
+    layer, cache = layer_of(num_kv_heads=1, rotate=rotate), Cache()
+    layer(draw(2, 3, 6), causal=True, cache=cache)
+    layer(draw(2, 1, 6), causal=True, cache=cache)
+    assert seen == [((2, 4, 3, 2), [0, 1, 2]), ((2, 4, 1, 2), [3])]
+
+
 # ---------------------------------------------------------------- feed-forward
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_feed_forward_is_two_maps_with_a_bend_between(activation):
+BENDS = {
+    "relu": lambda x: x.clamp(min=0.0),
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh((x + 0.044715 * x**3) * math.sqrt(2 / math.pi))),
+    "silu": lambda x: x / (1 + torch.exp(-x)),
+}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("activation", BENDS)
+def test_feed_forward_is_two_maps_with_a_bend_between(activation, gated):
     torch.manual_seed(0)
-    layer, x = FeedForward(4, 7, activation=activation).double(), draw(2, 3, 4)
+    layer, x = FeedForward(4, 7, activation=activation, gated=gated).double(), draw(2, 3, 4)
     inner = x @ layer.up.weight.T + layer.up.bias
-    bend = {
-        "relu": inner.clamp(min=0.0),
-        "gelu": inner * 0.5 * (1 + torch.erf(inner / math.sqrt(2))),
-    }[activation]
-    torch.testing.assert_close(layer(x), bend @ layer.down.weight.T + layer.down.bias)
+    if gated:
+        hidden = BENDS[activation](x @ layer.gate.weight.T + layer.gate.bias) * inner
+    else:
+        hidden = BENDS[activation](inner)
+        assert layer.gate is None
+    torch.testing.assert_close(layer(x), hidden @ layer.down.weight.T + layer.down.bias)
     torch.testing.assert_close(layer(x)[:, 1], layer(x[:, 1]))  # each position alone
+
+
+def test_a_gate_has_a_bias_where_the_others_have_one():
+    names = {name for name, _ in FeedForward(4, 7, gated=True).named_parameters()}
+    assert names == {f"{m}.{w}" for m in ("up", "gate", "down") for w in ("weight", "bias")}
+    names = {name for name, _ in FeedForward(4, 7, gated=True, bias=False).named_parameters()}
+    assert names == {"up.weight", "gate.weight", "down.weight"}
+    with pytest.raises(TypeError, match=r"^gated must be True or False, got 1$"):
+        FeedForward(4, 7, gated=1)
 
 
 def test_feed_forward_drops_in_training_only():
@@ -589,7 +792,7 @@ def test_feed_forward_drops_in_training_only():
     ("arguments", "options", "message"),
     [
         ((4, 0), {}, "d_ff must be at least 1"),
-        ((4, 8), {"activation": "tanh"}, "gelu, relu, got 'tanh'"),
+        ((4, 8), {"activation": "tanh"}, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
         ((0, 8), {}, "d_model must be at least 1"),
         ((4, 8), {"dropout": -0.1}, "got -0.1"),
         ((4, 8), {"dropout": 1.5}, "dropout must be in .*got 1.5"),

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import draw, layer_of
+from cases import ROTATE, draw, layer_of
 from torch import nn
 
 from attn_lib import (
@@ -66,9 +66,10 @@ def test_sizes_in_another_order_built_the_wrong_model(build):
 
 def test_a_block_without_biases_has_none_in_any_sublayer():
     """``bias=False`` once took the biases of the attention alone."""
-    block = TransformerBlock(**BLOCK, cross_attention=True, bias=False)
+    norm = partial(nn.LayerNorm, bias=False)
+    block = TransformerBlock(**BLOCK, cross_attention=True, bias=False, norm=norm)
     assert [name for name, _ in block.named_parameters() if name.endswith("bias")] == []
-    stack = TransformerEncoder(**SIZES, bias=False)
+    stack = TransformerEncoder(**SIZES, bias=False, norm=norm)
     assert [name for name, _ in stack.named_parameters() if name.endswith("bias")] == []
     with_bias = TransformerBlock(**BLOCK)
     assert sum(n.endswith("bias") for n, _ in with_bias.named_parameters()) == 4 + 2 + 2
@@ -294,7 +295,10 @@ def test_generate_names_a_model_that_uses_a_layer_twice():
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("then", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_cache_goes_on_in_another_mode_of_gradients(mode, then):
-    model, cache = language_model(attention={"d_k": 4, "rotary": 10.0}), Cache()
+    model, cache = (
+        language_model(attention={"d_k": 4, "rotate": ROTATE}),
+        Cache(),
+    )
     full, outs = model(TOKENS), []
     for context, part in ((mode, [0, 1]), (then, [2, 3]), (mode, [4, 5])):
         with context():

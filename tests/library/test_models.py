@@ -1,11 +1,12 @@
 """Whole models against PyTorch's parts; caches, generation, and a part taken out."""
 
 import itertools
+import math
 from functools import partial
 
 import pytest
 import torch
-from cases import ORDERS, PADDING, SIZES, TARGET, draw, language_model, shaken
+from cases import ORDERS, PADDING, ROTATE, SIZES, TARGET, draw, language_model, shaken
 from torch import nn
 
 from attn_lib import Cache, causal_mask, interop, padding_mask
@@ -70,7 +71,7 @@ def blocked(mask):
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("side", ["none", "right"])  # a row of PyTorch's may not be empty
 def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
-    model, mask = language_model(norm_first=ORDERS[order]), PADDING[side][1]
+    model, mask = language_model(norm_at=ORDERS[order]), PADDING[side][1]
     x = embedded_by_hand(model.embedding, TARGET, mask)
     x = torch_stack(model.decoder)(
         x, mask=to_blocked(causal_mask(5)), src_key_padding_mask=blocked(mask)
@@ -85,7 +86,7 @@ def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
 @pytest.mark.parametrize("source_side", PADDING)
 @pytest.mark.parametrize("target_side", ["none", "right"])
 def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, target_side):
-    model = translator(norm_first=ORDERS[order], activation="relu")
+    model = translator(norm_at=ORDERS[order], activation="relu")
     source_mask, target_mask = PADDING[source_side][0], PADDING[target_side][1]
     context = torch_stack(model.encoder)(
         embedded_by_hand(model.source, SOURCE, source_mask),
@@ -104,8 +105,67 @@ def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, t
     torch.testing.assert_close(got[real], expected[real])
 
 
+def test_a_tied_head_is_the_embedding_and_has_no_bias():
+    model = language_model(tied=True)
+    assert model.output is None
+    x = model.decoder(model.embedding(TARGET, None))
+    torch.testing.assert_close(model(TARGET), x @ model.embedding.vectors.weight.T)
+    names = [name for name, _ in model.named_parameters() if "vectors" in name or "output" in name]
+    assert names == ["embedding.vectors.weight"]
+    assert language_model().output.bias is not None
+    assert language_model(bias=False).output.bias is None
+    with pytest.raises(TypeError, match=r"^tied must be True or False, got 1$"):
+        language_model(tied=1)
+
+
+def test_embeddings_are_scaled_before_the_positions_are_added():
+    model, plain = language_model(embedding_scale=3.0), language_model()
+    table = model.embedding.positions.table[:5]
+    expected = 3.0 * model.embedding.vectors(TARGET) + table
+    torch.testing.assert_close(model.embedding(TARGET, None), expected)
+    torch.testing.assert_close(
+        model.embedding(TARGET, None, 0) - table, 3.0 * (plain.embedding(TARGET, None) - table)
+    )
+    with pytest.raises(TypeError, match=r"^embedding_scale must be a number, got '3'$"):
+        language_model(embedding_scale="3")
+
+
+def test_logits_are_capped_softly():
+    capped, plain = language_model(logit_softcap=0.5), language_model()
+    torch.testing.assert_close(capped(TARGET), 0.5 * torch.tanh(plain(TARGET) / 0.5))
+    assert 0.4 < capped(TARGET).abs().max() < 0.5
+    for wrong in (0.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=r"^logit_softcap must be positive, got "):
+            language_model(logit_softcap=wrong)
+
+
+def test_without_learned_positions_no_length_is_too_long():
+    model = language_model(max_len=None, attention={"d_k": 4, "rotate": ROTATE})
+    assert model.embedding.positions is None
+    assert generate(model, TARGET, max_new_tokens=30).shape == (2, 35)
+    assert model(TARGET.repeat(1, 9)).shape == (2, 45, 13)
+    mask = PADDING["left"][1]
+    alone = model(TARGET[:1, 2:])
+    torch.testing.assert_close(model(TARGET, mask=mask)[:1, 2:], alone)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_a_model_with_windows_writes_what_it_would_without_a_cache(order):
+    def attention(layer):
+        return {"d_k": 4, "rotate": ROTATE, "window": 2 if layer + 1 == order[0] else None}
+
+    model = language_model(max_len=None, attention=attention, tied=True)
+    written = generate(model, TARGET, max_new_tokens=12)
+    for place in range(5, 17):
+        best = model(written[:, :place])[:, -1].argmax(dim=-1)
+        assert torch.equal(best, written[:, place])
+    plain = language_model(max_len=None, attention={"d_k": 4, "rotate": ROTATE}, tied=True)
+    assert not torch.equal(generate(plain, TARGET, max_new_tokens=12), written)
+
+
 def test_models_pass_their_options_on():
-    options = {"dropout": 0.25, "norm_first": False, "eps": 1e-3, "attention": {"scale": 2.0}}
+    norm = {"norm_at": "after", "norm": partial(nn.LayerNorm, eps=1e-3)}
+    options = {**norm, "dropout": 0.25, "attention": {"scale": 2.0}}
     models = (
         DecoderLM(vocab_size=13, max_len=5, **SIZES, **options),
         Transformer(source_vocab_size=19, target_vocab_size=13, max_len=5, **SIZES, **options),
@@ -114,7 +174,7 @@ def test_models_pass_their_options_on():
     assert len(blocks) == 2 + 4
     for block in blocks:
         assert block.dropout.p == block.attention.dropout == 0.25
-        assert not block.norm_first
+        assert block.norm_at == "after"
         assert block.feed_forward_norm.eps == 1e-3
         assert block.attention.scale == 2.0
     assert [block.cross is not None for block in blocks] == [False] * 4 + [True] * 2
@@ -437,8 +497,8 @@ def without_cross_attention(patch):
     patch.setattr(
         TransformerBlock,
         "_added",
-        lambda self, x, y, norm, gain: (
-            x if norm is self.cross_norm else added(self, x, y, norm, gain)
+        lambda self, x, y, norm, *rest: (
+            x if norm is self.cross_norm else added(self, x, y, norm, *rest)
         ),
     )
 

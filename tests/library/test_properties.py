@@ -11,7 +11,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from cases import FLOATS, PADDING, TARGET, cases, draw, language_model, layer_of
+from cases import FLOATS, PADDING, ROTATE, TARGET, cases, draw, language_model, layer_of
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
@@ -164,7 +164,7 @@ LAYERS = {
     "plain": {},
     "grouped": {"num_kv_heads": 1},
     "softcap": {"softcap": 2.0},
-    "rotary": {"d_k": 4, "rotary": 1e4},
+    "rotary": {"d_k": 4, "rotate": ROTATE},
     "widths": {"d_k": 5, "d_v": 7},
     "dropout": {"dropout": 0.1},
 }
@@ -268,7 +268,7 @@ def test_surroundings_change_nothing(dtype):
         torch.testing.assert_close(got.double(), exact, rtol=step, atol=step)
 
 
-LAYER = layer_of(d_k=4, rotary=1e4)  # made before the surroundings change
+LAYER = layer_of(d_k=4, rotate=ROTATE)  # made before the surroundings change
 CALL = {"causal": True, "mask": padding_mask(torch.tensor([5, 3]), 5)}
 EXPECTED = LAYER(draw(2, 5, 6), **CALL).detach()
 

@@ -1,9 +1,10 @@
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
-from cases import ORDERS, draw, shaken
+from cases import ORDERS, ROTATE, draw, shaken
 from torch import nn
 
 from attn_lib import Cache, causal_mask, interop, padding_mask
@@ -11,8 +12,9 @@ from attn_lib.masks import to_blocked
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 
 
-def torch_layer(norm_first, seed=0, kind=nn.TransformerEncoderLayer, **options):
-    return shaken(kind(6, 3, 11, batch_first=True, norm_first=norm_first, **options), seed)
+def torch_layer(norm_at, seed=0, kind=nn.TransformerEncoderLayer, **options):
+    first = norm_at == "before"
+    return shaken(kind(6, 3, 11, batch_first=True, norm_first=first, **options), seed)
 
 
 # ---------------------------------------------------------------- against PyTorch's layer
@@ -95,10 +97,10 @@ def test_a_decoder_layer_equals_torchs(order, activation, padded):
 
 def test_copies_of_a_decoder_layer_keep_dropout_mode_order_and_eps():
     kind = nn.TransformerDecoderLayer
-    theirs = torch_layer(True, kind=kind, dropout=0.25, layer_norm_eps=1e-3).eval()
+    theirs = torch_layer("before", kind=kind, dropout=0.25, layer_norm_eps=1e-3).eval()
     ours = interop.from_torch(theirs)
     back = interop.to_torch(ours)
-    assert ours.norm_first
+    assert ours.norm_at == "before"
     assert back.norm_first
     assert not any(m.training for layer in (ours, back) for m in layer.modules())
     assert ours.cross.dropout == ours.dropout.p == back.multihead_attn.dropout == 0.25
@@ -110,13 +112,13 @@ def test_copies_of_a_decoder_layer_keep_dropout_mode_order_and_eps():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_stack_equals_torchs_decoder(order):
-    norm = shaken(nn.LayerNorm(6), seed=9) if ORDERS[order] else None
+    norm = shaken(nn.LayerNorm(6), seed=9) if order == "pre-norm" else None
     kind, options = nn.TransformerDecoderLayer, {"activation": "gelu", "dropout": 0.0}
     layers = [torch_layer(ORDERS[order], seed=s, kind=kind, **options) for s in range(3)]
     theirs = nn.TransformerDecoder(layers[0], 3, norm=norm)
     theirs.layers = nn.ModuleList(layers)
     ours = TransformerDecoder(
-        d_model=6, num_heads=3, d_ff=11, num_layers=3, norm_first=ORDERS[order]
+        d_model=6, num_heads=3, d_ff=11, num_layers=3, norm_at=ORDERS[order]
     ).double()
     ours.blocks = nn.ModuleList(interop.from_torch(layer) for layer in layers)
     if norm is not None:
@@ -134,12 +136,13 @@ def test_a_stack_equals_torchs_decoder(order):
 
 
 def test_copies_keep_dropout_mode_order_and_eps():
-    theirs = torch_layer(True, dropout=0.25, layer_norm_eps=1e-3).eval()
+    theirs = torch_layer("before", dropout=0.25, layer_norm_eps=1e-3).eval()
     ours = interop.from_torch(theirs)
     back = interop.to_torch(ours)
+    assert ours.norm_at == "before"
+    assert back.norm_first
     for layer in (ours, back):
         assert not layer.training
-        assert layer.norm_first
         assert layer.dropout.p == 0.25
     assert ours.attention.dropout == ours.feed_forward.dropout.p == 0.25
     assert back.self_attn.dropout == back.dropout1.p == back.dropout2.p == 0.25
@@ -150,12 +153,12 @@ def test_copies_keep_dropout_mode_order_and_eps():
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_stack_equals_torchs_stack(order):
-    norm = nn.LayerNorm(6).double() if ORDERS[order] else None
+    norm = nn.LayerNorm(6).double() if order == "pre-norm" else None
     layers = [torch_layer(ORDERS[order], seed=s, activation="gelu").eval() for s in range(3)]
     theirs = nn.TransformerEncoder(layers[0], 3, norm=norm, enable_nested_tensor=False).eval()
     theirs.layers = nn.ModuleList(layers)
     ours = (
-        TransformerEncoder(d_model=6, num_heads=3, d_ff=11, num_layers=3, norm_first=ORDERS[order])
+        TransformerEncoder(d_model=6, num_heads=3, d_ff=11, num_layers=3, norm_at=ORDERS[order])
         .double()
         .eval()
     )
@@ -176,7 +179,7 @@ def test_a_stack_equals_torchs_stack(order):
 def test_cross_attention_comes_between_and_attends_to_the_context(order):
     torch.manual_seed(0)
     block = TransformerBlock(
-        d_model=6, num_heads=3, d_ff=11, norm_first=ORDERS[order], cross_attention=True
+        d_model=6, num_heads=3, d_ff=11, norm_at=ORDERS[order], cross_attention=True
     ).double()
     x, context = draw(2, 4, 6), draw(2, 7, 6, seed=1)
     mask = padding_mask(torch.tensor([7, 4]), 7)
@@ -186,10 +189,53 @@ def test_cross_attention_comes_between_and_attends_to_the_context(order):
         (lambda z: block.cross(z, context, mask=mask), block.cross_norm),
         (block.feed_forward, block.feed_forward_norm),
     ):
-        y = y + sublayer(norm(y)) if ORDERS[order] else norm(y + sublayer(y))
+        y = y + sublayer(norm(y)) if order == "pre-norm" else norm(y + sublayer(y))
     got = block(x, context, causal=True, context_mask=mask)
     torch.testing.assert_close(got, y)
     assert not torch.allclose(got, block(x, context, causal=True), atol=1e-3)
+
+
+@pytest.mark.parametrize("norm_at", ["before", "after", "inside", "both"])
+def test_norms_stand_where_they_are_said_to(norm_at):
+    """Every sublayer, with random norms: two of one sublayer swapped would show."""
+    options = {"norm_at": norm_at, "norm": nn.RMSNorm, "cross_attention": True, "layer_scale": 1.0}
+    block = TransformerBlock(d_model=6, num_heads=3, d_ff=11, gated=True, **options)
+    block = shaken(block).eval()
+    x, context = draw(2, 4, 6), draw(2, 7, 6, seed=1)
+    y = x
+    for f, name in (
+        (lambda z: block.attention(z, causal=True), "attention"),
+        (lambda z: block.cross(z, context), "cross"),
+        (block.feed_forward, "feed_forward"),
+    ):
+        n, n2 = getattr(block, f"{name}_norm"), getattr(block, f"{name}_norm_2")
+        gain = getattr(block, f"{name}_gain")
+        assert (n2 is not None) == (norm_at == "both")
+        y = {
+            "before": lambda y, f=f, n=n, gain=gain: y + gain * f(n(y)),
+            "after": lambda y, f=f, n=n, gain=gain: n(y + gain * f(y)),
+            "inside": lambda y, f=f, n=n, gain=gain: y + gain * n(f(y)),
+            "both": lambda y, f=f, n=n, n2=n2, gain=gain: y + gain * n2(f(n(y))),
+        }[norm_at](y)
+    torch.testing.assert_close(block(x, context, causal=True), y)
+
+
+def test_options_of_the_attention_may_differ_by_layer():
+    asked = []
+
+    def attention(layer):
+        asked.append(layer)
+        return {"window": 1 + layer, "rotate": ROTATE if layer else None}
+
+    sizes = {"d_model": 6, "num_heads": 3, "d_ff": 11}
+    stack = TransformerDecoder(**sizes, num_layers=3, cross_attention=False, attention=attention)
+    assert asked == [0, 1, 2]
+    layers = [block.attention for block in stack.blocks]
+    assert [layer.window for layer in layers] == [1, 2, 3]
+    assert [layer.rotate for layer in layers] == [None, ROTATE, ROTATE]
+    same = TransformerDecoder(**sizes, num_layers=2, attention={"scale": 2.0})
+    assert [block.attention.scale for block in same.blocks] == [2.0, 2.0]
+    assert [block.cross.scale for block in same.blocks] == [1 / 2**0.5, 1 / 2**0.5]
 
 
 def test_dropout_is_on_the_sublayers_output_not_on_the_stream():
@@ -199,7 +245,7 @@ def test_dropout_is_on_the_sublayers_output_not_on_the_stream():
         draw(2, 4, 6),
     )
     assert torch.equal(block(x), x)
-    post = TransformerBlock(d_model=6, num_heads=3, d_ff=11, dropout=1.0, norm_first=False).double()
+    post = TransformerBlock(d_model=6, num_heads=3, d_ff=11, dropout=1.0, norm_at="after").double()
     norm = nn.functional.layer_norm
     torch.testing.assert_close(post(x), norm(norm(x, (6,)), (6,)))
     assert not torch.equal(block.eval()(x), x)
@@ -211,7 +257,7 @@ def test_every_sublayer_gets_its_options():
         num_heads=3,
         d_ff=11,
         dropout=0.25,
-        eps=1e-3,
+        norm=partial(nn.LayerNorm, eps=1e-3),
         cross_attention=True,
         attention={"scale": 2.0},
     )
@@ -219,9 +265,9 @@ def test_every_sublayer_gets_its_options():
     norms = (block.attention_norm, block.cross_norm, block.feed_forward_norm)
     assert [norm.eps for norm in norms] == [1e-3] * 3
     assert block.attention.scale == 2.0
-    assert (
-        TransformerEncoder(d_model=6, num_heads=3, d_ff=11, num_layers=1, eps=1e-3).norm.eps == 1e-3
-    )
+    norm = partial(nn.LayerNorm, eps=1e-3)
+    stack = TransformerEncoder(d_model=6, num_heads=3, d_ff=11, num_layers=1, norm=norm)
+    assert stack.norm.eps == 1e-3
 
 
 def test_a_bias_reaches_every_block():
@@ -249,11 +295,11 @@ def test_the_input_is_not_changed():
     assert torch.equal(x, before)
 
 
-def test_a_last_norm_only_where_the_blocks_normalise_first():
+def test_a_stack_ends_with_a_norm():
     x = 100 * draw(2, 4, 6)
-    for first in (True, False):
+    for order in ("before", "after", "inside", "both"):
         out = TransformerEncoder(
-            d_model=6, num_heads=3, d_ff=11, num_layers=2, norm_first=first
+            d_model=6, num_heads=3, d_ff=11, num_layers=2, norm_at=order
         ).double()(x)
         torch.testing.assert_close(out.mean(-1), torch.zeros(2, 4).double(), atol=1e-9, rtol=0)
         torch.testing.assert_close(
@@ -276,7 +322,7 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces):
         d_ff=11,
         num_layers=2,
         cross_attention=True,
-        attention={"num_kv_heads": 1, "d_k": 4, "rotary": 1e4},
+        attention={"num_kv_heads": 1, "d_k": 4, "rotate": ROTATE},
     ).double()
     x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
     options = {"causal": True, "context_mask": padding_mask(torch.tensor([7, 4]), 7)}
@@ -304,9 +350,17 @@ def test_what_torch_has_and_we_have_not_is_refused():
     [
         ({"attention": {"num_kv_heads": 1}}, "as many key heads"),
         (
-            {"cross_attention": True, "attention": {"rotary": 1e4}},
-            "neither softcap nor rotary positions",
+            {"cross_attention": True, "attention": {"rotate": ROTATE}},
+            "no softcap, window, sinks, rotary positions or norm of the queries",
         ),
+        ({"layer_scale": 1.0}, "^PyTorch's layers have no LayerScale$"),
+        ({"gated": True}, "^PyTorch's layers have no gate$"),
+        ({"activation": "silu"}, "^PyTorch's layers have relu or gelu for activation$"),
+        ({"activation": "gelu_tanh"}, "^PyTorch's layers have relu or gelu for activation$"),
+        ({"norm_at": "inside"}, "^PyTorch's layers have norms before or after the sublayers$"),
+        ({"norm_at": "both"}, "^PyTorch's layers have norms before or after the sublayers$"),
+        ({"norm": nn.RMSNorm}, "^PyTorch's layers have LayerNorm for norm$"),
+        ({"bias": False}, "^PyTorch's layers have a bias in every part or in none$"),
     ],
 )
 def test_what_we_have_and_torch_has_not_is_refused(options, message):
@@ -331,8 +385,9 @@ def test_a_context_needs_cross_attention_and_the_reverse():
     [
         ({"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
         ({"num_layers": 1.0}, TypeError, "num_layers must be an integer, got 1.0"),
-        ({"activation": "tanh"}, ValueError, "gelu, relu, got 'tanh'"),
+        ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
         ({"dropout": 2.0}, ValueError, "dropout must be in"),
+        ({"norm_at": "first"}, ValueError, "^norm_at must be before, .* or both, got 'first'$"),
     ],
 )
 def test_bad_stacks_are_named(options, error, message):

@@ -1,6 +1,7 @@
 """Patches three ways, the model against two others of its kind, rollout by hand."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -118,7 +119,8 @@ def test_only_the_positions_know_where_a_patch_is():
 
 
 def test_options_reach_the_blocks_and_dropout_what_enters_them():
-    model = model_of(dropout=0.25, eps=1e-3, attention={"num_kv_heads": 1})
+    norm = partial(nn.LayerNorm, eps=1e-3)
+    model = model_of(dropout=0.25, norm=norm, attention={"num_kv_heads": 1})
     assert [block.attention.dropout for block in model.encoder.blocks] == [0.25, 0.25]
     assert [block.attention.num_kv_heads for block in model.encoder.blocks] == [1, 1]
     assert model.encoder.norm.eps == 1e-3
@@ -196,9 +198,9 @@ def test_the_model_can_be_exported():
 
 def test_a_gain_multiplies_what_each_sublayer_adds():
     torch.manual_seed(0)
-    for first in (True, False):
+    for order in ("before", "after"):
         block = TransformerBlock(
-            d_model=6, num_heads=3, d_ff=11, cross_attention=True, norm_first=first, layer_scale=1
+            d_model=6, num_heads=3, d_ff=11, cross_attention=True, norm_at=order, layer_scale=1
         ).double()
         x, context = draw(2, 5, 6), draw(2, 7, 6, seed=1)
         gains = [block.attention_gain, block.cross_gain, block.feed_forward_gain]
@@ -213,7 +215,7 @@ def test_a_gain_multiplies_what_each_sublayer_adds():
             (block.feed_forward, block.feed_forward_norm),
         ]
         for (part, norm), gain in zip(parts, gains, strict=True):
-            y = y + gain * part(norm(y)) if first else norm(y + gain * part(y))
+            y = y + gain * part(norm(y)) if order == "before" else norm(y + gain * part(y))
         torch.testing.assert_close(block(x, context), y)
 
 

@@ -1,0 +1,123 @@
+"""Language models of the package transformers: what their configurations say, as our options."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib import _names
+from attn_lib.layers import Rotate
+from attn_lib.models import DecoderLM
+from attn_lib.positions import apply_rope
+
+# type of model: where its norms stand
+NORM_AT = {
+    "llama": "before",
+    "qwen3": "before",
+    "smollm3": "before",
+    "olmo2": "inside",
+    "gemma2": "both",
+    "gemma3_text": "both",
+}
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+
+
+def decoder_lm(config: Any, state: Mapping[str, Tensor]) -> DecoderLM:
+    """The language model with these weights.
+
+    Args:
+        config: of one of the types in ``NORM_AT``.
+        state: from names to tensors, as ``state_dict()`` gives them.
+
+    Returns:
+        A model in evaluation mode, in the dtype of the weights; it shares no memory with them.
+
+    Raises:
+        ValueError: a part that has no counterpart; a name that is missing or unknown.
+    """
+    kind = config.model_type
+    gemma = kind in ("gemma2", "gemma3_text")
+    act = config.hidden_activation if gemma else config.hidden_act
+    if act not in _ACTIVATIONS:
+        raise ValueError(f"the activation must be one of {', '.join(_ACTIVATIONS)}, got {act!r}")
+    if getattr(config, "use_bidirectional_attention", False):
+        raise ValueError("use_bidirectional_attention has no counterpart: a DecoderLM is causal")
+    norm_at = NORM_AT[kind]
+    inside = _names.DECODER_BLOCK | _names.DECODER_NORMS[norm_at]
+    ours = _names.renamed(state, _names.DECODER, inside, DecoderLM)
+    vectors, head = (state.get(f"{n}.weight") for n in ("model.embed_tokens", "lm_head"))
+    tied = head is None or (vectors is not None and head.data_ptr() == vectors.data_ptr())
+    if tied:
+        ours.pop("output.weight", None)
+    for name, tensor in ours.items():
+        if gemma and "norm" in name:
+            ours[name] = tensor + 1.0
+        elif kind == "olmo2" and name.endswith(("q_norm.weight", "k_norm.weight")):
+            ours[name] = tensor.view(-1, config.hidden_size // config.num_attention_heads)
+    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
+        model = DecoderLM(
+            vocab_size=config.vocab_size,
+            max_len=None,
+            d_model=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            d_ff=config.intermediate_size,
+            num_layers=config.num_hidden_layers,
+            tied=tied,
+            embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
+            logit_softcap=getattr(config, "final_logit_softcapping", None),
+            norm=partial(nn.RMSNorm, eps=config.rms_norm_eps),
+            norm_at=norm_at,
+            activation=_ACTIVATIONS[act],
+            gated=True,
+            bias=getattr(config, "mlp_bias", False),
+            attention=partial(_attention, config),
+        )
+    if model.output is not None:
+        model.output.register_parameter("bias", None)  # also where the feed-forward network has one
+    _names.fill(model, ours)
+    return model
+
+
+def _attention(config: Any, layer: int) -> dict[str, Any]:
+    """Options of the attention of one layer."""
+    kinds = getattr(config, "layer_types", None)
+    sliding = kinds is not None and kinds[layer] == "sliding_attention"
+    scalar = getattr(config, "query_pre_attn_scalar", None)
+    return {
+        "d_k": getattr(config, "head_dim", None),
+        "num_kv_heads": config.num_key_value_heads,
+        "scale": None if scalar is None else scalar**-0.5,
+        "softcap": _softcap(config),
+        "window": config.sliding_window if sliding else None,
+        "rotate": _rotate(config, layer),
+        "qk_norm": _qk_norm(config),
+        "bias": config.attention_bias,
+    }
+
+
+def _softcap(config: Any) -> float | None:
+    """Gemma3Attention keeps this option without using it."""
+    return config.attn_logit_softcapping if config.model_type == "gemma2" else None
+
+
+def _rotate(config: Any, layer: int) -> Rotate | None:
+    if not getattr(config, "no_rope_layers", {layer: 1})[layer]:
+        return None
+    options = config.rope_parameters
+    options = (
+        options.get(config.layer_types[layer], options) if "rope_type" not in options else options
+    )
+    if options["rope_type"] != "default":
+        raise ValueError(f"rope_type must be 'default', got {options['rope_type']!r}")
+    return partial(apply_rope, base=options["rope_theta"])
+
+
+def _qk_norm(config: Any) -> Any:
+    """Over each head in some models, over all of them together in OLMo 2."""
+    if config.model_type in ("qwen3", "gemma3_text"):
+        return lambda heads, d_k: nn.RMSNorm(d_k, eps=config.rms_norm_eps)
+    if config.model_type == "olmo2":
+        return lambda heads, d_k: nn.RMSNorm((heads, d_k), eps=config.rms_norm_eps)
+    return None

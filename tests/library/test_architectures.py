@@ -1,0 +1,516 @@
+"""Models of the package transformers and ours, with random weights: nothing is downloaded.
+
+A table of the worst differences, by architecture: ``python tests/library/test_architectures.py``.
+"""
+
+import copy
+import functools
+import itertools
+import math
+import random
+from functools import partial
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
+
+from attn_lib import Cache, MultiHeadAttention, generate, interop
+from attn_lib.masks import causal_mask, from_binary, window_mask
+from attn_lib.positions import apply_rope
+
+DECODERS = {  # type: class, without ForCausalLM
+    "llama": "Llama",
+    "qwen3": "Qwen3",
+    "gemma2": "Gemma2",
+    "gemma3_text": "Gemma3",
+    "olmo2": "Olmo2",
+    "smollm3": "SmolLM3",
+}
+ENCODERS = {"bert": "Bert", "vit": "ViT", "dinov2": "Dinov2"}
+SINKS = "gpt_oss"  # one attention layer
+KINDS = [*DECODERS, *ENCODERS, SINKS]
+SEEDS, LAYERS, T, NEW, VOCABULARY = range(10), 2, 5, 20, 23
+WORST = 0.00001  # of the largest: theirs computes norms and angles in float32, whatever the dtype
+SPLITS = [
+    [end - start for start, end in itertools.pairwise([0, *ends, T])]
+    for n in range(T)
+    for ends in itertools.combinations(range(1, T), n)
+]
+
+
+def options_of(kind, seed):
+    """What the configuration says; every seed has other sizes."""
+    pick = random.Random(f"{kind} {seed}").choice  # noqa: S311
+    groups, H_kv = pick([(2, 1), (3, 1), (2, 2), (3, 2), (1, 3)])
+    kinds_of_layers = ["sliding_attention", "full_attention"]
+    options = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": groups * H_kv * pick([2, 4, 6]),
+        "intermediate_size": pick([7, 11, 13]),
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": groups * H_kv,
+        "num_key_value_heads": H_kv,
+        "rms_norm_eps": pick([1e-6, 1e-2]),
+        "tie_word_embeddings": pick([True, False]),
+        "attention_bias": pick([True, False]),
+        "rope_parameters": {"rope_type": "default", "rope_theta": pick([50.0, 1e4])},
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if kind not in ("olmo2", "smollm3"):
+        options["head_dim"] = pick([2, 4, 6])
+    if kind in ("llama", "smollm3"):
+        options["mlp_bias"] = pick([True, False])
+    if kind not in ("llama", "olmo2"):
+        options["sliding_window"] = pick([1, 2, 3, 4])  # each shorter than the text
+        options["layer_types"] = kinds_of_layers[:: pick([1, -1])]
+    if kind in ("qwen3", "smollm3"):
+        options["use_sliding_window"] = True
+    if kind == "smollm3":
+        options["no_rope_layers"] = pick([[1, 0], [0, 1]])
+    if kind.startswith("gemma"):
+        options["query_pre_attn_scalar"] = pick([3, 16])
+        options["hidden_activation"] = pick(["gelu_pytorch_tanh", "gelu"])
+        options["final_logit_softcapping"] = pick([None, 2.0])
+    else:
+        options["hidden_act"] = pick(["silu", "silu", "gelu_pytorch_tanh"])
+    if kind == "gemma2":
+        options["attn_logit_softcapping"] = pick([None, 1.5])
+    if kind == "gemma3_text":
+        thetas = zip(kinds_of_layers, pick([(10.0, 1e4), (1e3, 50.0)]), strict=True)
+        options["rope_parameters"] = {
+            name: {"rope_type": "default", "rope_theta": theta} for name, theta in thetas
+        }
+    return options
+
+
+def options_of_encoder(kind, seed):
+    pick = random.Random(f"{kind} {seed}").choice  # noqa: S311
+    H, patch_size = pick([1, 2, 3]), pick([2, 3])
+    options = {
+        "hidden_size": H * pick([4, 5, 6, 7]),
+        "num_attention_heads": H,
+        "num_hidden_layers": pick([1, 2, 3]),
+        "layer_norm_eps": pick([1e-12, 1e-2]),
+    }
+    if kind == "bert":
+        sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": pick([T, T + 2])}
+        return {**options, **sizes, "intermediate_size": 7 + seed}
+    if kind == "vit":
+        options["intermediate_size"] = 7 + seed
+    else:
+        options["mlp_ratio"] = pick([2, 3])
+    image_size = patch_size * pick([1, 2, 3])
+    image = {"patch_size": patch_size, "image_size": image_size, "num_channels": pick([1, 3])}
+    return {**options, **image}
+
+
+def options_of_sinks(seed):
+    pick = random.Random(f"{SINKS} {seed}").choice  # noqa: S311
+    groups, H_kv = pick([(2, 1), (3, 1), (2, 2), (1, 3)])
+    return {
+        "hidden_size": pick([7, 10]),
+        "head_dim": pick([2, 4, 6]),
+        "num_attention_heads": groups * H_kv,
+        "num_key_value_heads": H_kv,
+        "sliding_window": pick([1, 2, 3, 4]),
+        "layer_types": [["sliding_attention", "full_attention"][seed % 2]],
+        "num_hidden_layers": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": pick([50.0, 1e4])},
+        "attention_bias": pick([True, False]),
+    }
+
+
+def model_of(kind, **options):
+    """With random weights: an initialisation would leave norms at one."""
+    name = {**DECODERS, **ENCODERS, SINKS: "GptOss"}[kind]
+    config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
+    config = config(**options)
+    config._attn_implementation = "eager"  # the only one that has a softcap
+    if kind == SINKS:
+        model = GptOssAttention(config, 0)
+    else:
+        ending = "ForCausalLM" if kind in DECODERS else "Model"
+        model = getattr(transformers, f"{name}{ending}")(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(0.5 * torch.randn(p.shape, generator=generator))
+    return model.eval()
+
+
+@functools.cache
+def theirs_of(kind, seed):
+    if kind in DECODERS:
+        return model_of(kind, **options_of(kind, seed))
+    if kind in ENCODERS:
+        return model_of(kind, **options_of_encoder(kind, seed))
+    return model_of(kind, **options_of_sinks(seed))
+
+
+def ours_of(theirs):
+    if not isinstance(theirs, GptOssAttention):
+        return interop.from_transformers(theirs)
+    config = theirs.config
+    ours = MultiHeadAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        d_k=config.head_dim,
+        num_kv_heads=config.num_key_value_heads,
+        window=theirs.sliding_window,
+        sinks=True,
+        rotate=partial(apply_rope, base=config.rope_parameters["rope_theta"]),
+        bias=config.attention_bias,
+    )
+    state = {name.replace("o_proj", "out_proj"): p for name, p in theirs.state_dict().items()}
+    ours.load_state_dict(state)
+    return ours.eval()
+
+
+def given_of(seed):
+    """(2, T) tokens, and which are real: the first row is padded on the left."""
+    tokens = torch.randint(1, VOCABULARY, (2, T), generator=torch.Generator().manual_seed(seed))
+    real = torch.ones(2, T, dtype=torch.int64)
+    real[0, : 1 + seed % 3] = 0
+    return tokens, real
+
+
+def numbers_of(seed, *shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def outputs_of(theirs, ours, seed):
+    """(ours, theirs), of the same input, without padding."""
+    tokens, _ = given_of(seed)
+    if isinstance(theirs, GptOssAttention):
+        x, window = numbers_of(seed, 2, T, theirs.config.hidden_size), theirs.sliding_window
+        near = causal_mask(T) if window is None else window_mask(T, window - 1)
+        mask = torch.zeros(1, 1, T, T).masked_fill(~near, -math.inf)
+        angles = GptOssRotaryEmbedding(theirs.config)(x, torch.arange(T)[None])
+        return ours(x, causal=True), theirs(x, angles, mask)[0]
+    kind = theirs.config.model_type
+    if kind in DECODERS:
+        return ours(tokens), theirs(tokens).logits
+    if kind == "bert":
+        return ours(tokens, torch.tensor([T, T])), theirs(tokens).last_hidden_state
+    config = theirs.config
+    images = numbers_of(seed, 2, config.num_channels, config.image_size, config.image_size)
+    return ours.features(images), theirs(images).last_hidden_state
+
+
+def share(found, expected):
+    """The largest difference, as a share of the largest number."""
+    worst = float((found - expected).detach().abs().max() / expected.abs().max())
+    return math.inf if math.isnan(worst) else worst
+
+
+@torch.no_grad()
+def of_outputs(theirs, ours, seed):
+    return share(*outputs_of(theirs, ours, seed))
+
+
+@torch.no_grad()
+def of_padded(theirs, ours, seed):
+    """On the left, and of Bert on the right."""
+    tokens, real = given_of(seed)
+    if theirs.config.model_type == "bert":
+        real = real.flip(1)
+        expected = theirs(tokens, attention_mask=real).last_hidden_state
+        return share(ours(tokens, real.sum(dim=1))[real.bool()], expected[real.bool()])
+    expected = theirs(tokens, attention_mask=real).logits[real.bool()]
+    return share(ours(tokens, mask=from_binary(real))[real.bool()], expected)
+
+
+@torch.no_grad()
+def of_cached(theirs, ours, seed):
+    """In every split of the text; padded too, where there are tokens."""
+    (tokens, real), worst = given_of(seed), 0.0
+    if isinstance(theirs, GptOssAttention):
+        x, real = numbers_of(seed, 2, T, theirs.config.hidden_size), torch.ones_like(real)
+        (_, expected), ours = outputs_of(theirs, ours, seed), partial(ours, causal=True)
+    else:
+        x, expected = tokens, theirs(tokens, attention_mask=real).logits
+    for pieces in SPLITS:
+        cache, outs = Cache(), []
+        for piece in x.split(pieces, dim=1):
+            seen = cache.length + piece.shape[1]
+            outs.append(ours(piece, mask=from_binary(real[:, :seen]), cache=cache))
+        assert cache.length == T
+        worst = max(worst, share(torch.cat(outs, dim=1)[real.bool()], expected[real.bool()]))
+    return worst
+
+
+def of_gradients(theirs, ours, seed):
+    """Of every parameter; theirs find their places as the weights do."""
+    ours, other = copy.deepcopy(ours), copy.deepcopy(theirs)
+    for out in outputs_of(other, ours, seed):
+        (out * numbers_of(seed, *out.shape)).sum().backward()
+    with torch.no_grad():
+        for p in other.parameters():
+            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)  # of a pooler there is none
+    expected = ours_of(other)
+    if theirs.config.model_type.startswith("gemma"):
+        weights_without_one(expected)  # what was added to each weight is no part of its gradient
+    found, wanted = (
+        torch.cat([p.detach().flatten() for p in parameters])
+        for parameters in ((p.grad for p in ours.parameters()), expected.parameters())
+    )
+    return share(found, wanted)
+
+
+def of_greedy_tokens(theirs, ours, seed):
+    """How many of the written tokens differ, after padding on the left."""
+    tokens, real = given_of(seed)
+    options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+    if getattr(theirs.config, "sliding_window", None) == 1:
+        options["use_cache"] = False  # theirs would never drop a key then
+    expected = theirs.generate(tokens, attention_mask=real, **options)
+    found = generate(ours, tokens, max_new_tokens=NEW, mask=from_binary(real))
+    assert found.shape == expected.shape == (2, T + NEW)
+    return int((found != expected).sum())
+
+
+SORTS = {
+    "outputs": of_outputs,
+    "padded": of_padded,
+    "cached": of_cached,
+    "gradients": of_gradients,
+    "written": of_greedy_tokens,
+}
+
+
+def sorts_of(kind):
+    """Those that make sense."""
+    if kind in DECODERS:
+        return [*SORTS]
+    if kind in ENCODERS:
+        return ["outputs", "padded", "gradients"] if kind == "bert" else ["outputs", "gradients"]
+    return ["outputs", "cached", "gradients"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_transformers(kind, seed):
+    theirs = theirs_of(kind, seed)
+    ours = ours_of(theirs)
+    assert not any(m.training for m in ours.modules())
+    assert not any(type(m).__module__.startswith("transformers") for m in ours.modules())
+    found = {name: SORTS[name](theirs, ours, seed) for name in sorts_of(kind)}
+    assert found.pop("written", 0) == 0
+    assert {name: worst for name, worst in found.items() if worst > WORST} == {}
+
+
+def test_the_configurations_are_of_all_sorts():
+    """Windows shorter than the text beside layers without, shared heads, tied and untied."""
+    assert len(SPLITS) == 2 ** (T - 1)
+    for kind in DECODERS:
+        drawn = [options_of(kind, seed) for seed in SEEDS]
+        varied = ("tie_word_embeddings", "attention_bias", "num_key_value_heads")
+        for name in (*varied, *{"layer_types", "no_rope_layers", "mlp_bias"} & drawn[0].keys()):
+            assert len({str(options[name]) for options in drawn}) > 1, (kind, name)
+        assert len({str(options) for options in drawn}) == len(SEEDS)
+        shared = [o for o in drawn if o["num_key_value_heads"] < o["num_attention_heads"]]
+        assert len(shared) >= 4
+        for options in drawn:
+            assert len(set(options.get("layer_types", "ab"))) == 2
+            assert options.get("sliding_window", 1) < T
+    for kind in ENCODERS:
+        drawn = [str(options_of_encoder(kind, seed)) for seed in SEEDS]
+        assert len(set(drawn)) == len(SEEDS)
+    drawn = [options_of_sinks(seed) for seed in SEEDS]
+    assert {options["sliding_window"] < T for options in drawn} == {True}
+    assert len({str(options["layer_types"]) for options in drawn}) == 2
+
+
+# ---------------------------------------------------------------- planted mistakes
+
+
+def layers_of(ours):
+    return [block.attention for block in ours.decoder.blocks]
+
+
+def window_off_by_one(ours):
+    for layer in layers_of(ours):
+        layer.window = layer.window and layer.window + 1
+
+
+def no_window(ours):
+    for layer in layers_of(ours):
+        layer.window = None
+
+
+def layers_reversed(ours):
+    """What differs by layer: windows and rotary positions."""
+    layers = layers_of(ours)
+    kept = [(layer.window, layer.rotate) for layer in layers]
+    for layer, (window, rotate) in zip(layers, kept[::-1], strict=True):
+        layer.window, layer.rotate = window, rotate
+
+
+def pairs_of_neighbours(ours):
+    def rotate(x, positions, base):
+        order = torch.arange(x.shape[-1]).unflatten(0, (-1, 2)).mT.flatten()
+        return apply_rope(x[..., order], positions, base=base)[..., order.argsort()]
+
+    for layer in layers_of(ours):
+        if layer.rotate is not None:
+            layer.rotate = partial(rotate, base=layer.rotate.keywords["base"])
+
+
+def rotary_everywhere(ours):
+    (rotate, *_) = (layer.rotate for layer in layers_of(ours) if layer.rotate is not None)
+    for layer in layers_of(ours):
+        layer.rotate = rotate
+
+
+def tiled_heads(ours):
+    """Query head h uses key head h % H_kv, as tile would have it."""
+    for layer in layers_of(ours):
+        H, H_kv = layer.num_heads, layer.num_kv_heads
+        for part in (layer.q_proj.weight, layer.out_proj.weight.T):
+            heads = part.data.unflatten(0, (H // H_kv, H_kv, -1))
+            part.data.copy_(heads.transpose(0, 1).flatten(0, 2))
+
+
+def weights_without_one(ours):
+    with torch.no_grad():
+        for name, p in ours.named_parameters():
+            if "norm" in name:
+                p.sub_(1.0)
+
+
+def norm_after_rotation(ours):
+    for layer in layers_of(ours):
+        rotate, norm = layer.rotate, layer.q_norm
+        layer.rotate = lambda x, p, rotate=rotate, norm=norm: norm(rotate(x, p))
+        layer.q_norm = layer.k_norm = None
+
+
+def gate_and_hidden_swapped(ours):
+    for block in ours.decoder.blocks:
+        block.feed_forward.gate, block.feed_forward.up = (
+            block.feed_forward.up,
+            block.feed_forward.gate,
+        )
+
+
+PLANTED = [
+    ("qwen3", window_off_by_one),
+    ("gemma2", window_off_by_one),
+    ("smollm3", no_window),
+    ("gemma3_text", layers_reversed),
+    ("llama", pairs_of_neighbours),
+    ("smollm3", rotary_everywhere),
+    ("llama", tiled_heads),
+    ("gemma2", weights_without_one),
+    ("qwen3", norm_after_rotation),
+    ("olmo2", gate_and_hidden_swapped),
+    ("gemma3_text", lambda ours: setattr(ours.embedding, "scale", 1.0)),
+    ("gemma2", lambda ours: setattr(ours, "logit_softcap", 30.0)),
+    ("olmo2", lambda ours: [setattr(b, "norm_at", "before") for b in ours.decoder.blocks]),
+    ("gemma2", lambda ours: [setattr(a, "scale", a.d_k**-0.5) for a in layers_of(ours)]),
+    (SINKS, lambda ours: setattr(ours, "sinks", None)),
+    (SINKS, lambda ours: setattr(ours, "window", None)),
+    ("dinov2", lambda ours: [setattr(b, "norm_at", "after") for b in ours.encoder.blocks]),
+    ("bert", lambda ours: ours.segment.data.zero_()),
+]
+
+
+@pytest.mark.parametrize(("kind", "mistake"), PLANTED)
+def test_a_planted_mistake_is_seen(kind, mistake):
+    """With some seed at least: not every configuration has what the mistake is about."""
+    worst = 0.0
+    for seed in SEEDS:
+        ours = ours_of(theirs_of(kind, seed))
+        mistake(ours)
+        worst = max(worst, of_outputs(theirs_of(kind, seed), ours, seed))
+    assert worst > 100 * WORST
+
+
+# ---------------------------------------------------------------- no counterpart
+
+
+SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 12,
+    "intermediate_size": 7,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("llama", {"hidden_act": "tanh"}, "^the activation must be one of silu, .*, got 'tanh'$"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
+            "^rope_type must be 'default', got 'linear'$",
+        ),
+        (
+            "gemma3_text",
+            {"use_bidirectional_attention": True, "sliding_window": 4, "head_dim": 4},
+            "^use_bidirectional_attention has no counterpart: a DecoderLM is causal$",
+        ),
+    ],
+)
+def test_what_has_no_counterpart_is_named(kind, options, message):
+    theirs = model_of(kind, **{**SMALL, **options})
+    with pytest.raises(ValueError, match=message):
+        interop.from_transformers(theirs)
+
+
+def test_models_of_a_known_type_without_a_language_models_head_are_refused():
+    config = transformers.LlamaConfig(**SMALL, pad_token_id=None)
+    with pytest.raises(ValueError, match=r"^embed_tokens.weight has no counterpart in DecoderLM$"):
+        interop.from_transformers(transformers.LlamaModel(config))
+    with pytest.raises(ValueError, match=r"^score.weight has no counterpart in DecoderLM$"):
+        interop.from_transformers(transformers.LlamaForSequenceClassification(config))
+
+
+def test_a_converted_decoder_is_its_own():
+    """It shares no memory, draws no random number, can be trained, and keeps what is tied."""
+    theirs = model_of("gemma2", **SMALL, head_dim=4, tie_word_embeddings=True).double()
+    torch.manual_seed(5)
+    ours = interop.from_transformers(theirs)
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert torch.equal(torch.rand(3), after)
+    tokens, _ = given_of(0)
+    before = ours(tokens)
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.zero_()
+    assert torch.equal(ours(tokens), before)
+    assert all(p.requires_grad and p.is_leaf for p in ours.parameters())
+    assert {p.dtype for p in ours.parameters()} == {torch.float64}
+    assert ours.output is None
+    untied = model_of("gemma2", **SMALL, head_dim=4, tie_word_embeddings=False)
+    assert isinstance(interop.from_transformers(untied).output, nn.Linear)
+
+
+def table():
+    print(f"{'':12}" + "".join(f"{name:>11}" for name in SORTS))
+    for kind in KINDS:
+        found = {name: [] for name in sorts_of(kind)}
+        for seed in SEEDS:
+            theirs = theirs_of(kind, seed)
+            ours = ours_of(theirs)
+            for name in found:
+                found[name].append(SORTS[name](theirs, ours, seed))
+        cells = {name: f"{max(worst):.1e}" for name, worst in found.items()}
+        if "written" in found:
+            total = 2 * NEW * len(SEEDS)
+            cells["written"] = f"{total - sum(found['written'])} of {total}"
+        print(f"{kind:12}" + "".join(f"{cells.get(name, ''):>11}" for name in SORTS))
+
+
+if __name__ == "__main__":
+    print(f"Worst difference over {len(SEEDS)} random models, as a share of the largest number;")
+    print(f"cached in all {len(SPLITS)} splits of {T} tokens; written tokens that are equal")
+    table()

@@ -1,0 +1,181 @@
+"""SmolLM2 beside a second reading of its file, by hand, and transformers' Llama."""
+
+import shutil
+
+import gguf_by_hand
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from attn_lib import files, generate, pretrained
+
+FILE = "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+TEXTS = [
+    "The capital of France is",
+    "the cat drank the warm milk",
+    "In 1969, 3.14159 and 2²⁰ = 1,048,576.",
+    "x1=y22;z333",
+    "½ ⅔ ① Ⅳ ٣٤ 二十 3000000",
+    "it's we've they'll I'd I'M 'tis",
+    "  two spaces,   three\t tab\n\n\nlines \r\n end  ",
+    "",
+    " ",
+    "\n",
+    "naïve café — “quotes” … €",
+    "日本語のテキスト",
+    "Привет, мир! مرحبا",
+    "🙂👩‍👩‍👧 e\u0301",
+    "<|im_start|>user\nHi 42<|im_end|>\n",
+    "<|im_start |> <|endoftext|><|endoftext|>",
+    "def f(x):\n    return x**2  # 4 spaces",
+    "aaaaaaaaaaaaaaaaaaaa!!!!!!??",
+    "\u00a0\u2003 odd\u200bspaces\x00\x7f",
+    "a ² and x ½ y",
+    "Ⅳ Ⅴ",
+]
+NUMERALS = [4, 19, 20]  # of the texts: a numeral after a space has become one word with it
+
+
+@pytest.fixture(scope="module")
+def by_hand():
+    return gguf_by_hand.read(files.fetch(FILE))
+
+
+@pytest.fixture(scope="module")
+def model():
+    return pretrained.smollm2()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return pretrained.smollm2_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def theirs(by_hand):
+    """Llama with the weights that were read by hand, its rows put in order one by one."""
+    fields, tensors = by_hand
+    names = {
+        "token_embd": "model.embed_tokens",
+        "output_norm": "model.norm",
+        "attn_norm": "input_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "attn_output": "self_attn.o_proj",
+        **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
+        **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
+    }
+    sizes = {name.removeprefix("llama."): value for name, value in fields.items()}
+    d_k, state = sizes["rope.dimension_count"], {}
+    # channel i of a head stands at 2i, channel i + d_k/2 at 2i + 1
+    order = [2 * (i % (d_k // 2)) + i // (d_k // 2) for i in range(d_k)]
+    for name, tensor in tensors.items():
+        *block, part, _ = name.split(".")
+        if part in ("attn_q", "attn_k"):
+            rows = [head * d_k + i for head in range(len(tensor) // d_k) for i in order]
+            tensor = tensor[rows]
+        prefix = f"model.layers.{block[1]}." if block else ""
+        state[f"{prefix}{names[part]}.weight"] = tensor
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    config = LlamaConfig(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["embedding_length"],
+        intermediate_size=sizes["feed_forward_length"],
+        num_hidden_layers=sizes["block_count"],
+        num_attention_heads=sizes["attention.head_count"],
+        num_key_value_heads=sizes["attention.head_count_kv"],
+        rms_norm_eps=sizes["attention.layer_norm_rms_epsilon"],
+        rope_parameters={"rope_type": "default", "rope_theta": sizes["rope.freq_base"]},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model.load_state_dict(state, assign=True)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)  # its angles are no weights
+    return model.eval()
+
+
+def test_the_weights_are_whole(model, by_hand):
+    fields, tensors = by_hand
+    assert fields["general.license"] == "apache-2.0"
+    assert (len(tensors), sum(t.numel() for t in tensors.values())) == (272, 134_515_008)
+    assert sum(p.numel() for p in model.parameters()) == 134_515_008
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not any(m.training for m in model.modules())
+
+
+def test_every_weight_is_what_was_read_by_hand(model, theirs):
+    """Bit by bit, however the rows are put in order."""
+    expected = [p for _, p in sorted(theirs.model.named_parameters())]
+    assert len(expected) == len(list(model.parameters())) == 272
+    for i, (block, other) in enumerate(zip(model.decoder.blocks, theirs.model.layers, strict=True)):
+        ours, attention = block.attention, other.self_attn
+        network = block.feed_forward
+        for mine, their in (
+            (ours.q_proj, attention.q_proj),
+            (ours.k_proj, attention.k_proj),
+            (ours.v_proj, attention.v_proj),
+            (ours.out_proj, attention.o_proj),
+            (network.gate, other.mlp.gate_proj),
+            (network.up, other.mlp.up_proj),
+            (network.down, other.mlp.down_proj),
+            (block.attention_norm, other.input_layernorm),
+            (block.feed_forward_norm, other.post_attention_layernorm),
+        ):
+            assert torch.equal(mine.weight, their.weight), i
+    assert torch.equal(model.embedding.vectors.weight, theirs.model.embed_tokens.weight)
+    assert torch.equal(model.decoder.norm.weight, theirs.model.norm.weight)
+
+
+def test_logits_and_written_text_equal_those_of_transformers(model, theirs, tokenizer):
+    tokens = torch.tensor([tokenizer.encode("<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n").ids])
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        assert (model(tokens) - expected).abs().max() < 1e-5 * expected.abs().max()
+    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    written = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
+    assert torch.equal(generate(model, tokens, max_new_tokens=8), written)
+
+
+def test_texts_become_the_tokens_that_the_file_says(tokenizer, by_hand):
+    """And back; with digits left together, as transformers reads the file, some would not."""
+    words, together = (gguf_by_hand.Words(by_hand[0], alone) for alone in (True, False))
+    ids = [tokenizer.encode(text).ids for text in TEXTS]
+    assert ids == [words.encode(text) for text in TEXTS]
+    assert [tokenizer.decode(each, skip_special_tokens=False) for each in ids] == TEXTS
+    assert [i for i, text in enumerate(TEXTS) if together.encode(text) != ids[i]] == NUMERALS
+    assert tokenizer.get_vocab_size() == 49_152
+    assert tokenizer.decode(ids[14]) == "user\nHi 42\n"
+
+
+@pytest.mark.parametrize("damage", ["altered", "cut", "empty"])
+@pytest.mark.parametrize("load", [pretrained.smollm2, pretrained.smollm2_tokenizer])
+def test_a_damaged_smollm2_is_named_with_the_remedy(tmp_path, monkeypatch, damage, load):
+    real, copy = files.fetch(FILE), tmp_path / FILE
+    copy.parent.mkdir(parents=True)
+    shutil.copy(real, copy)
+    with copy.open("r+b") as file:
+        if damage == "altered":
+            file.seek(50_000_000)
+            byte = file.read(1)[0]
+            file.seek(50_000_000)
+            file.write(bytes([byte ^ 1]))
+        else:
+            file.truncate({"cut": copy.stat().st_size - 1, "empty": 0}[damage])
+    monkeypatch.setenv("ATTN_LIB_CACHE", str(tmp_path))
+    with pytest.raises(ValueError, match=r"Q4_1\.gguf is damaged or altered.*delete it") as caught:
+        load()
+    assert files.SOURCES[FILE].sha256 in str(caught.value)
+
+
+@pytest.mark.parametrize("load", [pretrained.smollm2, pretrained.smollm2_tokenizer])
+def test_a_missing_smollm2_says_what_to_do(tmp_path, monkeypatch, load):
+    def offline(*_):
+        raise OSError("no network here")
+
+    monkeypatch.setenv("ATTN_LIB_CACHE", str(tmp_path))
+    monkeypatch.delenv("ATTN_LIB_WEIGHTS", raising=False)
+    monkeypatch.setattr(files, "_from_wheel", offline)
+    with pytest.raises(FileNotFoundError, match=rf"^{FILE} is not in .*ATTN_LIB_WEIGHTS.*network"):
+        load()
