@@ -15,8 +15,8 @@ import yaml
 from copies import copy_tree
 
 # the book's last two pages, and two numbers that are free
-OLD = [path.stem for path in pages.NOTEBOOKS[-2:]]
-LAST = int(OLD[-1][:2])
+OLD = [path.stem for path in pages.NOTEBOOKS if "tag{" in path.read_text()][-2:]
+LAST = int(pages.NOTEBOOKS[-1].stem[:2])
 NEW = [f"{LAST + 2}{OLD[0][2:]}", f"{LAST + 3}{OLD[1][2:]}"]
 MOVED = dict(zip(OLD, NEW, strict=True))
 
