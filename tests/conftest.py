@@ -59,19 +59,6 @@ def check_kept(config, ids: list[str]) -> None:
         raise pytest.UsageError(said)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """Each worker takes a file, or one of the pages that run alone: they take as long as files."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class Scheduling(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            page = nodeid.startswith("tests/book/test_alone.py::test_a_notebook_runs_alone[")
-            return nodeid if page else super()._split_scope(nodeid)
-
-    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """In continuous integration a skipped test is a failed one."""

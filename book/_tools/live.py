@@ -18,6 +18,7 @@ from attn_lib.plotting import ROLES
 BOOK = Path(__file__).resolve().parents[1]
 DATA = BOOK / "assets" / "live_data.js"
 START = "const LIVE = "
+FOLDER = {"metadata": {"path": str(BOOK)}}
 
 
 def moving(notebook) -> list:
@@ -25,29 +26,26 @@ def moving(notebook) -> list:
     return [cell for cell in notebook.cells if "live" in cell.metadata]
 
 
-def numbers(path: Path) -> dict[str, dict]:
-    """Name of each figure of a page that moves -> its kind and its numbers, from a run just now."""
-    notebook = nbformat.read(path, as_version=4)
-    wanted = moving(notebook)
-    if not wanted:
-        return {}
-    found = []
-    for cell in wanted:
-        at = notebook.cells.index(cell) + 1
+def ask(notebook) -> None:
+    """Behind each cell whose figure moves, put one that prints its numbers."""
+    for cell in moving(notebook):
         wishes = {name: wish for name, wish in cell.metadata.live.items() if name != "kind"}
         pairs = ", ".join(f"{name!r}: {wish}" for name, wish in wishes.items())
         call = f"import json\nprint(json.dumps({{{pairs}}}, default=lambda value: value.tolist()))"
-        notebook.cells.insert(at, nbformat.v4.new_code_cell(call))
-        found.append(notebook.cells[at])
-    del notebook.cells[at + 1 :]
-    folder = {"metadata": {"path": str(path.parent)}}
-    NotebookClient(notebook, timeout=120, resources=folder).execute()
+        asking = nbformat.v4.new_code_cell(call, metadata={"asks": cell.id})
+        notebook.cells.insert(notebook.cells.index(cell) + 1, asking)
+
+
+def answers(notebook) -> dict[str, dict]:
+    """Take these cells out of a page that has run: name of each figure -> its kind and numbers."""
+    asking = {c.metadata.asks: c for c in notebook.cells if "asks" in c.metadata}
+    notebook.cells = [cell for cell in notebook.cells if "asks" not in cell.metadata]
     return {
         cell.metadata.mystnb.figure.name: {
             "kind": cell.metadata.live.kind,
-            **json.loads(shown.outputs[0].text, parse_float=lambda number: round(float(number), 6)),
+            **json.loads(asking[cell.id].outputs[0].text, parse_float=lambda n: round(float(n), 6)),
         }
-        for cell, shown in zip(wanted, found, strict=True)
+        for cell in moving(notebook)
     }
 
 
@@ -60,7 +58,12 @@ def write() -> None:
     """Run the pages and write the file, a figure a line."""
     figures = {}
     for path in sorted(BOOK.glob("*.ipynb")):
-        figures |= numbers(path)
+        notebook = nbformat.read(path, as_version=4)
+        if wanted := moving(notebook):
+            del notebook.cells[notebook.cells.index(wanted[-1]) + 1 :]
+            ask(notebook)
+            NotebookClient(notebook, timeout=120, resources=FOLDER).execute()
+            figures |= answers(notebook)
     lines = [f'"roles": {json.dumps(ROLES)}', '"figures": {']
     inside = (f"{json.dumps(name)}: {json.dumps(data)}" for name, data in figures.items())
     body = f"{lines[0]},\n{lines[1]}\n" + ",\n".join(inside) + "\n}"

@@ -6,6 +6,7 @@ an older one, and to one thread; what comes out must be what is stored, texts, f
 output.
 """
 
+import copy
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from importlib.metadata import distribution
 import changes
 import compare
 import copies
+import live
 import nbformat
 import pages
 import pytest
@@ -120,16 +122,63 @@ def faults(new: list, stored: list) -> dict[int, str]:
     return {number: fault for number, fault in found.items() if fault}
 
 
+def other_figures(now: dict, cells: list) -> list[tuple[str, str]]:
+    """Each figure that moves, and of what it reads, that is not what its page computes."""
+    names = [cell.metadata.mystnb.figure.name for cell in cells]
+    read = {name: live.stored()["figures"].get(name, {}) for name in names}
+    assert {name: [*each] for name, each in now.items()} == {n: [*each] for n, each in read.items()}
+    pairs = [(name, key, now[name][key], read[name][key]) for name in names for key in read[name]]
+    return [(name, key) for name, key, new, old in pairs if not same(new, old)]
+
+
+def same(new, old) -> bool:
+    """Whether two trees of numbers and texts differ by rounding alone."""
+    if isinstance(old, dict):
+        return new.keys() == old.keys() and all(same(new[key], old[key]) for key in old)
+    if isinstance(old, list):
+        return len(new) == len(old) and all(map(same, new, old))
+    return abs(new - old) < 1e-4 if isinstance(old, float) else new == old
+
+
+def test_each_change_of_what_a_figure_reads_is_seen():
+    path = pages.NOTEBOOKS[0]
+    cells = live.moving(pages.read(path))
+    stored = live.stored()["figures"]
+    read = {cell.metadata.mystnb.figure.name: None for cell in cells}
+    now = {name: copy.deepcopy(stored[name]) for name in read}
+    assert len(now) == 2
+    assert other_figures(now, cells) == []
+    for name in now:
+        for key in now[name]:
+            before = now[name][key]
+            now[name][key] = spoilt(before)
+            assert other_figures(now, cells) == [(name, key)]
+            now[name][key] = before
+
+
+def spoilt(value):
+    """The same with its last number or text changed."""
+    if isinstance(value, list):
+        return [*value[:-1], spoilt(value[-1])]
+    return value + ("s" if isinstance(value, str) else 2e-4)
+
+
 @pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_alone(path, colab, tmp_path):
-    """But for the cells that train: those are computed so once a week (.ci/weekly)."""
-    notebook = pages.read(path)
-    notebook.cells = [cell for cell in notebook.cells if "training" not in pages.tags(cell)]
-    nbformat.write(notebook, tmp_path / path.name)
+    """But for the cells that train: those are computed so once a week (.ci/weekly).
+
+    What the figures that move read is computed, too.
+    """
+    stored = pages.read(path)
+    stored.cells = [cell for cell in stored.cells if "training" not in pages.tags(cell)]
+    asking = copy.deepcopy(stored)
+    live.ask(asking)
+    nbformat.write(asking, tmp_path / path.name)
     done = run([*EXECUTE, path.name], tmp_path, colab)
     assert done.returncode == 0, done.stderr
-    alone = pages.code_cells(pages.read(tmp_path / path.name))
-    assert faults(alone, pages.code_cells(notebook)) == {}
+    alone = pages.read(tmp_path / path.name)
+    assert other_figures(live.answers(alone), live.moving(stored)) == []
+    assert faults(pages.code_cells(alone), pages.code_cells(stored)) == {}
 
 
 def test_the_processor_is_an_older_one(colab, tmp_path):

@@ -240,13 +240,13 @@ def test_accuracies_are_those_of_the_shipped_weights():
         model.load_state_dict(records.shipped_tensors(dates.stem))
         right = page["share_right"](model.eval(), page["test"])
     assert right == pytest.approx(records.record(dates.stem)["right"][0], abs=0.002)
-    weights, large = records.shipped_tensors(clothes.stem), records.record(clothes.stem)["large"][0]
-    with record.experiment(clothes) as page:
-        for name, model in {"ViT": page["vit"](4), "CNN": page["cnn"]()}.items():
-            start = f"{name.lower()}."
-            named = {n.removeprefix(start): w for n, w in weights.items() if n.startswith(start)}
-            model.load_state_dict(named)
-            assert page["accuracy"](model.eval()) == pytest.approx(large[name], abs=0.001)
+    # its page prints what its weights find today, or nbval is red
+    large = records.record(clothes.stem)["large"][0]
+    cells = pages.code_cells(pages.read(clothes))
+    text = "\n".join(out.get("text", "") for cell in cells for out in cell.outputs)
+    found = dict(re.findall(r"^(ViT|CNN): ([\d.]+), 95 % interval", text, re.MULTILINE))
+    assert {name: float(share) for name, share in found.items()} == {n: large[n] for n in found}
+    assert found.keys() == {"ViT", "CNN"}
 
 
 def clock_faults(log):

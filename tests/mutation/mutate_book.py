@@ -3,6 +3,7 @@
     pip install mutmut==3.8.1
     python tests/mutation/mutate_book.py [--mutants 60] [--seed 0]
     python tests/mutation/mutate_book.py masks.causal_mask functional.attention
+    python tests/mutation/mutate_book.py --mistakes
 
 Every page runs once and must be green; what it calls of the library is noted, line by line. Then
 
@@ -14,7 +15,8 @@ Every page runs once and must be green; what it calls of the library is noted, l
   ``equivalent_mutants.csv`` declares are passed over.
 
 With names, only these functions are replaced; of the pages that name one, each is read until it
-has called those that no page before it called.
+has called those that no page before it called. With ``--mistakes``, what ``mistakes.csv`` lists is
+made instead: what goes wrong in tutorials, each from a cell on whose page must turn red.
 
 A page is run as far as the first cell that uses what is mutated; from there a fork of the process
 runs on with the mutant, up to the first cell that raises or whose outputs differ from the stored
@@ -33,7 +35,7 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module, metadata
 from itertools import islice
 from pathlib import Path
@@ -194,11 +196,27 @@ def function_at(tree, line: int) -> str:
     return node.name + inner
 
 
+def mistakes() -> Iterator[tuple[Mutant, dict[str, int]]]:
+    """Each mistake that is listed, with its page and cell."""
+    cells = {
+        cell.id: {path.name: number}
+        for path in BOOK.glob("*.ipynb")
+        for number, cell in enumerate(code_cells(path))
+    }
+    with Path(__file__).with_name("mistakes.csv").open() as file:
+        for row in csv.DictReader(file):
+            text = (LIBRARY / row["file"]).read_text()
+            if text.count(row["before"]) != 1:
+                sys.exit(f"{row['mistake']}: {row['before']!r} must stand once in {row['file']}")
+            text = text.replace(row["before"], row["after"])
+            yield Mutant(row["file"], row["function"], text, row["mistake"]), cells[row["cell"]]
+
+
 # ---------------------------------------------------------------- the command
 
 
 def pages_used(names: set[str]) -> dict[str, dict]:
-    """What each page uses; with names, of pages that name them, until these are called."""
+    """What each page uses, the quickest first; of pages that name some, until all are called."""
     pages = {}
     for path in sorted(BOOK.glob("*.ipynb")):
         words = set(re.findall(r"\w+", path.read_text()))
@@ -207,7 +225,7 @@ def pages_used(names: set[str]) -> dict[str, dict]:
             page = pages[path.name] = forked(used, path, here)
             if page["red"]:
                 sys.exit(f"{path.name} is red without a mutant, cell {page['cell']}: {page['red']}")
-    return pages
+    return dict(sorted(pages.items(), key=lambda page: page[1]["seconds"]))
 
 
 def called(pages: dict[str, dict]) -> set[str]:
@@ -219,10 +237,10 @@ def first_cells(pages: dict[str, dict], what: str, name: str) -> dict[str, int]:
     return {page: use[what][name] for page, use in pages.items() if name in use[what]}
 
 
-def verdicts(planned: list[tuple[Mutant, dict[str, int]]], pages: dict[str, dict]) -> list:
-    """Which page and cell turned red at each mutant, or None; the quickest page comes first."""
+def verdicts(planned: list[tuple[Mutant, dict[str, int]]], pages: Iterable[str]) -> list:
+    """Which page and cell turned red at each mutant, or None; the pages in this order."""
     found = [None] * len(planned)
-    for name in sorted(pages, key=lambda name: pages[name]["seconds"]):
+    for name in pages:
         left = [n for n, (_, cells) in enumerate(planned) if name in cells and not found[n]]
         if left:
             here = [(planned[n][1][name], planned[n][0]) for n in left]
@@ -243,12 +261,17 @@ def report(what: str, planned: list, found: list, wanted: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("functions", nargs="*", metavar="module.function")
+    parser.add_argument("--mistakes", action="store_true")
     parser.add_argument("--mutants", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     names = set(chosen.functions)
     os.environ |= {"ATTN_LIB_PROGRESS": "0", "TOKENIZERS_PARALLELISM": "false"}
     torch.set_num_threads(1)  # a fork has one thread
+    if chosen.mistakes:
+        planned = list(mistakes())
+        found = verdicts(planned, sorted({page for _, cells in planned for page in cells}))
+        return int(not report("mistakes", planned, found, 100))
     if not names and metadata.version("mutmut") != MUTMUT:
         parser.error(f"the small changes are those of mutmut=={MUTMUT}")
     pages = pages_used(names)

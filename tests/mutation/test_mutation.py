@@ -125,8 +125,8 @@ def book(checkout):
     return checkout
 
 
-def run(book):
-    command = [sys.executable, "tests/mutation/mutate_book.py", SHOWN, SHAPED]
+def run(book, *arguments):
+    command = [sys.executable, "tests/mutation/mutate_book.py", *arguments]
     return subprocess.run(command, cwd=book, capture_output=True, text=True)
 
 
@@ -136,7 +136,7 @@ def verdicts(found):
 
 
 def test_a_page_that_shows_only_shapes_lets_a_wrong_function_survive(book):
-    found = run(book)
+    found = run(book, SHOWN, SHAPED)
     assert verdicts(found) == {SHOWN: "01_shown.ipynb, cell 1", SHAPED: "SURVIVED"}
     assert "1 of 2 turn a page red, 100 % wanted" in found.stdout
     assert found.returncode == 1
@@ -144,16 +144,29 @@ def test_a_page_that_shows_only_shapes_lets_a_wrong_function_survive(book):
 
 def test_a_comparison_that_compares_nothing_lets_all_survive(book):
     edit(book, "book/_tools/compare.py", "    if now != then:\n", "    if False:\n")
-    found = run(book)
+    found = run(book, SHOWN, SHAPED)
     assert verdicts(found) == {SHOWN: "SURVIVED", SHAPED: "SURVIVED"}
     assert found.returncode == 1
 
 
 def test_a_page_that_is_red_without_a_mutant_proves_nothing(book):
     edit(book, "book/01_shown.ipynb", "causal_mask(3)", "causal_mask(4)")
-    found = run(book)
+    found = run(book, SHOWN, SHAPED)
     assert "01_shown.ipynb is red without a mutant, cell 1" in found.stderr
     assert (found.stdout, found.returncode) == ("", 1)
+
+
+def test_what_goes_wrong_in_tutorials_turns_a_page_red():
+    found = run(pages.ROOT, "--mistakes")
+    assert "10 of 10 turn a page red, 100 % wanted" in found.stdout, found.stdout + found.stderr
+    assert found.returncode == 0
+
+
+def test_a_mistake_whose_place_has_changed_is_named(book):
+    edit(book, "attn_lib/functional.py", "parts.append(~mask)", "parts.append(mask.logical_not())")
+    found = run(book, "--mistakes")
+    assert "inverted polarity: 'parts.append(~mask)' must stand once" in found.stderr
+    assert found.returncode == 1
 
 
 @pytest.mark.parametrize(("red", "enough"), [(17, True), (16, False), (0, False)])
