@@ -163,7 +163,7 @@ def test_what_goes_wrong_in_tutorials_turns_a_page_red():
 
 
 def test_a_mistake_whose_place_has_changed_is_named(checkout):
-    edit(checkout, "attn_lib/functional.py", "parts.append(~mask)", "parts.append(mask.logical_not())")
+    edit(checkout, "attn_lib/functional.py", "append(~mask)", "append(mask.logical_not())")
     found = run(checkout, "--mistakes")
     assert "inverted polarity: 'parts.append(~mask)' must stand once" in found.stderr
     assert found.returncode == 1
