@@ -165,12 +165,12 @@ def spoilt(value):
 
 @pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_alone(path, colab, tmp_path):
-    """But for the cells that train: those are computed so once a week (.ci/weekly).
+    """But for the cells that take long: those are computed so once a week (.ci/weekly).
 
     What the figures that move read is computed, too.
     """
     stored = pages.read(path)
-    stored.cells = [cell for cell in stored.cells if "training" not in pages.tags(cell)]
+    stored.cells = [cell for cell in stored.cells if "long" not in pages.tags(cell)]
     asking = copy.deepcopy(stored)
     live.ask(asking)
     nbformat.write(asking, tmp_path / path.name)

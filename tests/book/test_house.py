@@ -88,9 +88,9 @@ WANTED = {
             re.MULTILINE,
         ),
         "ruff check . && ruff format --check .",
-        "mypy --disallow-untyped-defs attn_lib",
-        f"python tests/mutation/mutate_book.py {' '.join(TEN)} &",
-        "wait $!  # for the ten functions",
+        "mypy --disallow-untyped-defs attn_lib & types=$!",
+        f"python tests/mutation/mutate_book.py {' '.join(TEN)} & wrong=$!",
+        "wait $types && wait $wrong",
     ],
     "weekly": [
         'sse4="MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"',
