@@ -553,7 +553,7 @@ def test_masks_and_weights_follow_the_playground(browser, site, width, scheme):
                 press(other)
                 slider.focus()
                 page.keyboard.press("Home")
-                for length in range(7):
+                for length in range(7 if reading == "may attend" else 3):
                     seen(kind, reading, length)
                     page.keyboard.press("ArrowRight")
         frame = slider.bounding_box()
