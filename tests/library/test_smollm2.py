@@ -42,16 +42,6 @@ def by_hand():
 
 
 @pytest.fixture(scope="module")
-def model():
-    return pretrained.smollm2()
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return pretrained.smollm2_tokenizer()
-
-
-@pytest.fixture(scope="module")
 def theirs(by_hand):
     """Llama with the weights that were read by hand, its rows put in order one by one."""
     fields, tensors = by_hand
@@ -96,19 +86,8 @@ def theirs(by_hand):
     return model.eval()
 
 
-def test_the_weights_are_whole(model, by_hand):
-    fields, tensors = by_hand
-    assert fields["general.license"] == "apache-2.0"
-    assert (len(tensors), sum(t.numel() for t in tensors.values())) == (272, 134_515_008)
-    assert sum(p.numel() for p in model.parameters()) == 134_515_008
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert not any(m.training for m in model.modules())
-
-
-def test_every_weight_is_what_was_read_by_hand(model, theirs):
+def check_weights(model, theirs):
     """Bit by bit, however the rows are put in order."""
-    expected = [p for _, p in sorted(theirs.model.named_parameters())]
-    assert len(expected) == len(list(model.parameters())) == 272
     for i, (block, other) in enumerate(zip(model.decoder.blocks, theirs.model.layers, strict=True)):
         ours, attention = block.attention, other.self_attn
         network = block.feed_forward
@@ -128,8 +107,19 @@ def test_every_weight_is_what_was_read_by_hand(model, theirs):
     assert torch.equal(model.decoder.norm.weight, theirs.model.norm.weight)
 
 
-def test_logits_and_written_text_equal_those_of_transformers(model, theirs, tokenizer):
-    tokens = torch.tensor([tokenizer.encode("<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n").ids])
+def test_smollm2_is_what_was_read_by_hand_and_writes_as_transformers_does(theirs, by_hand):
+    """It is loaded here and in no fixture, so that mutation sees which test reads it."""
+    fields, tensors = by_hand
+    model = pretrained.smollm2()
+    assert fields["general.license"] == "apache-2.0"
+    assert (len(tensors), sum(t.numel() for t in tensors.values())) == (272, 134_515_008)
+    assert sum(p.numel() for p in model.parameters()) == 134_515_008
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert not any(m.training for m in model.modules())
+    assert len(list(model.parameters())) == len(list(theirs.model.parameters())) == 272
+    check_weights(model, theirs)
+    words = gguf_by_hand.Words(fields, True)
+    tokens = torch.tensor([words.encode("<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n")])
     with torch.no_grad():
         expected = theirs(tokens).logits
         assert (model(tokens) - expected).abs().max() < 1e-5 * expected.abs().max()
@@ -138,8 +128,9 @@ def test_logits_and_written_text_equal_those_of_transformers(model, theirs, toke
     assert torch.equal(generate(model, tokens, max_new_tokens=8), written)
 
 
-def test_texts_become_the_tokens_that_the_file_says(tokenizer, by_hand):
+def test_texts_become_the_tokens_that_the_file_says(by_hand):
     """And back; with digits left together, as transformers reads the file, some would not."""
+    tokenizer = pretrained.smollm2_tokenizer()
     words, together = (gguf_by_hand.Words(by_hand[0], alone) for alone in (True, False))
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     assert ids == [words.encode(text) for text in TEXTS]
