@@ -72,7 +72,7 @@ def test_each_way_to_end_early_is_seen(line, early):
 
 # ---------------------------------------------------------------- what runs when
 
-WEEKLY_PASSES = ("$sse4", "$sse4 $one", "$avx2", "$one")
+WEEKLY_PASSES = ("$sse4", "$sse4 $one", "$avx2", "$all")
 # functions of which a page says early that they are wrong
 TEN = [
     *("functional.attention", "functional.attention_weights", "masks.causal_mask"),
@@ -81,6 +81,7 @@ TEN = [
 ]
 WANTED = {
     "run": [
+        "export OMP_NUM_THREADS=1",
         'export PYTEST_ADDOPTS="-n 2 --dist loadfile --no-loadscope-reorder"',
         *re.findall(
             r"^pip install -r requirements.txt && .*$",
@@ -96,6 +97,7 @@ WANTED = {
         'sse4="MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"',
         'avx2="MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2"',
         'one="OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"',
+        'all="-u OMP_NUM_THREADS -u MKL_NUM_THREADS"',
         *(f"env {variables} pytest --nbval book" for variables in WEEKLY_PASSES),
         "pytest tests/benchmarks",
         "python tests/mutation/mutate_book.py",
@@ -121,7 +123,7 @@ def lacking(text, wanted):
 @pytest.mark.parametrize("name", WANTED)
 def test_the_scripts_hold_every_check(name):
     wanted = WANTED[name]
-    assert len(wanted) == {"run": 7, "weekly": 12}[name]
+    assert len(wanted) == {"run": 8, "weekly": 13}[name]
     assert lacking(script(name), wanted) == []
     assert "\nset -euo pipefail\n" in script(name)
     assert "\nexport CI=true " in script(name)
