@@ -2,11 +2,12 @@
 
     python tests/book/damages.py [--at REVISION] [KIND ...]
 
-By hand: it takes a quarter of an hour. Each damage is planted by itself, in a fresh copy of what is
-committed (or of REVISION), by replacing an expression that is there once; the lines of one name are
-one damage. Then those parts of the README's two commands are run that would see it, in continuous
-integration: a page's rules, its cells, a file of tests, what is collected, the build. They must be
-green before. Printed are the damages that go unseen, those whose text is not there, and a table.
+By hand: it takes half an hour on an idle machine. Each damage is planted by itself, in a fresh copy
+of what is committed (or of REVISION), by replacing an expression that is there once; the lines of
+one name are one damage. Then those parts of the README's two commands are run that would see it, in
+continuous integration: a page's rules, its cells, a file of tests, what is collected, the build.
+They must be green before. Printed are the damages that go unseen, those whose text is not there,
+and a table.
 """
 
 import argparse
