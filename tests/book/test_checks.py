@@ -1,5 +1,6 @@
 """The README's first command, run on copies with a planted mistake: it must turn red."""
 
+import csv
 import json
 import re
 import shutil
@@ -8,6 +9,7 @@ from pathlib import Path
 import changes
 import checked
 import compare
+import damages
 import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
@@ -198,3 +200,24 @@ def test_broken_pages_turn_the_build_red_each_time(checkout):
         checked.write(checkout)
         library = checkout / "attn_lib" / "masks.py"
         library.write_text(library.read_text() + "\n")
+
+
+# ---------------------------------------------------------------- the list of damages
+
+
+def without_a_place(rows) -> list[str]:
+    """The damages whose text does not stand once where they look for it; some take a file away."""
+    return [
+        row["damage"]
+        for row in rows
+        if row["old"] and len(re.findall(row["old"], (pages.ROOT / row["file"]).read_text())) != 1
+    ]
+
+
+def test_every_damage_has_its_place():
+    """Or the command that plants them would pass over those that a page has outgrown."""
+    with Path(damages.__file__).with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len({row["damage"] for row in rows}) > 60
+    assert without_a_place(rows) == []
+    assert without_a_place([{**rows[0], "old": "nowhere to be found"}]) == [rows[0]["damage"]]
