@@ -372,12 +372,24 @@ def can_fail(notebook) -> list[str]:
     return [
         f"{cell.id}: {ast.unparse(node)} always holds"
         for cell in code_cells(notebook)[1:]
-        for node in ast.walk(ast.parse(cell.source))
-        if _always_holds(node)
+        for tree in [ast.parse(cell.source)]
+        for node in ast.walk(tree)
+        if _always_holds(node, _other_names(tree))
     ]
 
 
-def _always_holds(node: ast.AST) -> bool:
+def _other_names(tree: ast.AST) -> dict[str, str]:
+    """Names that a cell gives to a thing, or to a part of it, without computing anything."""
+    return {
+        node.targets[0].id: ast.unparse(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Name | ast.Subscript | ast.Attribute)
+    }
+
+
+def _always_holds(node: ast.AST, others: dict[str, str]) -> bool:
     sides: list[ast.AST] = []
     if isinstance(node, ast.Call) and (_compares(node) or _name(node) == "zip"):
         sides = [*([node.func.value] if _owner(node) else []), *node.args]
@@ -392,7 +404,7 @@ def _always_holds(node: ast.AST) -> bool:
         named = any(isinstance(part, ast.Name) for part in ast.walk(node.test))
         return isinstance(node.test, ast.Tuple) or not named
     texts = [re.sub(r"\.(clone|detach|contiguous|copy)\(\)", "", ast.unparse(x)) for x in sides]
-    return len(set(texts)) < len(texts)
+    return len({others.get(text, text) for text in texts}) < len(texts)
 
 
 def _compares(call: ast.Call) -> bool:
