@@ -294,7 +294,7 @@ def generate(
                 [3, 4, 4, 4]])
 
     Source: Holtzman et al. (2020), "The Curious Case of Neural Text Degeneration", for ``top_p``;
-    built in chapter 7, without and with the cache.
+    built in the chapter "Encoder and decoder", without and with the cache.
     """
     _check_start(model, tokens, mask, max_new_tokens)
     _check_choice(temperature, top_p)

@@ -10,7 +10,7 @@ from torch import Tensor
 from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of
 
 
-@exercise("7.1")
+@exercise("10.1")
 def smoothed_shares(answer: Any) -> str | None:
     """Five tokens, smoothing 0.2: the right one's share, and another's."""
     given = numbers_of(answer)
@@ -26,7 +26,7 @@ def smoothed_shares(answer: Any) -> str | None:
     return "they sum to 1, but a fifth of the smoothing belongs to each token"
 
 
-@exercise("7.2")
+@exercise("10.2")
 def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
     """Rows that become keys while n tokens follow a prompt of P."""
     for P, n in ((2, 10), (5, 1), (3, 4)):
@@ -52,7 +52,7 @@ def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
     return None
 
 
-@exercise("7.3")
+@exercise("10.3")
 def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
     """Cross-entropy over the real targets, without the padding."""
     generator = torch.Generator().manual_seed(0)
@@ -82,7 +82,7 @@ def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
     return None
 
 
-@exercise("7.4")
+@exercise("10.4")
 def greedy(answer: Callable[..., list[int]]) -> str | None:
     """Write until END, or up to a given length, with models that are plain tables."""
     START, END = 5, 6

@@ -249,14 +249,14 @@ WRONG = {
         ),
         (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
     ],
-    "7.1": [
+    "10.1": [
         ([0.8, 0.05], "the right one included"),
         ([0.8, 0.2], "yours to 1.60"),
         ([0.9, 0.025], "a fifth of the smoothing"),
         ([0.84], "not 1"),
         ([math.nan, 0.04], "must sum to 1"),
     ],
-    "7.2": [
+    "10.2": [
         (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
         (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
         (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
@@ -265,7 +265,7 @@ WRONG = {
         (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
         (lambda P, n: (66,), "not 1"),
     ],
-    "7.3": [
+    "10.3": [
         (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
@@ -278,7 +278,7 @@ WRONG = {
         (lambda z, w, f: 0.5, "largest difference"),
         (lambda z, w, f: None, "not NoneType"),
     ],
-    "7.4": [
+    "10.4": [
         (_writer(start=True), "START and END do not belong"),
         (_writer(end=True), "START and END do not belong"),
         (_writer(forget=True), "everything written so far"),
@@ -294,7 +294,7 @@ WRONG = {
             "do not belong",
         ),
     ],
-    "8.1": [
+    "11.1": [
         ([196, 590_592], "the class token is a token too"),
         ([225, 590_592], "patches in a row"),
         ([197, 589_824], "biases are missing"),
@@ -302,7 +302,7 @@ WRONG = {
         ([197, 150_528], "has a weight for each"),
         ([197], "not 1"),
     ],
-    "8.2": [
+    "11.2": [
         (
             lambda x, p, c: x.reshape(len(x), c, -1, round((x.numel() / len(x) / c) ** 0.5)),
             "strips",
@@ -312,7 +312,7 @@ WRONG = {
         (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
         (lambda x, p, c: x.tolist(), "not list"),
     ],
-    "8.3": [
+    "11.3": [
         (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "order is reversed"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
@@ -323,7 +323,7 @@ WRONG = {
         ),
         (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
     ],
-    "8.4": [
+    "11.4": [
         (lambda model, x: True, "attention with positions: it uses"),
         (lambda model, x: False, "attention, then the mean: it ignores"),
         (lambda model, x: _ignores(model, x, x.flip(1)), "neighbours multiplied: it uses"),
@@ -338,7 +338,7 @@ WRONG = {
             "the last patch alone: it uses",
         ),
     ],
-    "9.1": [
+    "13.1": [
         (22, "sum of the squares"),
         (4.4, "five days make four forecasts"),
         (2, "square them first"),
@@ -347,7 +347,7 @@ WRONG = {
         (7, "subtract each day"),
         ([5, 5], "not 2"),
     ],
-    "9.2": [
+    "13.2": [
         (lambda raw, n: (raw - raw.mean(0)) / raw.std(0), "those of all days"),
         (lambda raw, n: (raw - raw[:n].mean()) / raw[:n].std(), "of its own"),
         (lambda raw, n: raw - raw[:n].mean(0), "now divide"),
@@ -356,7 +356,7 @@ WRONG = {
         (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "largest difference"),
         (lambda raw, n: raw.tolist(), "not list"),
     ],
-    "9.3": [
+    "13.3": [
         (lambda z, T, end: z.unfold(0, T + 1, 1), "the shape is"),
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1), "the days come before"),
         (lambda z, T, end: z.unfold(0, T + 1, 1).mT, "ends with day 10"),
@@ -366,7 +366,7 @@ WRONG = {
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), "largest difference"),
         (lambda z, T, end: z[:end].tolist(), "not list"),
     ],
-    "9.4": [
+    "13.4": [
         (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
         (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
         (lambda W, h, H: W, "still contributes"),
@@ -729,30 +729,30 @@ RIGHT = {
         lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
         lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
     ],
-    "7.1": [np.array([0.84, 0.04]), (Fraction(21, 25), Fraction(1, 25))],
-    "7.2": [
+    "10.1": [np.array([0.84, 0.04]), (Fraction(21, 25), Fraction(1, 25))],
+    "10.2": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
         lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),
     ],
-    "7.3": [_cost_by_hand, lambda z, w, f: (_nll(z.float(), w)[w != f]).mean(0, keepdim=True)],
-    "7.4": [_written, _stepwise],
-    "8.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
-    "8.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
-    "8.3": [
+    "10.3": [_cost_by_hand, lambda z, w, f: (_nll(z.float(), w)[w != f]).mean(0, keepdim=True)],
+    "10.4": [_written, _stepwise],
+    "11.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
+    "11.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
+    "11.3": [
         _chained,
         lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
     ],
-    "8.4": [_shuffles, _swaps],
-    "9.1": [Fraction(11, 2), np.array([5.5])],
-    "9.2": [
+    "11.4": [_shuffles, _swaps],
+    "13.1": [Fraction(11, 2), np.array([5.5])],
+    "13.2": [
         lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),
         lambda raw, n: (raw.float() - raw[:n].float().mean(0)) / raw[:n].float().std(0),
     ],
-    "9.3": [
+    "13.3": [
         lambda z, T, end: torch.stack([z[s : s + T + 1] for s in range(end - T)]).int(),
         lambda z, T, end: np.stack([z.numpy()[e - T - 1 : e] for e in range(T + 1, end + 1)]),
     ],
-    "9.4": [
+    "13.4": [
         lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
         lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
     ],

@@ -32,8 +32,8 @@ FIRST_EDITION = {
     "04_scaling",
     "05_positions",
     "06_block",
-    "07_encoder_decoder",
-    "08_vision",
+    "10_encoder_decoder",
+    "11_vision",
 }
 
 

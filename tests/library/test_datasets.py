@@ -52,12 +52,12 @@ def test_the_years_are_split_in_order_and_without_overlap():
 
 READERS = {
     "weather.csv": datasets.weather,
-    "09_weather.json": lambda: records.record("09_weather"),
+    "13_weather.json": lambda: records.record("13_weather"),
     "99_test.safetensors": lambda: records.shipped_tensors("99_test"),
 }
 REMEDIES = {
     "weather.csv": "reinstall attn_lib, or restore the file from the repository",
-    "09_weather.json": "python book/_tools/record.py book/09_weather.ipynb",
+    "13_weather.json": "python book/_tools/record.py book/13_weather.ipynb",
     "99_test.safetensors": "python book/_tools/record.py book/99_test.ipynb",
 }
 DAMAGES = {
