@@ -1,14 +1,21 @@
-"""What strict nbval leaves out: figures compared, weights there, a green run recorded."""
+"""What strict nbval leaves out.
+
+Each page alone in an empty folder, every kind of output compared, what its moving figures read,
+weights there, a green run recorded.
+"""
 
 import os
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import checked
+import live
 import nbformat
 import pytest
-from compare import figure_fault, figures
+from compare import output_fault
+from nbval import plugin
 from nbval.plugin import IPyNbCell
 
 from attn_lib import files
@@ -17,7 +24,6 @@ BOOK = Path(__file__).parent
 collect_ignore = ["_ext", "_tools"]
 os.environ["ATTN_LIB_PROGRESS"] = "0"
 
-_compare_text = IPyNbCell.compare_outputs
 _passed: Counter[Path] = Counter()
 
 
@@ -34,16 +40,41 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path, reverse=True)
 
 
+class AloneInAFolder(plugin.RunningKernel):
+    """A page runs where no file of the book lies beside it, as in Colab."""
+
+    def __init__(self, kernel_name, cwd, **options):
+        self.folder = tempfile.TemporaryDirectory()
+        super().__init__(kernel_name, cwd=self.folder.name, **options)
+
+
+def _run(item):
+    """A cell, and then the question what its moving figure, if it has one, would read."""
+    _run_cell(item)
+    if "live" not in item.cell.metadata:
+        return
+    said, question = [], live.question(item.cell)
+    item.parent.kernel.kc.execute_interactive(
+        question, store_history=False, output_hook=lambda message: said.append(message["content"])
+    )
+    printed = "".join(content.get("text", "") for content in said)
+    if fault := live.fault(item.cell, printed):
+        item.raise_cell_error(fault)
+
+
 def _compare_outputs(cell, test, ref, skip_compare=None):
+    """First as nbval does, which says it best."""
     if not _compare_text(cell, test, ref, skip_compare):
         return False
-    fault = figure_fault(figures(test), figures(ref))
+    fault = output_fault(test, ref)
     if fault:
         cell.comparison_traceback = [fault]
     return fault is None
 
 
-IPyNbCell.compare_outputs = _compare_outputs
+_run_cell, IPyNbCell.runtest = IPyNbCell.runtest, _run
+_compare_text, IPyNbCell.compare_outputs = IPyNbCell.compare_outputs, _compare_outputs
+plugin.RunningKernel = AloneInAFolder
 
 
 @pytest.hookimpl(wrapper=True)

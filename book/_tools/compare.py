@@ -36,9 +36,8 @@ def figure_fault(new: list[np.ndarray], stored: list[np.ndarray]) -> str | None:
 def output_fault(new: list, stored: list) -> str | None:
     """What differs between all outputs now and those stored, or None."""
     now, then = ([_shown(output) for output in coalesce_streams(list)] for list in (new, stored))
-    if now != then:
-        return f"{now} now, {then} stored"
-    return figure_fault(figures(new), figures(stored))
+    fault = figure_fault(figures(new), figures(stored))
+    return fault if now == then or fault else f"{now} now, {then} stored"
 
 
 def _shown(output) -> dict:

@@ -26,27 +26,36 @@ def moving(notebook) -> list:
     return [cell for cell in notebook.cells if "live" in cell.metadata]
 
 
-def ask(notebook) -> None:
-    """Behind each cell whose figure moves, put one that prints its numbers."""
-    for cell in moving(notebook):
-        wishes = {name: wish for name, wish in cell.metadata.live.items() if name != "kind"}
-        pairs = ", ".join(f"{name!r}: {wish}" for name, wish in wishes.items())
-        call = f"import json\nprint(json.dumps({{{pairs}}}, default=lambda value: value.tolist()))"
-        asking = nbformat.v4.new_code_cell(call, metadata={"asks": cell.id})
-        notebook.cells.insert(notebook.cells.index(cell) + 1, asking)
+def question(cell) -> str:
+    """Code that prints what the figure of a cell reads."""
+    wishes = {name: wish for name, wish in cell.metadata.live.items() if name != "kind"}
+    pairs = ", ".join(f"{name!r}: {wish}" for name, wish in wishes.items())
+    return f"import json\nprint(json.dumps({{{pairs}}}, default=lambda value: value.tolist()))"
 
 
-def answers(notebook) -> dict[str, dict]:
-    """Take these cells out of a page that has run: name of each figure -> its kind and numbers."""
-    asking = {c.metadata.asks: c for c in notebook.cells if "asks" in c.metadata}
-    notebook.cells = [cell for cell in notebook.cells if "asks" not in cell.metadata]
-    return {
-        cell.metadata.mystnb.figure.name: {
-            "kind": cell.metadata.live.kind,
-            **json.loads(asking[cell.id].outputs[0].text, parse_float=lambda n: round(float(n), 6)),
-        }
-        for cell in moving(notebook)
-    }
+def numbers(cell, printed: str) -> dict:
+    """The kind of its figure, and what the question's answer says."""
+    read = json.loads(printed, parse_float=lambda number: round(float(number), 6))
+    return {"kind": cell.metadata.live.kind, **read}
+
+
+def fault(cell, printed: str) -> str | None:
+    """What a figure that moves would show otherwise than its page computes, or None."""
+    name = cell.metadata.mystnb.figure.name
+    now, read = numbers(cell, printed), stored()["figures"].get(name, {})
+    differ = [key for key in {**now, **read} if not _same(now.get(key), read.get(key))]
+    return f"{name} reads other numbers from {DATA.name}: {', '.join(differ)}" if differ else None
+
+
+def _same(new, old) -> bool:
+    """Whether two trees of numbers and texts differ by rounding alone."""
+    if isinstance(new, dict) and isinstance(old, dict):
+        return new.keys() == old.keys() and all(_same(new[key], old[key]) for key in old)
+    if isinstance(new, list) and isinstance(old, list):
+        return len(new) == len(old) and all(map(_same, new, old))
+    if isinstance(new, float) and isinstance(old, float):
+        return abs(new - old) < 1e-4
+    return new == old
 
 
 def stored() -> dict:
@@ -60,10 +69,14 @@ def write() -> None:
     for path in sorted(BOOK.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         if wanted := moving(notebook):
-            del notebook.cells[notebook.cells.index(wanted[-1]) + 1 :]
-            ask(notebook)
+            for cell in wanted:
+                asking = nbformat.v4.new_code_cell(question(cell))
+                notebook.cells.insert(notebook.cells.index(cell) + 1, asking)
+            del notebook.cells[notebook.cells.index(asking) + 1 :]
             NotebookClient(notebook, timeout=120, resources=FOLDER).execute()
-            figures |= answers(notebook)
+            for cell in wanted:
+                answer = notebook.cells[notebook.cells.index(cell) + 1].outputs[0].text
+                figures[cell.metadata.mystnb.figure.name] = numbers(cell, answer)
     lines = [f'"roles": {json.dumps(ROLES)}', '"figures": {']
     inside = (f"{json.dumps(name)}: {json.dumps(data)}" for name, data in figures.items())
     body = f"{lines[0]},\n{lines[1]}\n" + ",\n".join(inside) + "\n}"

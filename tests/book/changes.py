@@ -1,4 +1,4 @@
-"""Mistakes in the stored outputs of a page, each with what the comparison must say of it."""
+"""Mistakes in the outputs of a page and in what its figures read, each with what is said of it."""
 
 import base64
 import io
@@ -17,6 +17,10 @@ def one_digit(cell):
 
 def cleared_output(cell):
     cell.outputs = []
+
+
+def warned(cell):
+    cell.outputs[0].name = "stderr"
 
 
 def figure_of(cell):
@@ -56,7 +60,11 @@ def lost_figure(cell):
     del figure_of(cell).data["image/png"]
 
 
-TEXT = {one_digit: "mismatch 'stdout'", cleared_output: "Unexpected output fields"}
+TEXT = {
+    one_digit: "mismatch 'stdout'",
+    cleared_output: "Unexpected output fields",
+    warned: "{'stderr'}",
+}
 FIGURE = {
     painted_block: "pixels differ from",
     shrunk_figure: "pixels, stored",
@@ -71,8 +79,21 @@ def plant(notebook) -> dict[int, str]:
     expected = {}
     for kind, mistakes in (("stream", TEXT), ("display_data", FIGURE)):
         alone = [n for n, c in enumerate(cells) if [o.output_type for o in c.outputs] == [kind]]
-        for number, (mistake, message) in zip(alone, mistakes.items(), strict=False):
+        still = [n for n in alone if "live" not in cells[n].metadata]
+        for number, (mistake, message) in zip(still, mistakes.items(), strict=False):
             mistake(cells[number])
             expected[number] = message
     assert len(expected) == len(TEXT) + len(FIGURE)
     return expected
+
+
+def plant_in_figures(text: str, notebook) -> tuple[str, dict[int, str]]:
+    """``live_data.js`` with one number of each moving figure of a page changed, and the same."""
+    expected = {}
+    for number, cell in enumerate(pages.code_cells(notebook)):
+        if "live" in cell.metadata:
+            name = cell.metadata.mystnb.figure.name
+            start = text.index(f'"{name}"')
+            text = text[:start] + re.sub(r"0\.\d+", "0.5", text[start:], count=1)
+            expected[number] = f"{name} reads other numbers from live_data.js"
+    return text, expected

@@ -21,7 +21,7 @@ TEXTS = sorted(BOOK.glob("*.md"))
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
 METADATA = {"tags", "mystnb", "given", "reason", "numbers", "shown", "live"}
 OF_A_NOTEBOOK = {"budget", "kernelspec", "language_info", "record", "teaches"}
-TAGS = r"hide-input|hide-cell|long|experiment|(exercise|solution)-\d+\.\d+"  # others: reasons
+TAGS = r"hide-input|hide-cell|experiment|(exercise|solution)-\d+\.\d+"  # others: reasons
 SHOWN = {"figure", "image", "code_prompt_show", "code_prompt_hide"}
 FOLDED = {"hide-input", "hide-cell"}
 

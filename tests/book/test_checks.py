@@ -10,6 +10,7 @@ import changes
 import checked
 import compare
 import damages
+import live
 import matplotlib.pyplot as plt
 import nbformat
 import numpy as np
@@ -41,6 +42,11 @@ def test_changed_outputs_turn_the_command_red(checkout):
     page = pages.read(checkout / PAGE)
     expected = changes.plant(page)
     nbformat.write(page, checkout / PAGE)
+    read = checkout / live.DATA.relative_to(pages.ROOT)
+    text, moving = changes.plant_in_figures(read.read_text(), page)
+    read.write_text(text)
+    expected |= moving
+    assert len(moving) == 2
     run = run_nbval(checkout, PAGE)
     assert run.returncode == 1
     said = red_cells(run.stdout)
@@ -93,6 +99,54 @@ def test_how_much_of_a_figure_may_differ(pixels, difference, seen):
     now = stored.copy()
     now.reshape(-1, 4)[:pixels, 1] = difference
     assert (compare.figure_fault([now], [stored]) is not None) == seen
+
+
+STDOUT = nbformat.v4.new_output("stream", name="stdout", text="a\nb\n")
+SHOWN = nbformat.v4.new_output("display_data", data={"text/plain": "a"})
+RESULT = nbformat.v4.new_output("execute_result", data={"text/plain": "a"}, execution_count=1)
+
+
+@pytest.mark.parametrize(
+    ("new", "stored"),
+    [([SHOWN], [RESULT]), ([RESULT, STDOUT], [STDOUT, RESULT])],
+    ids=["kind", "order"],
+)
+def test_the_comparison_sees_what_nbval_does_not(new, stored):
+    """Which kind of output, in which order."""
+    assert compare.output_fault(new, stored) is not None
+
+
+def test_the_comparison_sees_no_more_than_there_is():
+    """Printed lines arrive in pieces; a result has another number in another run."""
+    pieces = [nbformat.v4.new_output("stream", text=text) for text in ("a\n", "b\n")]
+    later = nbformat.v4.new_output("execute_result", data={"text/plain": "a"}, execution_count=9)
+    assert compare.output_fault([*pieces, later], [STDOUT, RESULT]) is None
+
+
+def test_each_change_of_what_a_figure_reads_is_seen():
+    """Rounding is none."""
+    moving = [cell for path in pages.NOTEBOOKS for cell in live.moving(pages.read(path))]
+    assert {cell.metadata.mystnb.figure.name for cell in moving} == set(live.stored()["figures"])
+    for cell in moving:
+        read = live.stored()["figures"][cell.metadata.mystnb.figure.name]
+        assert live.fault(cell, json.dumps(read)) is None
+        for key in set(read) - {"kind"}:
+            assert live.fault(cell, json.dumps({**read, key: spoilt(read[key], 1e-6)})) is None
+            for other in (spoilt(read[key], 2e-4), None):
+                fault = live.fault(cell, json.dumps({**read, key: other}))
+                assert fault.endswith(f"live_data.js: {key}")
+
+
+def spoilt(value, much):
+    """The same with its last number, or its last text, changed by so much."""
+    if isinstance(value, dict):
+        last = [*value][-1]
+        return {**value, last: spoilt(value[last], much)}
+    if isinstance(value, list):
+        return [*value[:-1], spoilt(value[-1], much)]
+    if isinstance(value, float):
+        return value + much
+    return value if much < 1e-4 else not value if isinstance(value, bool) else value * 2
 
 
 def test_a_broken_library_turns_the_command_red(checkout):
