@@ -182,7 +182,7 @@ def test_more_than_the_wanted_share_is_enough(red, enough, capsys):
 # ---------------------------------------------------------------- repairs, taken back
 
 
-def tests_of(name: str) -> list[str]:
+def names_in(name: str) -> list[str]:
     found = re.findall(r"^def (test_\w+)", (pages.ROOT / name).read_text(), re.MULTILINE)
     return [f"{name}::{test}" for test in found]
 
@@ -193,7 +193,7 @@ def misplaced(rows) -> list[str]:
     for row in rows:
         text = (pages.ROOT / row["file"]).read_text()
         named = [test.partition("[")[0] for test in row["test"]]
-        there = [test for name in named for test in tests_of(name.partition("::")[0])]
+        there = [test for name in named for test in names_in(name.partition("::")[0])]
         try:
             ast.parse(text.replace(row["old"], row["new"]))
         except SyntaxError:
@@ -216,7 +216,7 @@ def test_every_test_of_a_misuse_has_its_repair():
     """Each says that it was red before; where there is none to take back, nobody could see it."""
     name = "tests/library/test_misuse.py"
     named = {test.partition("[")[0] for row in repairs.rows() for test in row["test"]}
-    assert [test for test in tests_of(name) if test not in named] == []
+    assert [test for test in names_in(name) if test not in named] == []
 
 
 MASKS, CLAMP = "tests/library/test_masks.py", "offset.long().clamp(-_FAR, _FAR)"
