@@ -104,6 +104,7 @@ WANTED = {
         *(f"env {variables} pytest --nbval book" for variables in WEEKLY_PASSES),
         "pytest tests/benchmarks",
         "python tests/mutation/mutate_book.py",
+        "python tests/mutation/repairs.py",
         *re.findall(
             r"^(?:coverage run|python \S+ --check|pip install mutmut==\S+ && OMP_NUM_THREADS).*$",
             (pages.BOOK / "how_checked.md").read_text(),
@@ -126,7 +127,7 @@ def lacking(text, wanted):
 @pytest.mark.parametrize("name", WANTED)
 def test_the_scripts_hold_every_check(name):
     wanted = WANTED[name]
-    assert len(wanted) == {"run": 10, "weekly": 13}[name]
+    assert len(wanted) == {"run": 10, "weekly": 14}[name]
     assert lacking(script(name), wanted) == []
     assert "\nset -euo pipefail\n" in script(name)
     assert "\nexport CI=true " in script(name)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
 
-from attn_lib import attention, attention_weights, padding_mask, record_attention
+from attn_lib import attention, attention_weights, causal_mask, padding_mask, record_attention
 
 INF = math.inf
 
@@ -349,6 +349,16 @@ class Padded(torch.nn.Module):
         return self.layer(x, mask=padding_mask(lengths, x.shape[1]))
 
 
+class Stored(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = layer_of()
+        self.register_buffer("mask", causal_mask(5))
+
+    def forward(self, x):
+        return self.layer(x, mask=self.mask)
+
+
 def test_exported_for_any_length_with_causal_and_a_mask():
     model, T = Masked(), torch.export.Dim("T", min=2)
     given = draw(2, 5, 6), torch.ones(2, 1, 1, 5, dtype=torch.bool)
@@ -367,7 +377,10 @@ def test_exported_for_any_length_with_a_padding_mask():
 
 
 def test_compiled_for_symbolic_shapes_refuses_no_right_mask():
-    """``size in (1, want)`` was once False for sizes that were equal."""
+    """A stored mask keeps its sizes: ``5 in (1, T)`` was once False for a symbolic T that is 5."""
+    stored, x = Stored(), draw(2, 5, 6)
+    compiled = torch.compile(stored, fullgraph=True, dynamic=True, backend="aot_eager")
+    close(compiled(x), stored(x))
     model = Masked()
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
     for T in (5, 7, 11):

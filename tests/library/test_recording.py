@@ -754,22 +754,37 @@ def test_two_threads_do_not_mix(kind, shared):
 
 
 def test_a_recording_hears_its_own_thread_alone():
-    """Also while its model runs: the other thread's calls happen inside this model's forward."""
+    """Also while its model runs: the other thread stands in a part of it when this one calls."""
     x, y = inputs(2, 5, 6), inputs(3, 7, 6, seed=1)
+    inside, called = threading.Event(), threading.Event()
 
-    class Waits(nn.Module):
+    class Holds(nn.Module):
+        def forward(self, y):
+            inside.set()
+            called.wait(60)
+            return model[0](y)
+
+    class Calls(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.other = Holds()
+
         def forward(self, x):
-            other = threading.Thread(target=model, args=(y,)) if len(x) == 2 else None
-            if other:
-                other.start()
-                other.join()
+            other = threading.Thread(target=self.other, args=(y,))
+            other.start()
+            inside.wait(60)
+            q = x[:, None]
+            F.scaled_dot_product_attention(q, q, q)
+            called.set()
+            other.join()
             return x
 
-    model = nn.Sequential(Model(), Waits(), Model())
+    model = nn.Sequential(Model(), Calls(), Model())
     with record_attention(model) as maps:
         model(x)
     assert {name: tuple(w.shape) for name, w in maps.items()} == {
         "0": (2, 3, 5, 5),
+        "1": (2, 1, 5, 5),
         "2": (2, 3, 5, 5),
     }
 

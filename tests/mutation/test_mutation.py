@@ -1,6 +1,7 @@
 """What `mutate_book.py` finds in a small book; its small changes need mutmut and are left out."""
 
 import ast
+import csv
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import mutate_book
 import nbformat
 import pages
 import pytest
+import repairs
 import torch
 from copies import edit
 from torch import nn
@@ -175,3 +177,87 @@ def test_more_than_the_wanted_share_is_enough(red, enough, capsys):
     found = ["a page"] * red + [None] * (20 - red)
     assert mutate_book.report("changes", planned, found, 85) == enough
     assert capsys.readouterr().out.count("SURVIVED") == 20 - red
+
+
+# ---------------------------------------------------------------- repairs, taken back
+
+
+def names_in(name: str) -> list[str]:
+    found = re.findall(r"^def (test_\w+)", (pages.ROOT / name).read_text(), re.MULTILINE)
+    return [f"{name}::{test}" for test in found]
+
+
+def misplaced(rows) -> list[str]:
+    """The defects whose text does not stand once, cannot be replaced so, or has lost its test."""
+    found = []
+    for row in rows:
+        text = (pages.ROOT / row["file"]).read_text()
+        named = [test.partition("[")[0] for test in row["test"]]
+        there = [test for name in named for test in names_in(name.partition("::")[0])]
+        try:
+            ast.parse(text.replace(row["old"], row["new"]))
+        except SyntaxError:
+            named.append("no Python")
+        if text.count(row["old"]) != 1 or not set(named) <= set(there):
+            found.append(row["defect"])
+    return found
+
+
+def test_every_repair_has_its_place_and_its_tests():
+    rows = repairs.rows()
+    assert len({row["defect"] for row in rows}) == len(rows) > 70
+    assert misplaced(rows) == []
+    gone = [rows[0]["test"][0].replace("::test_", "::test_no_")]
+    for change in ({"old": "nowhere"}, {"old": "("}, {"new": "("}, {"test": gone}):
+        assert misplaced([{**rows[0], **change}]) == [rows[0]["defect"]]
+
+
+def test_every_test_of_a_misuse_has_its_repair():
+    """Each says that it was red before; where there is none to take back, nobody could see it."""
+    name = "tests/library/test_misuse.py"
+    named = {test.partition("[")[0] for row in repairs.rows() for test in row["test"]}
+    assert [test for test in names_in(name) if test not in named] == []
+
+
+MASKS, CLAMP = "tests/library/test_masks.py", "offset.long().clamp(-_FAR, _FAR)"
+CAUSAL = f"{MASKS}::test_causal"
+
+
+@pytest.fixture
+def taken_back(checkout):
+    """The command with rows of its own, in a checkout that git knows."""
+    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
+
+    def run(*rows):
+        path = checkout / "tests" / "mutation" / "repairs.csv"
+        with path.open("w") as file:
+            header = ["defect", "file", "old", "new", "test"]
+            csv.writer(file).writerows([header, *rows])
+        command = [sys.executable, "tests/mutation/repairs.py"]
+        return subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+
+    return run
+
+
+def test_a_repair_that_no_test_misses_is_named(taken_back):
+    file, far = "attn_lib/masks.py", f"{MASKS}::test_far_offsets_do_not_wrap_around"
+    found = taken_back(
+        ["a seen one", file, CLAMP, "offset.long()", far],
+        ["an unseen one", file, CLAMP, "offset.long()", CAUSAL],
+        ["no old behaviour", file, CLAMP, "ofset", far],
+        ["not even collected", file, CLAMP, "(", far],
+    )
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith("a seen one: assert False"), found.stdout + found.stderr
+    assert lines[1] == f"an unseen one: {CAUSAL}: UNSEEN: exit status 0"
+    assert lines[2] == f"no old behaviour: {far}: NameError: name 'ofset' is not defined"
+    assert lines[3].startswith(f"not even collected: {far}: ")
+    assert lines[-1] == "4 repairs taken back, 3 times unseen"
+    assert found.returncode == 1
+
+
+def test_a_test_that_is_red_anyway_proves_nothing(checkout, taken_back):
+    edit(checkout, "attn_lib/masks.py", "return distance <= 0", "return distance <= 1")
+    found = taken_back(["far", "attn_lib/masks.py", CLAMP, "offset.long()", CAUSAL])
+    assert "red without a change" in found.stderr
+    assert (found.stdout, found.returncode) == ("", 1)
