@@ -1,4 +1,4 @@
-"""The block: a norm by hand, its size, its order, a mean over real tokens."""
+"""The block: a norm by hand, the size of a block of today, its order."""
 
 import math
 from collections.abc import Callable
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attn_lib.exercises._verdict import differs, exercise, numbers_of, one_number
+from attn_lib.transformer import TransformerBlock
 
 Sublayer = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor], Tensor]
@@ -39,28 +40,30 @@ def layer_norm(answer: Any) -> str | None:
 
 
 @exercise("6.2")
-def block_size(answer: Callable[[int, int], int]) -> str | None:
-    """Parameters of a block, counted in PyTorch's layer."""
-    for d_model, d_ff in ((6, 10), (8, 32), (5, 3)):
-        layer = torch.nn.TransformerEncoderLayer(d_model, 1, d_ff, device="meta")
-        parameters = dict(layer.named_parameters())
-        size = sum(p.numel() for p in parameters.values())
-        given = one_number(answer(d_model, d_ff))
+def size_today(answer: Callable[[int, int, int, int], int]) -> str | None:
+    """Parameters of a block with shared key heads, RMSNorm and SwiGLU, counted in the library's."""
+    today: dict[str, Any] = {"norm": torch.nn.RMSNorm, "gated": True, "activation": "silu"}
+    for d_model, H, H_kv, d_ff in ((12, 6, 2, 10), (8, 4, 1, 32), (10, 5, 5, 3)):
+        heads = {"num_heads": H, "attention": {"num_kv_heads": H_kv}}
+        with torch.device("meta"):
+            block = TransformerBlock(d_model=d_model, d_ff=d_ff, bias=False, **heads, **today)
+        size = sum(p.numel() for p in block.parameters())
+        given = one_number(answer(d_model, H, H_kv, d_ff))
         if given == size:
             continue
-        biases = sum(p.numel() for n, p in parameters.items() if n.endswith("bias"))
-        forgotten: dict[float, str] = {
-            biases: "all the biases, those of the norms included",
-            biases - 2 * d_model: "the biases of the Linear layers",
-            4 * d_model: "the gains and biases of the norms, or the biases of attention",
-            2 * d_model: "one of the norms, or the biases of both",
-            d_model * (d_model + 1): "the output projection, which joins the heads",
-            d_model**2: "the output projection, which joins the heads",
-            d_ff + d_model: "the biases of the feed-forward network",
+        narrow = d_model * H_kv // H
+        said: dict[float, str] = {
+            -d_model * d_ff: "SwiGLU has three matrices: gate, up and down",
+            2 * d_model * (d_model - narrow): "keys and values are narrower: they have H_kv heads",
+            -2 * d_model: "you forgot the gains of the two norms",
+            -d_model: "each of the two norms has a gain for each number",
+            2 * d_model: "an RMSNorm has a gain and no bias",
+            -(d_model**2): "you forgot the output projection, which joins the heads",
+            -d_model * narrow: "keys and values have a matrix each",
         }
-        case = f"for d_model={d_model}, d_ff={d_ff} it is {size}, but you say {given:g}"
-        missing = forgotten.get(size - given)
-        return f"{case}: you forgot {missing}" if missing else case
+        case = f"for {d_model=}, {H=}, {H_kv=}, {d_ff=} it is {size}, but you say {given:g}"
+        told = said.get(given - size)
+        return f"{case}: {told}" if told else case
     return None
 
 
@@ -128,31 +131,3 @@ def _on_the_norm(x: Tensor, attend: Sublayer, think: Sublayer, first: Norm, seco
     x = first(x)
     x = second(x + attend(x))
     return x + think(x)
-
-
-@exercise("6.4")
-def mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
-    """Mean over the real tokens, whatever the padding holds."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.tensor([5, 2, 3])
-    for T, d in ((5, 7), (6, 4)):
-        out = torch.randn(3, T, d, generator=generator)
-        expected = torch.stack([rows[:n].mean(0) for rows, n in zip(out, lengths, strict=True)])
-        given = answer(out.clone(), lengths.clone())
-        if not differs(given, out.mean(dim=1)):
-            return "this is the mean over all rows, padding included"
-        fault = differs(given, expected)
-        if fault and not differs(given, expected * lengths[:, None] / T):
-            return f"the sum is right, but you divided by T={T} instead of each sentence's length"
-        if fault:
-            return fault
-        for padding in (math.nan, math.inf, -math.inf):
-            spoiled = out.clone()
-            for row, n in zip(spoiled, lengths, strict=True):
-                row[n:] = padding
-            before = spoiled.clone()
-            if differs(answer(spoiled, lengths.clone()), expected):
-                return f"padding that holds {padding:g} gets through: times 0 is not enough"
-            if not torch.equal(spoiled.nan_to_num(), before.nan_to_num()):
-                return "it changed its argument; work on a new tensor"
-    return None

@@ -58,20 +58,14 @@ def _all_steps(tolerance, seen=lambda i, j: True, by=1):
     return is_relative
 
 
-def _block_numbers(d, f, *, join=True, constants=True, norms=2):
-    matrices = (3 + join) * d * d + 2 * d * f
-    return matrices + ((3 + join) * d + f + d if constants else 0) + norms * 2 * d
+def _size_today(d, H, H_kv, f, *, matrices=3, norms=2):
+    return 2 * d * d + 2 * d * (d * H_kv // H) + matrices * d * f + norms * d
 
 
 def _added_to_the_norm(x, attend, think, first, second):
     y = first(x)
     y = second(y + attend(y))
     return y + think(y)
-
-
-def _masked_mean(out, lengths, keep):
-    real = (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
-    return keep(out, real).sum(1) / lengths[:, None]
 
 
 def _writer(*, start=False, end=False, forget=False, over=0):
@@ -384,14 +378,18 @@ WRONG = {
         ([1.0, 2.0], "not 2"),
     ],
     "6.2": [
-        (lambda d, f: _block_numbers(d, f, constants=False, norms=0), "it is .* you say"),
-        (lambda d, f: _block_numbers(d, f, constants=False), "biases of the Linear layers"),
-        (lambda d, f: _block_numbers(d, f, norms=0), "gains and biases of the norms"),
-        (lambda d, f: _block_numbers(d, f, norms=1), "one of the norms"),
-        (lambda d, f: _block_numbers(d, f, join=False), "joins the heads"),
-        (lambda d, f: _block_numbers(d, f) - f - d, "biases of the feed-forward network"),
-        (lambda d, f: _block_numbers(d, 4 * d), "for d_model=6, d_ff=10"),
-        (lambda d, f: None, "not NoneType"),
+        (lambda d, H, K, f: _size_today(d, H, K, f, matrices=2), "three matrices"),
+        (lambda d, H, K, f: _size_today(d, H, H, f), "keys and values are narrower"),
+        (lambda d, H, K, f: _size_today(d, H, K, f, norms=0), "forgot the gains"),
+        (lambda d, H, K, f: _size_today(d, H, K, f, norms=1), "each of the two norms"),
+        (lambda d, H, K, f: _size_today(d, H, K, f, norms=4), "a gain and no bias"),
+        (lambda d, H, K, f: _size_today(d, H, K, f) - d * d, "joins the heads"),
+        (lambda d, H, K, f: _size_today(d, H, K, f) - d * d * K // H, "a matrix each"),
+        (
+            lambda d, H, K, f: 4 * d * d + 2 * d * f + 9 * d + f,
+            "for d_model=12, H=6, H_kv=2, d_ff=10 it is",
+        ),
+        (lambda d, H, K, f: None, "not NoneType"),
     ],
     "6.3": [
         (lambda x, a, t, n, m: m(n(x + a(x)) + t(n(x + a(x)))), "this is post-norm"),
@@ -404,25 +402,6 @@ WRONG = {
         (lambda x, a, t, n, m: t(m(x + a(n(x)))), "the output of each sublayer is added"),
         (lambda x, a, t, n, m: x.add_(a(n(x))) + t(m(x)), "changed its argument"),
         (lambda x, a, t, n, m: x + a(x) + t(x), "largest difference"),
-    ],
-    "6.4": [
-        (lambda out, n: out.mean(1), "padding included"),
-        (lambda out, n: _masked_mean(out, n, torch.mul), "padding that holds nan"),
-        (
-            lambda out, n: _masked_mean(out.nan_to_num(0.0, math.inf), n, torch.mul),
-            "padding that holds inf",
-        ),
-        (lambda out, n: _masked_mean(out, n, lambda o, r: o * r).mul(n[:, None]), "difference"),
-        (
-            lambda out, n: _masked_mean(out, n, torch.mul) * n[:, None] / out.shape[1],
-            "divided by T",
-        ),
-        (lambda out, n: out[:, 0], "largest difference"),
-        (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
-        (
-            lambda out, n: _masked_mean(out, n, lambda o, r: o.masked_fill_(~r, 0.0)),
-            "changed its argument",
-        ),
     ],
     "4.1": [
         ([36.0, 2.0], "uses one variance"),
@@ -718,16 +697,12 @@ RIGHT = {
     "5.4": [_toeplitz, _sampled],
     "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
     "6.2": [
-        lambda d, f: torch.tensor([_block_numbers(d, f)]),
-        lambda d, f: 4.0 * d**2 + 2 * d * f + 9 * d + f,
+        lambda d, H, K, f: np.array([2 * d * (d + d * K / H) + 3 * d * f + 2 * d]),
+        lambda d, H, K, f: Fraction(2 * d * d * (H + K), H) + d * (3 * f + 2),
     ],
     "6.3": [
         _added_one_by_one,
         lambda x, a, t, n, m: (y := x.double() + a(n(x.double()))) + t(m(y)),
-    ],
-    "6.4": [
-        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
-        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
     ],
     "10.1": [np.array([0.84, 0.04]), (Fraction(21, 25), Fraction(1, 25))],
     "10.2": [

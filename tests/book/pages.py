@@ -31,7 +31,6 @@ FIRST_EDITION = {
     "notation",
     "04_scaling",
     "05_positions",
-    "06_block",
     "10_encoder_decoder",
     "11_vision",
 }
