@@ -68,6 +68,17 @@ def _added_to_the_norm(x, attend, think, first, second):
     return y + think(y)
 
 
+def _masked_mean(out, lengths, keep):
+    real = (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
+    return keep(out, real).sum(1) / lengths[:, None]
+
+
+def _in_company(encode, texts, of=slice(None)):
+    """How much the vectors of texts differ from those that each gets alone."""
+    alone = torch.cat([encode([text]) for text in texts])
+    return float((encode(texts) - alone)[of].abs().max())
+
+
 def _writer(*, start=False, end=False, forget=False, over=0):
     """A greedy writer with a mistake."""
 
@@ -242,6 +253,59 @@ WRONG = {
             "rows as they are",
         ),
         (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
+    ],
+    "7.1": [
+        ([3.0, 4.0], "now divide it by its length"),
+        ([6, 8], "this is the sum"),
+        ([0.0, 1.0], "padding is left out of the mean"),
+        ([0, 3], "which is then divided"),
+        (torch.tensor([0.0, 9.0]), "left out of the sum"),
+        ([0.75, 0.66], "as they are"),
+        ([1.0, 0.0], "first token alone"),
+        ([0.8, 0.6], "at least one number is off"),
+        ([math.nan, math.nan], "at least one number is off"),
+        ([0.6, 0.8, 0.0], "not 3"),
+    ],
+    "7.2": [
+        (lambda out, n: out.mean(1), "padding included"),
+        (lambda out, n: _masked_mean(out, n, torch.mul), "padding that holds nan"),
+        (
+            lambda out, n: _masked_mean(out.nan_to_num(0.0, math.inf), n, torch.mul),
+            "padding that holds inf",
+        ),
+        (lambda out, n: _masked_mean(out, n, lambda o, r: o * r).mul(n[:, None]), "difference"),
+        (
+            lambda out, n: _masked_mean(out, n, torch.mul) * n[:, None] / out.shape[1],
+            "divided by T",
+        ),
+        (lambda out, n: out[:, 0], "largest difference"),
+        (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
+        (
+            lambda out, n: _masked_mean(out, n, lambda o, r: o.masked_fill_(~r, 0.0)),
+            "changed its argument",
+        ),
+    ],
+    "7.3": [
+        (lambda encode: False, "without a mask gets the verdict False"),
+        (lambda encode: True, "that is right gets the verdict True"),
+        (lambda encode: encode(["a", "b c"]).shape != (2, 7), "without a mask"),
+        (
+            lambda encode: bool((encode(["a", "b c d"])[0] != encode(["a"])[0]).any()),
+            "right up to rounding gets the verdict True",
+        ),
+        (
+            lambda encode: _in_company(encode, ["a b", "c d"]) > 1e-5,  # no padding
+            "without a mask gets the verdict False",
+        ),
+        (
+            lambda encode: bool(abs(encode(["a", "b c d"])[0] - encode(["a"])[0]).sum() > 1.0),
+            "an encoder .* gets the verdict False",
+        ),
+        (
+            lambda encode: _in_company(encode, ["a", "b c d"], of=slice(1)) > 1e-5,
+            "cuts each text to the shortest gets the verdict False",
+        ),
+        (lambda encode: encode(["a", "b c"]), "True or False is wanted"),
     ],
     "10.1": [
         ([0.8, 0.05], "the right one included"),
@@ -703,6 +767,22 @@ RIGHT = {
     "6.3": [
         _added_one_by_one,
         lambda x, a, t, n, m: (y := x.double() + a(n(x.double()))) + t(m(y)),
+    ],
+    "6.4": [
+        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
+        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
+    ],
+    "7.1": [np.array([0.6, 0.8]), torch.tensor([3.0, 4.0], dtype=torch.float64) / 5],
+    "7.2": [
+        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
+        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
+    ],
+    "7.3": [
+        lambda encode: np.bool_(_in_company(encode, ["a b c", "d", "e f"]) > 1e-5),
+        lambda encode: any(
+            not torch.allclose(encode([a, b])[0].double(), encode([a])[0].double(), atol=1e-4)
+            for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
+        ),
     ],
     "10.1": [np.array([0.84, 0.04]), (Fraction(21, 25), Fraction(1, 25))],
     "10.2": [

@@ -225,7 +225,8 @@ STATES = [(1280, "light"), (390, "dark")]
 HEAD, MAP, HEADS = "fig-one-head-drag", "fig-one-head-map", "fig-many-heads-twelve"
 LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
 PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
-PAGE_OF |= {HEADS: "03_many_heads"}
+SINK = "fig-real-encoder-sink"
+PAGE_OF |= {HEADS: "03_many_heads", SINK: "07_real_encoder"}
 
 
 @contextlib.contextmanager
@@ -362,12 +363,13 @@ def test_one_head_moves_as_attention_does(browser, site, width, scheme):
 
 @pytest.fixture(scope="module")
 def trained():
-    """Tokens and weights of the heads of MiniLM's first layer, from the whole model."""
+    """Tokens and weights of the heads of MiniLM's first two layers, from the whole model."""
     model = pretrained.minilm()
     pieces = model.tokenizer.encode("The cat drank the warm milk.")
     with torch.no_grad(), record_attention(model) as maps:
         model(torch.tensor([pieces.ids]), torch.tensor([len(pieces.ids)]))
-    return pieces.tokens, maps["encoder.blocks.0.attention"][0]  # (12, 9, 9)
+    layers = [maps[f"encoder.blocks.{i}.attention"][0] for i in (0, 1)]  # (12, 9, 9)
+    return pieces.tokens, layers
 
 
 def chosen(drawn, tokens, weights, where=""):
@@ -386,7 +388,7 @@ def chosen(drawn, tokens, weights, where=""):
 
 @pytest.mark.parametrize(("width", "scheme"), STATES)
 def test_the_rows_of_the_trained_map_can_be_chosen(browser, site, trained, width, scheme):
-    tokens, weights = trained[0], trained[1][2]
+    tokens, weights = trained[0], trained[1][0][2]
     with figure(browser, site, MAP, width, scheme) as (page, drawn):
         assert drawn.locator("thead th").all_inner_texts() == tokens
         rows = drawn.locator("tbody tr").all()
@@ -404,10 +406,11 @@ def test_the_rows_of_the_trained_map_can_be_chosen(browser, site, trained, width
         assert chosen(drawn, tokens, weights) == 1
 
 
+@pytest.mark.parametrize(("name", "layer", "head"), [(HEADS, 0, 4), (SINK, 1, 1)])
 @pytest.mark.parametrize(("width", "scheme"), STATES)
-def test_heads_can_be_switched(browser, site, trained, width, scheme):
+def test_heads_can_be_switched(browser, site, trained, width, scheme, name, layer, head):
     """The large map is the head's, the row stays, and each small one shows where it goes most."""
-    tokens, maps = trained
+    tokens, maps = trained[0], trained[1][layer]
 
     def seen():
         h = int(drawn.locator("input:checked").get_attribute("value"))
@@ -421,7 +424,7 @@ def test_heads_can_be_switched(browser, site, trained, width, scheme):
         torch.testing.assert_close(shown, best.values, rtol=0.0, atol=0.0051)
         return h, t
 
-    with figure(browser, site, HEADS, width, scheme) as (page, drawn):
+    with figure(browser, site, name, width, scheme) as (page, drawn):
         press = (lambda at: at.tap()) if width < 500 else (lambda at: at.click())
         cells = drawn.locator(".heads .cell").evaluate_all(
             "cells => cells.map(cell => [cell.style.getPropertyValue('--w'), "
@@ -431,10 +434,10 @@ def test_heads_can_be_switched(browser, site, trained, width, scheme):
         torch.testing.assert_close(small[..., 0], maps, rtol=0.0, atol=1e-4)
         places = torch.cartesian_prod(*map(torch.arange, maps.shape[1:])).flip(-1)
         assert torch.equal(small[..., 1:].flatten(1, 2), places.float().expand(len(maps), -1, -1))
-        assert seen() == (4, tokens.index("drank"))
-        for h, name in enumerate(drawn.locator(".heads label").all()):
-            assert f"head {h}\n" in name.inner_text()
-            press(name)
+        assert seen() == (head, tokens.index("drank"))
+        for h, label in enumerate(drawn.locator(".heads label").all()):
+            assert f"head {h}\n" in label.inner_text()
+            press(label)
             assert seen() == (h, 3)
         page.keyboard.press("ArrowRight")  # from the last to the first
         assert seen() == (0, 3)
