@@ -75,7 +75,7 @@ def _for_all(W: Tensor, H_kv: int, H: int) -> Tensor:
 
 @exercise("8.3")
 def tells_a_wrong_cache(answer: Callable[[Callable[..., Tensor], Tensor], Any]) -> str | None:
-    """Whether logits are the same however the text is cut: tried on six caches."""
+    """Whether logits are the same however the text is cut: tried on many caches."""
     options: dict[str, Any] = {"num_heads": 2, "d_ff": 16, "num_layers": 2, "d_model": 8}
     rotary = {"rotate": partial(apply_rope, base=100.0)}
     with torch.random.fork_rng(devices=[]):  # leaves the reader's random state as it was
@@ -102,6 +102,18 @@ _CACHES: dict[str, Callable[[int, int], bool]] = {
     "forgets in pieces of a single token": lambda n, T: n > 0 and T == 1,
     "forgets from the fifth token on": lambda n, T: n >= 4,
     "forgets just after the first token": lambda n, T: n == 1,
+}
+
+
+def _only(n: int, T: int) -> Callable[[int, int], bool]:
+    return lambda before, length: (before, length) == (n, T)
+
+
+# a piece of every length at every place: a test that leaves one out accepts one of these
+_CACHES |= {
+    f"forgets only in a piece of {T} after {n} others": _only(n, T)
+    for n in range(1, 6)
+    for T in range(1, 7 - n)
 }
 
 

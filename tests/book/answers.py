@@ -295,6 +295,7 @@ WRONG = {
         (lambda m, t: _all_cuts(m, t, lambda n: [(3,)]), "pieces of a single token"),
         (lambda m, t: _all_cuts(m, t, lambda n: [(2, 5), (2, 3)]), "just after the first token"),
         (lambda m, t: _all_cuts(m, t[:, :4], _every), "from the fifth token"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]), "piece of 2 after 1 others"),
         (lambda m, t: m(t).shape, "True or False is wanted"),
         (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
     ],
@@ -754,15 +755,7 @@ RIGHT = {
     "8.3": [
         lambda m, t: all(_all_cuts(m, t, lambda n, c=c: [c]) for c in _every(t.shape[1])),
         lambda m, t: torch.tensor(
-            _all_cuts(
-                m,
-                t,
-                lambda n: [
-                    range(1, n),
-                    *([i] for i in range(1, n)),
-                    *([1, i] for i in range(2, n)),
-                ],
-            )
+            _all_cuts(m, t, lambda n: itertools.combinations_with_replacement(range(1, n), 2))
         ),
     ],
     "4.1": [torch.tensor([144, 4]), (Fraction(144), 12 / 3)],
