@@ -227,8 +227,8 @@ def smollm2() -> DecoderLM:
 
     The file stores each weight of a matrix in four bits (in eight, of the embedding), for groups of
     32 at a time; the model has the float32 numbers for which these stand, not those that were
-    trained. GGUF files pair neighbouring channels of queries and keys in rotary positions, and this
-    library the two halves: the rows of their projections are put back into order.
+    trained. Llama's GGUF files pair neighbouring channels of queries and keys in rotary positions,
+    and this library the two halves: the rows of their projections are put back into order.
 
     Returns:
         A model in evaluation mode, for tokens from :func:`smollm2_tokenizer`.

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import attn_lib
+
 
 def _shifted(scores, by):
     powers = (scores - by).exp()
@@ -133,6 +135,21 @@ def _written(scores, START, END, longest):
 
 def _nll(logits, wanted):
     return -logits.log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
+
+
+def _all_cuts(model, tokens, sizes, close=1e-4):
+    """Whether pieces of each of these kinds give what the whole gives."""
+    whole = model(tokens)
+    for cuts in sizes(tokens.shape[1]):
+        cache = attn_lib.Cache()
+        pieces = [model(piece, cache=cache) for piece in tokens.tensor_split([*cuts], dim=1)]
+        if not (torch.cat(pieces, dim=1) - whole).abs().max() <= close:
+            return False
+    return True
+
+
+def _every(n):
+    return [c for k in range(n) for c in itertools.combinations(range(1, n), k)]
 
 
 # exercise -> {a mistake somebody makes: the words that must come back}
@@ -306,6 +323,38 @@ WRONG = {
             "cuts each text to the shortest gets the verdict False",
         ),
         (lambda encode: encode(["a", "b c"]), "True or False is wanted"),
+    "8.1": [
+        (600 + 2964, "counts once"),
+        (2964 - 12, "the last one"),
+        (2964 - 60, "the norms are missing"),
+        (2964 + 60, "a gain and no bias"),
+        (2964 + 288, "only 2 heads"),
+        (2964 - 480, "three matrices"),
+        (600 + 1176 + 12, "two blocks"),
+        (2364, "the embedding is missing"),
+        (1000, "add up the embedding"),
+        (math.nan, "add up the embedding"),
+        ([1, 2], "not 2"),
+    ],
+    "8.2": [
+        (lambda W, n, H: W.repeat(H // n, 1), "the heads are tiled"),
+        (lambda W, n, H: W.repeat_interleave(H // n, 0), "repeat whole heads, of 2 rows"),
+        (lambda W, n, H: W, r"the shape is \(6, 5\) instead of \(18, 5\)"),
+        (lambda W, n, H: W.flip(0).repeat(H // n, 1), "key head h // 3"),
+        (lambda W, n, H: W.zero_().repeat(H // n, 1), "changed its argument"),
+        (lambda W, n, H: W.tolist(), "not list"),
+    ],
+    "8.3": [
+        (lambda m, t: True, "accepts a cache that forgets all earlier"),
+        (lambda m, t: False, "by rounding"),
+        (lambda m, t: _all_cuts(m, t, _every, 0.0), "by rounding"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [range(1, n)]), "pieces of more than one"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [(3,)]), "pieces of a single token"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [(2, 5), (2, 3)]), "just after the first token"),
+        (lambda m, t: _all_cuts(m, t[:, :4], _every), "from the fifth token"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]), "piece of 2 after 1 others"),
+        (lambda m, t: m(t).shape, "True or False is wanted"),
+        (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
     ],
     "10.1": [
         ([0.8, 0.05], "the right one included"),
@@ -737,6 +786,19 @@ RIGHT = {
     "3.3": [
         lambda W, h, H: torch.stack([M.T for M in _head(W.float(), h, H)]),
         lambda W, h, H: (M.T.numpy() for M in _head(W.double(), h, H)),
+    ],
+    "8.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
+    "8.2": [
+        lambda W, n, H: np.repeat(W.numpy().reshape(n, -1, W.shape[1]), H // n, axis=0).reshape(
+            -1, W.shape[1]
+        ),
+        lambda W, n, H: torch.cat([c for c in W.long().chunk(n) for _ in range(H // n)]),
+    ],
+    "8.3": [
+        lambda m, t: all(_all_cuts(m, t, lambda n, c=c: [c]) for c in _every(t.shape[1])),
+        lambda m, t: torch.tensor(
+            _all_cuts(m, t, lambda n: itertools.combinations_with_replacement(range(1, n), 2))
+        ),
     ],
     "4.1": [torch.tensor([144, 4]), (Fraction(144), 12 / 3)],
     "4.2": [
