@@ -58,10 +58,13 @@ def min_p(answer: Callable[[Tensor, float, float], Tensor]) -> str | None:
             return f"for {size} logits {fault}"
         shares = tensor_of(out).double()
         p = (logits / temperature).softmax(dim=-1)
+        bound = "the bound is min_p times the probability of the likeliest, not min_p itself"
+        if shares.isnan().any():
+            return f"0 / 0 is NaN; if nothing is kept, {bound}"
         if abs(float(shares.sum()) - 1) > 1e-4:
             return f"the shares must sum to 1, here {float(shares.sum()):.2f}"
         if not differs(shares, _rescaled(p, p >= limit)):
-            return "the bound is min_p times the probability of the likeliest, not min_p itself"
+            return bound
         if not differs(shares, _min_p(logits, 1.0, limit)):
             return "the temperature is missing"
         if not differs(
