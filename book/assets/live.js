@@ -291,6 +291,52 @@
     ];
   }
 
+  // What comes next: temperature and top-p, over the likeliest tokens; the others are one row.
+  function sample({tokens, logp, kept, temperatures, top_ps}) {
+    const cells = [...tokens, "all others"].map(() => make("td", {class: "share"}));
+    const rows = [...tokens, "all others"].map((name, i) => make("tr", {}, make("th", {scope: "row"}, name), cells[i]));
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const slide = (name, values, start) => {
+      const input = make("input", {type: "range", min: 0, max: values.length - 1, value: values.indexOf(start)});
+      const output = make("output");
+      input.addEventListener("input", () => draw());
+      return {input, output, label: make("label", {class: "slide"}, `${name} `, input, output)};
+    };
+    const heat = slide("temperature", temperatures, 1), cut = slide("top-p", top_ps, 1);
+    const again = make("button", {type: "button"}, "start again");
+    function draw() {
+      const t = heat.input.value, c = cut.input.value, whole = kept[t][c];
+      const end = top_ps[c] < 1 ? top_ps[c] : Infinity;   // 1 keeps every token, whatever rounding says
+      let before = 0;
+      const powers = logp[t].map(power => Math.exp(power));
+      const stays = [...powers, 0].map(p => { before += p; return before - p < end; });
+      const shares = powers.map((p, i) => stays[i] ? p / whole : 0);
+      const open = stays.filter(Boolean).length, tail = stays[tokens.length];
+      const rest = number(Math.max(0, 1 - shares.reduce((a, b) => a + b)), 3);
+      stays.forEach((is, i) => {
+        cells[i].textContent = is ? (i < tokens.length ? number(shares[i], 3) : rest) : "cut off";
+        cells[i].style.setProperty("--w", is ? (i < tokens.length ? shares[i] : rest) : 0);
+        rows[i].classList.toggle("cut", !is);
+      });
+      heat.output.textContent = number(temperatures[t], 2);
+      cut.output.textContent = number(top_ps[c], 1);
+      [heat, cut].forEach(knob => knob.input.setAttribute("aria-valuetext", knob.output.textContent));
+      say.replaceChildren(`${tail ? open - 1 : open} of these ${tokens.length} tokens can come next`, tail ? `, and others, with ${rest} together.` : ", and no other.");
+    }
+    again.addEventListener("click", () => {
+      heat.input.value = temperatures.indexOf(1);
+      cut.input.value = top_ps.indexOf(1);
+      draw();
+    });
+    draw();
+    return [
+      heat.label, cut.label,
+      make("table", {class: "next"}, columns(make("th", {scope: "col"}, "next token"), ["share"]), make("tbody", {}, ...rows)),
+      say,
+      make("p", {class: "hint"}, "Move the sliders, or focus one and use the arrow keys. ", again),
+    ];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -305,7 +351,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.replaceWith(live);
   });

@@ -52,6 +52,10 @@ def _zeroed(W, *where):
     return W
 
 
+def _cut(p, kept):
+    return p * kept / (p * kept).sum()
+
+
 def _all_steps(tolerance, seen=lambda i, j: True, by=1):
     def is_relative(score):
         cells = ((i, j) for i in range(100 - by) for j in range(100 - by) if seen(i, j))
@@ -355,6 +359,40 @@ WRONG = {
         (lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]), "piece of 2 after 1 others"),
         (lambda m, t: m(t).shape, "True or False is wanted"),
         (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
+    "9.1": [
+        ([16 / 30, 9 / 30, 4 / 30, 1 / 30], "now cut off the tail"),
+        ([0.533, 0.3, 0, 0], "rescale what is kept"),
+        ([0.552, 0.310, 0.138, 0], "that is top-p first"),
+        ([1, 0, 0, 0], "so the next is kept"),
+        ([4 / 9, 3 / 9, 2 / 9, 0], "that is top-p alone"),
+        ([0.36, 0.31, 0.33, 0], "favours the likeliest"),
+        ([0.64, 0.36], "not 2"),
+        ([0.7, 0.3, 0, 0], "squares each probability"),
+        ([0.8, 0.6, 0.4, 0.2], "must sum to 1"),
+    ],
+    "9.2": [
+        (lambda z, t, m: _cut(p := (z / t).softmax(-1), p >= m), "not min_p itself"),
+        (lambda z, t, m: (p := (z / t).softmax(-1)) * (p >= m * p.max()), "must sum to 1"),
+        (lambda z, t, m: _cut(p := z.softmax(-1), p >= m * p.max()), "temperature is missing"),
+        (
+            lambda z, t, m: _cut((z / t).softmax(-1), z.softmax(-1) >= m * z.softmax(-1).max()),
+            "before the bound",
+        ),
+        (
+            lambda z, t, m: _cut(p := (z * t).softmax(-1), p >= m * p.max()),
+            "for temperature 2.0 and min_p 0.4",
+        ),
+        (lambda z, t, m: (z / t).softmax(-1)[z > 0], r"the shape is"),
+    ],
+    "9.3": [
+        ([4, 5], "those are bits per token"),
+        ([0.833, 1], "swapped"),
+        ([4, 6], "bytes per token"),
+        ([1200, 1000], "divide by its bytes"),
+        ([0.693, 0.578], "nats"),
+        ([4, 5.333], "logarithm of the perplexity first"),
+        ([1], "not 1"),
+        ([2, 3], "times tokens, divided by bytes"),
     ],
     "10.1": [
         ([0.8, 0.05], "the right one included"),
@@ -846,6 +884,14 @@ RIGHT = {
             for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
         ),
     ],
+    "9.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
+    "9.2": [
+        lambda z, t, m: (
+            (z / t).masked_fill(z < z.max() + t * math.log(m), -math.inf).softmax(-1).float()
+        ),
+        lambda z, t, m: _cut(p := (z / t).softmax(-1), p / p.max() >= m).numpy(),
+    ],
+    "9.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
     "10.1": [np.array([0.84, 0.04]), (Fraction(21, 25), Fraction(1, 25))],
     "10.2": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),

@@ -227,6 +227,9 @@ LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
 PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
 SINK = "fig-real-encoder-sink"
 PAGE_OF |= {HEADS: "03_many_heads", SINK: "07_real_encoder"}
+PAGE_OF |= {HEADS: "03_many_heads"}
+SAMPLE = "fig-next-token-knobs"
+PAGE_OF |= {SAMPLE: "09_next_token"}
 
 
 @contextlib.contextmanager
@@ -566,6 +569,81 @@ def test_masks_and_weights_follow_the_playground(browser, site, width, scheme):
         drawn.get_by_role("radio", name="blocked").focus()
         page.keyboard.press("ArrowUp")
         seen("none", "may attend", 0)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The logits after a prompt, from the whole model, and the names of the likeliest tokens."""
+    tokenizer = pretrained.smollm2_tokenizer()
+    ids = torch.tensor([tokenizer.encode("The cat drank the warm").ids])
+    with torch.no_grad():
+        logits = pretrained.smollm2()(ids)[0, -1].double()
+    best = logits.topk(20).indices
+    return logits, best, [tokenizer.decode([i]).replace(" ", "␣") for i in best.tolist()]
+
+
+def nucleus(logits, temperature, top_p):
+    """What each token gets when the fewest that have `top_p` are kept, one by one."""
+    weights = (logits / temperature).softmax(dim=-1)
+    order = weights.argsort(descending=True)
+    enough = (weights[order].cumsum(dim=-1) >= top_p - 1e-9).nonzero()
+    kept = order[: int(enough[0]) + 1 if len(enough) else None]
+    return torch.zeros_like(weights).index_put((kept,), weights[kept] / weights[kept].sum())
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_the_next_token_follows_temperature_and_top_p(browser, site, expected, width, scheme):
+    """Both sliders, by keyboard, and by mouse or finger: shares as PyTorch computes them."""
+    logits, best, tokens = expected
+
+    def seen(temperature, top_p):
+        outputs = drawn.locator("output").all_inner_texts()
+        assert outputs == [f"{temperature:.2f}", f"{top_p:.1f}"]
+        shares = nucleus(logits, temperature, top_p)
+        wanted = torch.cat([shares[best], (1 - shares[best].sum())[None].clamp(min=0.0)])
+        texts = drawn.locator("td.share").all_inner_texts()
+        shown = torch.tensor([0.0 if text == "cut off" else float(text) for text in texts])
+        torch.testing.assert_close(shown.double(), wanted, rtol=0.0, atol=0.00061)
+        named = drawn.locator("tbody th").all_inner_texts()
+        assert named == [*tokens, "all others"]
+        cut = [text == "cut off" for text in texts]
+        assert cut == [*(shares[best] == 0).tolist(), int((shares > 0).sum()) <= 20]
+        assert ["cut" in names for names in classes(drawn.locator("tbody tr"))] == cut
+        rest = ", and no other." if cut[-1] else f", and others, with {texts[-1]} together."
+        said = drawn.locator(".say").inner_text()
+        assert said == f"{20 - sum(cut[:-1])} of these 20 tokens can come next{rest}"
+
+    with figure(browser, site, SAMPLE, width, scheme) as (page, drawn):
+        finger = width < 500
+        heat = drawn.get_by_role("slider", name="temperature")
+        cut = drawn.get_by_role("slider", name="top-p")
+        seen(1.0, 1.0)
+        cut.focus()
+        for n in range(9, 0, -1):
+            page.keyboard.press("ArrowLeft")
+            seen(1.0, n / 10)
+        for n, top_p in ((1, 0.1), (8, 0.1), (8, 0.8), (3, 0.8), (3, 0.9)):
+            heat.focus()
+            page.keyboard.press("Home")
+            for _ in range(n - 1):
+                page.keyboard.press("ArrowRight")
+            cut.focus()
+            page.keyboard.press("Home")
+            for _ in range(round(10 * top_p) - 1):
+                page.keyboard.press("ArrowRight")
+            seen(n / 4, top_p)
+        for slider in (heat, cut):  # at its right end
+            frame = slider.bounding_box()
+            at = {"x": frame["width"] - 2, "y": frame["height"] / 2}
+            slider.tap(position=at) if finger else slider.click(position=at)
+        seen(2.0, 1.0)
+        heat.focus()
+        for n in range(7, 0, -1):
+            page.keyboard.press("ArrowLeft")
+            seen(n / 4, 1.0)
+        again = drawn.get_by_role("button", name="start again")
+        again.tap() if finger else again.click()
+        seen(1.0, 1.0)
 
 
 def test_without_scripts_the_figures_stand_still(browser, site):
