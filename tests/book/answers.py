@@ -327,6 +327,7 @@ WRONG = {
             "cuts each text to the shortest gets the verdict False",
         ),
         (lambda encode: encode(["a", "b c"]), "True or False is wanted"),
+    ],
     "8.1": [
         (600 + 2964, "counts once"),
         (2964 - 12, "the last one"),
@@ -359,6 +360,7 @@ WRONG = {
         (lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]), "piece of 2 after 1 others"),
         (lambda m, t: m(t).shape, "True or False is wanted"),
         (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
+    ],
     "9.1": [
         ([16 / 30, 9 / 30, 4 / 30, 1 / 30], "now cut off the tail"),
         ([0.533, 0.3, 0, 0], "rescale what is kept"),
@@ -825,6 +827,27 @@ RIGHT = {
         lambda W, h, H: torch.stack([M.T for M in _head(W.float(), h, H)]),
         lambda W, h, H: (M.T.numpy() for M in _head(W.double(), h, H)),
     ],
+    "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
+    "6.2": [
+        lambda d, H, K, f: np.array([2 * d * (d + d * K / H) + 3 * d * f + 2 * d]),
+        lambda d, H, K, f: Fraction(2 * d * d * (H + K), H) + d * (3 * f + 2),
+    ],
+    "6.3": [
+        _added_one_by_one,
+        lambda x, a, t, n, m: (y := x.double() + a(n(x.double()))) + t(m(y)),
+    ],
+    "7.1": [np.array([0.6, 0.8]), torch.tensor([3.0, 4.0], dtype=torch.float64) / 5],
+    "7.2": [
+        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
+        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
+    ],
+    "7.3": [
+        lambda encode: np.bool_(_in_company(encode, ["a b c", "d", "e f"]) > 1e-5),
+        lambda encode: any(
+            not torch.allclose(encode([a, b])[0].double(), encode([a])[0].double(), atol=1e-4)
+            for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
+        ),
+    ],
     "8.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
     "8.2": [
         lambda W, n, H: np.repeat(W.numpy().reshape(n, -1, W.shape[1]), H // n, axis=0).reshape(
@@ -859,31 +882,6 @@ RIGHT = {
     ],
     "5.3": [_counted, lambda real: (real.numpy().cumsum(-1) - 1) % real.shape[1]],
     "5.4": [_toeplitz, _sampled],
-    "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
-    "6.2": [
-        lambda d, H, K, f: np.array([2 * d * (d + d * K / H) + 3 * d * f + 2 * d]),
-        lambda d, H, K, f: Fraction(2 * d * d * (H + K), H) + d * (3 * f + 2),
-    ],
-    "6.3": [
-        _added_one_by_one,
-        lambda x, a, t, n, m: (y := x.double() + a(n(x.double()))) + t(m(y)),
-    ],
-    "6.4": [
-        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
-        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
-    ],
-    "7.1": [np.array([0.6, 0.8]), torch.tensor([3.0, 4.0], dtype=torch.float64) / 5],
-    "7.2": [
-        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
-        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
-    ],
-    "7.3": [
-        lambda encode: np.bool_(_in_company(encode, ["a b c", "d", "e f"]) > 1e-5),
-        lambda encode: any(
-            not torch.allclose(encode([a, b])[0].double(), encode([a])[0].double(), atol=1e-4)
-            for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
-        ),
-    ],
     "9.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
     "9.2": [
         lambda z, t, m: (

@@ -225,11 +225,8 @@ STATES = [(1280, "light"), (390, "dark")]
 HEAD, MAP, HEADS = "fig-one-head-drag", "fig-one-head-map", "fig-many-heads-twelve"
 LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
 PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
-SINK = "fig-real-encoder-sink"
-PAGE_OF |= {HEADS: "03_many_heads", SINK: "07_real_encoder"}
-PAGE_OF |= {HEADS: "03_many_heads"}
-SAMPLE = "fig-next-token-knobs"
-PAGE_OF |= {SAMPLE: "09_next_token"}
+SINK, SAMPLE = "fig-real-encoder-sink", "fig-next-token-knobs"
+PAGE_OF |= {HEADS: "03_many_heads", SINK: "07_real_encoder", SAMPLE: "09_next_token"}
 
 
 @contextlib.contextmanager
