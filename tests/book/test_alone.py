@@ -1,7 +1,8 @@
 """A notebook in Colab: no book around it, and no library but the one its first cell installs.
 
 That cell is the same in every notebook (`pages.starts_with_bootstrap`), so one of them runs here
-whole. Of the others what they import must be there: nbval runs each in an empty folder.
+whole, on one thread of an older processor. Of the others what they import must be there: nbval runs
+each in an empty folder, and once a week on other processors (.ci/weekly).
 """
 
 import ast
@@ -25,6 +26,13 @@ PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = ["attn_lib", *PROJECT["optional-dependencies"]["book"]]
 EXECUTE = ("python", "-c", "from nbclient.cli import main; main()", "--inplace")
 WHOLE = "03_many_heads"  # it is short, draws, and reads trained weights
+OLDER = {
+    "MKL_CBWR": "COMPATIBLE",
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +72,7 @@ def fresh(tmp_path_factory, published):
     (packages / "brought.pth").write_text(f"{brought}\n")
     environment = {
         **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")},
+        **OLDER,
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{published.as_uri()}.insteadOf",
@@ -119,6 +128,13 @@ def test_what_the_pages_import_is_there(colab, tmp_path):
         script = "\n".join(f"import {name}" for name in names)
         done = run(["python", "-c", script], tmp_path, colab)
         assert done.returncode == status, done.stderr
+
+
+def test_the_processor_is_an_older_one(colab, tmp_path):
+    """Without this the page could be computed as in every other run, and nobody would know."""
+    script = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
+    shown = run(["python", "-c", script], tmp_path, colab)
+    assert shown.stdout.split() == ["DEFAULT", "1"]
 
 
 def test_a_notebook_runs_alone(colab, tmp_path):

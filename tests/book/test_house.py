@@ -72,7 +72,6 @@ def test_each_way_to_end_early_is_seen(line, early):
 
 # ---------------------------------------------------------------- what runs when
 
-OLDER = "MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"
 WEEKLY_PASSES = ("$sse4", "$sse4 $one", "$avx2", "$all")
 # functions of which a page says early that they are wrong
 TEN = [
@@ -89,15 +88,13 @@ WANTED = {
             (pages.ROOT / "README.md").read_text(),
             re.MULTILINE,
         ),
-        f"export {OLDER}",
-        "unset MKL_CBWR ATEN_CPU_CAPABILITY ONEDNN_MAX_CPU_ISA",
         "ruff check . && ruff format --check .",
         "mypy --disallow-untyped-defs attn_lib & types=$!",
         f"python tests/mutation/mutate_book.py {' '.join(TEN)} & wrong=$!",
         "wait $types && wait $wrong",
     ],
     "weekly": [
-        f'sse4="{OLDER}"',
+        'sse4="MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41"',
         'avx2="MKL_CBWR=AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2"',
         'one="OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"',
         'all="-u OMP_NUM_THREADS -u MKL_NUM_THREADS"',
@@ -127,29 +124,12 @@ def lacking(text, wanted):
 @pytest.mark.parametrize("name", WANTED)
 def test_the_scripts_hold_every_check(name):
     wanted = WANTED[name]
-    assert len(wanted) == {"run": 10, "weekly": 14}[name]
+    assert len(wanted) == {"run": 8, "weekly": 14}[name]
     assert lacking(script(name), wanted) == []
     assert "\nset -euo pipefail\n" in script(name)
     assert "\nexport CI=true " in script(name)
     for line in wanted:
         assert lacking(script(name).replace(f"\n{line}\n", "\n"), wanted) == [line]
-
-
-def test_the_pages_are_checked_as_an_older_processor_computes_them():
-    """Before anything else runs, and not only where a processor is old."""
-    before, _, after = script("run").partition(f"\nexport {OLDER}\npip install ")
-    assert "pytest --nbval" not in before
-    assert after.count("unset") == 1
-    asking = "import torch; print(torch.backends.cpu.get_cpu_capability())"
-    variables = dict(pair.split("=") for pair in OLDER.split())
-    said = subprocess.run(
-        [sys.executable, "-c", asking],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert said.stdout == "DEFAULT\n"
 
 
 def test_workflows_run_the_scripts():
