@@ -44,7 +44,7 @@ def size_today(answer: Callable[[int, int, int, int], int]) -> str | None:
     """Parameters of a block with shared key heads, RMSNorm and SwiGLU, counted in the library's."""
     today: dict[str, Any] = {"norm": torch.nn.RMSNorm, "gated": True, "activation": "silu"}
     for d_model, H, H_kv, d_ff in ((12, 6, 2, 10), (8, 4, 1, 32), (10, 5, 5, 3)):
-        heads = {"num_heads": H, "attention": {"num_kv_heads": H_kv}}
+        heads: dict[str, Any] = {"num_heads": H, "attention": {"num_kv_heads": H_kv}}
         with torch.device("meta"):
             block = TransformerBlock(d_model=d_model, d_ff=d_ff, bias=False, **heads, **today)
         size = sum(p.numel() for p in block.parameters())
