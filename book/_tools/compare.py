@@ -37,7 +37,9 @@ def output_fault(new: list, stored: list) -> str | None:
     """What differs between all outputs now and those stored, or None."""
     now, then = ([_shown(output) for output in coalesce_streams(list)] for list in (new, stored))
     fault = figure_fault(figures(new), figures(stored))
-    return fault if now == then or fault else f"{now} now, {then} stored"
+    if now != then:
+        return fault or f"{now} now, {then} stored"
+    return fault
 
 
 def _shown(output) -> dict:
