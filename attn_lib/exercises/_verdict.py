@@ -2,7 +2,7 @@
 
 import itertools
 from collections import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, get_origin
 
 import numpy as np
@@ -144,6 +144,11 @@ def numbers_of(answer: Any) -> list[float]:
         return [float(number) for number in many]
     except (TypeError, ValueError, OverflowError):
         raise Wrong(f"numbers are wanted, not {_shown(answer)}") from None
+
+
+def near(given: list[float], wanted: Sequence[float]) -> bool:
+    """Whether numbers worked out on paper, to two decimals, are the wanted ones."""
+    return all(abs(a - b) < 0.006 for a, b in zip(given, wanted, strict=True))
 
 
 def one_number(answer: Any) -> float:

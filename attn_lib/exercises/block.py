@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of, one_number
+from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, one_number
 from attn_lib.transformer import TransformerBlock
 
 Sublayer = Callable[[Tensor], Tensor]
@@ -22,19 +22,16 @@ def layer_norm(answer: Any) -> str | None:
     if len(given) != 4:
         return f"the token has four numbers, so four are wanted, not {len(given)}"
 
-    def near(row: list[float]) -> bool:
-        return all(abs(a - b) < 0.006 for a, b in zip(given, row, strict=True))
-
     centred = [-2.0, 0.0, 0.0, 2.0]
-    if near([c / math.sqrt(2) for c in centred]):
+    if near(given, [c / math.sqrt(2) for c in centred]):
         return None
-    if near([c / math.sqrt(8 / 3) for c in centred]):
+    if near(given, [c / math.sqrt(8 / 3) for c in centred]):
         return "this variance divides by three: LayerNorm divides the sum of squares by all four"
-    if near([c / 2 for c in centred]):
+    if near(given, [c / 2 for c in centred]):
         return "you divided by the variance: take its root first"
-    if near(centred):
+    if near(given, centred):
         return "the mean is subtracted, as it should be: now divide by the standard deviation"
-    if near([n / math.sqrt(2) for n in (2, 4, 4, 6)]):
+    if near(given, [n / math.sqrt(2) for n in (2, 4, 4, 6)]):
         return "subtract the mean before you divide"
     return "at least one number is off: mean 4, then the mean of the four squared deviations"
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of, tensor_of
+from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, tensor_of
 
 
 @exercise("9.1")
@@ -27,20 +27,16 @@ def two_knobs(answer: Any) -> str | None:
         "the first token has less than 0.8, so the next is kept, too": (1, 0, 0, 0),
         "that is top-p alone; the temperature comes first": (4 / 9, 3 / 9, 2 / 9, 0),
     }
-    if _near(given, (16 / 25, 9 / 25, 0, 0)):
+    if near(given, (16 / 25, 9 / 25, 0, 0)):
         return None
     for fault, wrong in said.items():
-        if _near(given, wrong):
+        if near(given, wrong):
             return fault
     if abs(sum(given) - 1) > 0.02:
         return "probabilities must sum to 1"
     if given[0] < 0.5:
         return "a temperature below 1 favours the likeliest: divide the logits, do not multiply"
     return "dividing the logits by 0.5 squares each probability; rescale, cut, rescale"
-
-
-def _near(given: list[float], wanted: tuple[float, ...]) -> bool:
-    return all(abs(a - b) < 0.006 for a, b in zip(given, wanted, strict=True))
 
 
 @exercise("9.2")
@@ -105,9 +101,9 @@ def bits_per_byte(answer: Any) -> str | None:
         "those are nats; the logarithm of base 2 gives bits": (0.693, 0.578),
         "take the logarithm of the perplexity first": (4, 32 / 6),
     }
-    if _near(given, (1, 5 / 6)):
+    if near(given, (1, 5 / 6)):
         return None
     for fault, wrong in said.items():
-        if _near(given, wrong):
+        if near(given, wrong):
             return fault
     return "bits per token are the logarithm of the perplexity; times tokens, divided by bytes"

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of
+from attn_lib.exercises._verdict import differs, exercise, near, numbers_of
 
 
 @exercise("1.1")
@@ -25,16 +25,13 @@ def one_row(answer: Any) -> str | None:
         powers = [math.exp(s) for s in row]
         return [p / sum(powers) for p in powers]
 
-    def near(row: list[float]) -> bool:
-        return all(abs(a - b) < 0.006 for a, b in zip(given, row, strict=True))
-
-    if near(softmax([s / root for s in scores])):
+    if near(given, softmax([s / root for s in scores])):
         return None
-    if near(softmax(scores)):
+    if near(given, softmax(scores)):
         return "these weights lack the scale: divide each score by the square root of d_k first"
-    if near([math.exp(s / root) for s in scores]):
+    if near(given, [math.exp(s / root) for s in scores]):
         return "these are the exponentials: divide each by their sum"
-    if near([s / root for s in scores]) or near(scores):
+    if near(given, [s / root for s in scores]) or near(given, scores):
         return "these are scores: exponentiate them, then divide by the sum"
     if abs(sum(given) - 1.0) > 0.02:
         return f"weights sum to 1, yours to {sum(given):.2f}"

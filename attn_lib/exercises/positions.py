@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of, tensor_of, yes_or_no
+from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, tensor_of, yes_or_no
 
 
 @exercise("5.1")
@@ -23,11 +23,8 @@ def row_of_sines(answer: Any) -> str | None:
         angles = p * unit, p * slow * unit
         return [f(angle) for angle in angles for f in (math.sin, math.cos)]
 
-    def near(numbers: list[float]) -> bool:
-        return all(abs(a - b) < 0.006 for a, b in zip(given, numbers, strict=True))
-
     right = row(3)
-    if near(right):
+    if near(given, right):
         return None
     for numbers, fault in (
         (row(4), "this is position 4: positions start at 0, so the fourth token has position 3"),
@@ -37,7 +34,7 @@ def row_of_sines(answer: Any) -> str | None:
         ([right[i] for i in (0, 2, 1, 3)], "sine and cosine of one angle stand side by side"),
         ([right[i] for i in (1, 0, 3, 2)], "in each pair the sine comes first"),
     ):
-        if near(numbers):
+        if near(given, numbers):
             return fault
     return "at least one is off: the angles are 3 and 0.3, each gives its sine, then its cosine"
 

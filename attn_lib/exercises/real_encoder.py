@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of, yes_or_no
+from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, yes_or_no
 
 Encode = Callable[[list[str]], Tensor]
 
@@ -29,15 +29,11 @@ def text_vector(answer: Any) -> str | None:
         (1.0, 0.0): "this is the first token alone: take the mean of both real tokens",
     }
     for wrong, said in mistakes.items():
-        if _near(given, wrong):
+        if near(given, wrong):
             return said
-    if _near(given, (0.6, 0.8)):
+    if near(given, (0.6, 0.8)):
         return None
     return "at least one number is off: mean of the two real tokens, then divided by its length"
-
-
-def _near(given: list[float], wanted: tuple[float, float]) -> bool:
-    return all(abs(a - b) < 0.006 for a, b in zip(given, wanted, strict=True))
 
 
 @exercise("7.2")
