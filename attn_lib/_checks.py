@@ -135,7 +135,7 @@ def check_broadcast(name: str, x: Tensor, shape: torch.Size, device: torch.devic
             f"example {name}[:, None]"
         )
     wanted = shape[-x.dim() :]
-    # by != alone: `in` decides by identity first, which a symbolic size fails
+    # not `have in (1, want)`: where sizes are symbolic, torch.compile looks at plain numbers only
     if any(have != 1 and have != want for have, want in zip(x.shape, wanted, strict=True)):
         raise ValueError(
             f"{name} must broadcast to {tuple(wanted)} of the scores {tuple(shape)}, "

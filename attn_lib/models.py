@@ -294,7 +294,8 @@ def generate(
                 [3, 4, 4, 4]])
 
     Source: Holtzman et al. (2020), "The Curious Case of Neural Text Degeneration", for ``top_p``;
-    built in the chapter "Encoder and decoder", without and with the cache.
+    the book's page on the next token draws by hand, that on the encoder and decoder without and
+    with the cache.
     """
     _check_start(model, tokens, mask, max_new_tokens)
     _check_choice(temperature, top_p)

@@ -55,7 +55,10 @@ def _run(item):
         return
     said, question = [], live.question(item.cell)
     item.parent.kernel.kc.execute_interactive(
-        question, store_history=False, output_hook=lambda message: said.append(message["content"])
+        question,
+        store_history=False,
+        output_hook=lambda message: said.append(message["content"]),
+        timeout=float(item.config.option.nbval_cell_timeout),
     )
     printed = "".join(content.get("text", "") for content in said)
     if fault := live.fault(item.cell, printed):
