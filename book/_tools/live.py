@@ -13,8 +13,6 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-from attn_lib.plotting import ROLES
-
 BOOK = Path(__file__).resolve().parents[1]
 DATA = BOOK / "assets" / "live_data.js"
 START = "const LIVE = "
@@ -65,6 +63,8 @@ def stored() -> dict:
 
 def write() -> None:
     """Run the pages and write the file, a figure a line."""
+    from attn_lib.plotting import ROLES  # loads torch, which who only compares has no need of
+
     figures = {}
     for path in sorted(BOOK.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
