@@ -8,7 +8,7 @@ model or without, and a layer that stands in a stack twice has two places in it.
 import copy
 import secrets
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -86,6 +86,7 @@ class Cache:
         self._owners: dict[str, weakref.ref[nn.Module]] = {}  # of layers called by themselves
         self._calls: dict[str, int] | None = None  # of each layer, in the pass that is under way
         self._start: int | None = None  # length before that pass, if it is one of several layers
+        self._shared: dict[Hashable, Any] = {}  # what the layers of that pass compute once
 
     @property
     def length(self) -> int:
@@ -130,9 +131,33 @@ class Cache:
             self._entries, self._contexts = before
             raise
         finally:
-            self._calls = None
+            self._calls, self._shared = None, {}
         if hasattr(module, "cache_key"):
             self._owners[key] = weakref.ref(module)
+
+    def once(self, name: Hashable, compute: Callable[[], Any]) -> Any:
+        """What the layers of a forward pass have in common, computed by the first that asks.
+
+        Args:
+            name: what it is.
+            compute: makes it.
+
+        Returns:
+            What ``compute`` returned the first time in this pass.
+
+        Raises:
+            ValueError: no pass is under way.
+
+        Example:
+            >>> cache = Cache()
+            >>> with cache.forward_pass(nn.Identity()):
+            ...     [cache.once("a", lambda: 1), cache.once("a", lambda: 2)]
+            [1, 1]
+        """
+        self._calls_so_far()
+        if name not in self._shared:
+            self._shared[name] = compute()
+        return self._shared[name]
 
     def seen(self, layer: nn.Module) -> int:
         """How many tokens this layer has been given before.
@@ -246,10 +271,13 @@ class Cache:
         return k, v
 
     def _place(self, layer: nn.Module) -> _Place:
+        key = _key(layer)
+        return key, self._calls_so_far().get(key, 0)
+
+    def _calls_so_far(self) -> dict[str, int]:
         if self._calls is None:
             raise ValueError("a cache is used within its forward_pass")
-        key = _key(layer)
-        return key, self._calls.get(key, 0)
+        return self._calls
 
     def _entry(self, place: _Place) -> _Entry | None:
         """What a layer that is about to append has appended before."""
@@ -266,8 +294,7 @@ class Cache:
 
     def _count(self, place: _Place) -> None:
         """The layer's next call in this pass has another place."""
-        if self._calls is not None:
-            self._calls[place[0]] = place[1] + 1
+        self._calls_so_far()[place[0]] = place[1] + 1
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         """A cache of its own, as beam search needs; gradients flow through the copy."""
@@ -284,7 +311,7 @@ class Cache:
 
     def __getstate__(self) -> dict[str, Any]:
         """What was seen; the layers themselves are of this process only."""
-        return {**self.__dict__, "_owners": {}, "_calls": None}
+        return {**self.__dict__, "_owners": {}, "_calls": None, "_shared": {}}
 
 
 def one_pass(cache: Cache | None, module: nn.Module) -> AbstractContextManager[None]:

@@ -23,6 +23,7 @@ from attn_lib._checks import (
 from attn_lib.cache import Cache, new_cache_key, one_pass
 from attn_lib.functional import attention, closed_to_all, fused_attention
 from attn_lib.masks import window_mask
+from attn_lib.positions import counted
 
 Rotate = Callable[[Tensor, Tensor], Tensor]  # (x, positions) to x, as apply_rope
 
@@ -253,7 +254,7 @@ class MultiHeadAttention(nn.Module):
         else:
             k, v = self._keys_values(source)  # (B, H_kv, S, d_k), (B, H_kv, S, d_v)
         if self.rotate is not None:
-            positions = torch.arange(seen, S, device=x.device)
+            positions = _positions(seen, S, x.device, cache)
             both = self.rotate(torch.cat([q, k], dim=1), positions)  # the angles are computed once
             q, k = both[:, : self.num_heads], both[:, self.num_heads :]
         if cache is not None and context is None:
@@ -408,6 +409,13 @@ def _with_sinks(
         mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
     k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
     return k, v, mask, bias
+
+
+def _positions(seen: int, S: int, device: torch.device, cache: Cache | None) -> Tensor:
+    """Of the tokens in this call: with a cache, one tensor for all layers of a pass."""
+    if cache is None or torch.compiler.is_compiling():
+        return torch.arange(seen, S, device=device)
+    return cache.once((seen, S, device), lambda: counted(seen, S, device))
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:

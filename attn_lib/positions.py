@@ -149,12 +149,35 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
             f"positions must be (T,), or have one axis for each of x {tuple(x.shape)} but the "
             f"last, of its size or 1, got shape {tuple(positions.shape)}"
         )
-    angles = _angles(positions, d_k, base)  # (..., T, d_k / 2)
     dtype = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = _turns(positions, d_k, base, dtype)
     first, second = x.to(dtype).chunk(2, dim=-1)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     return rotated.to(x.dtype)
+
+
+def counted(start: int, stop: int, device: torch.device) -> Tensor:
+    """Positions from start on, which keep what :func:`apply_rope` makes of them.
+
+    Layers that are given the same tensor compute sines and cosines once; it must not be changed.
+
+    Args:
+        start: the first position.
+        stop: the first one after them.
+        device: where the tensor is.
+
+    Returns:
+        (stop − start,) integers.
+
+    Example:
+        >>> counted(2, 5, torch.device("cpu"))
+        tensor([2, 3, 4])
+
+    Source: ``LlamaRotaryEmbedding`` of the package transformers, which a model calls once a pass.
+    """
+    positions = torch.arange(start, stop, device=device)
+    positions.__dict__["turns"] = {}
+    return positions
 
 
 def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
@@ -195,6 +218,15 @@ def _alibi_slopes(num_heads: int) -> list[float]:
     slopes = [2.0 ** (-8.0 * h / power) for h in range(1, power + 1)]
     between = [2.0 ** (-4.0 * h / power) for h in range(1, 2 * power, 2)]
     return slopes + between[: num_heads - power]
+
+
+def _turns(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """(..., T, width / 2) cosines and sines of the angles of every position."""
+    kept = {} if torch.compiler.is_compiling() else positions.__dict__.get("turns", {})
+    if (width, base, dtype) not in kept:
+        angles = _angles(positions, width, base)
+        kept[width, base, dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
+    return kept[width, base, dtype]
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:

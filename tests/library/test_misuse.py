@@ -370,8 +370,12 @@ def test_modules_without_a_key_are_told_apart_by_where_they_are():
 
 
 def test_a_cache_outside_of_a_pass_is_refused():
-    with pytest.raises(ValueError, match=r"^a cache is used within its forward_pass$"):
-        Cache().append(layer_of(), draw(1, 1, 2, 4), draw(1, 1, 2, 4))
+    for use in (
+        lambda cache: cache.append(layer_of(), draw(1, 1, 2, 4), draw(1, 1, 2, 4)),
+        lambda cache: cache.once("angles", list),
+    ):
+        with pytest.raises(ValueError, match=r"^a cache is used within its forward_pass$"):
+            use(Cache())
 
 
 # ---------------------------------------------------------------- rotary positions

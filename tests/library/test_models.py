@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from functools import partial
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from cases import ORDERS, PADDING, ROTATE, SIZES, TARGET, draw, language_model, shaken
 from torch import nn
 
-from attn_lib import Cache, causal_mask, interop, padding_mask
+from attn_lib import Cache, causal_mask, interop, padding_mask, positions
 from attn_lib.masks import to_blocked
 from attn_lib.models import DecoderLM, Transformer, generate
 from attn_lib.positions import LearnedPositions
@@ -376,6 +377,37 @@ def test_each_step_computes_the_newest_token_alone():
 
     generate(call, TARGET, max_new_tokens=4)
     assert lengths == [5, 1, 1, 1]
+
+
+@pytest.mark.parametrize("bases", [(10.0, 10.0), (10.0, 100.0)])
+def test_layers_share_the_angles_of_a_pass(bases, monkeypatch):
+    """Computed once for each base in a pass that has a cache, and in each layer without."""
+
+    def attention(layer):
+        return {"d_k": 4, "rotate": partial(positions.apply_rope, base=bases[layer])}
+
+    angles, computed = positions._angles, []
+
+    def counted(places, width, base):
+        computed.append((places.tolist(), base))
+        return angles(places, width, base)
+
+    monkeypatch.setattr(positions, "_angles", counted)
+    model = language_model(max_len=None, attention=attention)
+    generate(model, TARGET, max_new_tokens=3)
+    different = list(dict.fromkeys(bases))
+    assert computed == [(p, base) for p in ([0, 1, 2, 3, 4], [5], [6]) for base in different]
+    computed.clear()
+    model(TARGET)
+    assert computed == [([0, 1, 2, 3, 4], base) for base in bases]
+
+
+def test_what_a_pass_shares_ends_with_it():
+    cache, layer = Cache(), nn.Identity()
+    for now in (1, 2):
+        with cache.forward_pass(layer):
+            assert [cache.once("a", lambda: now), cache.once("a", list)] == [now, now]  # noqa: B023
+            assert pickle.loads(pickle.dumps(cache))._shared == {}  # noqa: S301
 
 
 def test_padding_does_not_advance_the_position():
