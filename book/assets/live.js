@@ -337,6 +337,70 @@
     ];
   }
 
+  // Rotary positions: pairs of a query and of a key, rotated by where they stand; both can move together.
+  function dial({q, k, speeds, i, j, last}) {
+    const SIZE = 240, R = 100, C = SIZE / 2;
+    const start = {query: i, key: j}, at = {...start}, pairs = {query: q, key: k}, roles = ["query", "key"];
+    const planes = speeds.map(speed => {
+      const svg = make("svg", {viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": `the pair of speed ${speed}`},
+        make("circle", {class: "axis", cx: C, cy: C, r: R}),
+        make("text", {class: "name", x: 6, y: 18}, `speed ${speed}`));
+      const hands = roles.map(role => [
+        make("line", {class: `arrow ${role}`, x1: C, y1: C}),
+        make("circle", {class: `tip ${role}`, r: role === "query" ? 9 : 5}),   // the key lies on top
+      ]);
+      svg.append(...hands.flat());
+      return {svg, hands};
+    });
+    const row = (name, cells) => make("tr", {}, make("th", {scope: "row"}, name), ...cells);
+    const cells = [...roles, "product"].map(name => speeds.map(() => make("td", {class: name})));
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const knob = (name, move) => {
+      const input = make("input", {type: "range", min: 0, max: last, step: 1}), output = make("output");
+      input.addEventListener("input", () => { move(Number(input.value)); draw(); });
+      return {input, output, label: make("label", {class: "slide"}, `${name} `, input, output)};
+    };
+    const knobs = [...roles.map(role => knob(`${role} at`, p => { at[role] = p; })), knob("both from", p => {
+      const by = p - Math.min(at.query, at.key);
+      roles.forEach(role => { at[role] += by; });
+    })];
+    const again = make("button", {type: "button"}, "start again");
+    function draw() {
+      const products = speeds.map((speed, m) => {
+        const turned = roles.map((role, h) => {
+          const [x, y] = pairs[role][m], cos = Math.cos(speed * at[role]), sin = Math.sin(speed * at[role]);
+          const point = [x * cos - y * sin, x * sin + y * cos], [line, tip] = planes[m].hands[h];
+          const [px, py] = [C + R * point[0], C - R * point[1]];
+          line.setAttribute("x2", px); line.setAttribute("y2", py);
+          tip.setAttribute("cx", px); tip.setAttribute("cy", py);
+          cells[h][m].textContent = vector(point, 3);
+          return point;
+        });
+        const product = turned[0][0] * turned[1][0] + turned[0][1] * turned[1][1];
+        cells[2][m].textContent = number(product, 3);
+        return product;
+      });
+      const apart = at.query - at.key, low = Math.min(at.query, at.key);
+      knobs[2].input.max = last - Math.abs(apart);
+      [at.query, at.key, low].forEach((p, n) => {
+        knobs[n].input.value = p;
+        knobs[n].output.textContent = n < 2 ? p : `${low} on`;
+      });
+      const score = products.reduce((a, b) => a + b);
+      say.replaceChildren(`Query at ${at.query}, key at ${at.key}: distance ${number(apart, 0)}, score ${number(score, 3)}.`);
+    }
+    again.addEventListener("click", () => { Object.assign(at, start); draw(); });
+    draw();
+    return [
+      ...knobs.map(({label}) => label),
+      make("div", {class: "planes"}, ...planes.map(({svg}) => svg)),
+      make("table", {class: "turned"}, columns(make("th", {scope: "col"}, "rotated"), speeds.map(speed => `speed ${speed}`)),
+        make("tbody", {}, row("query", cells[0]), row("key", cells[1]), row("product", cells[2]))),
+      say,
+      make("p", {class: "hint"}, "Move one position, then both: the score changes with the distance alone. ", again),
+    ];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -351,7 +415,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, dial}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.replaceWith(live);
   });

@@ -30,7 +30,6 @@ FOLDED = {"hide-input", "hide-cell"}
 FIRST_EDITION = {
     "notation",
     "04_scaling",
-    "05_positions",
     "10_encoder_decoder",
     "11_vision",
 }

@@ -20,6 +20,7 @@ from attn_lib import (
     attention_weights,
     masks,
     plotting,
+    positions,
     pretrained,
     record_attention,
 )
@@ -227,6 +228,8 @@ LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
 PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
 SINK, SAMPLE = "fig-real-encoder-sink", "fig-next-token-knobs"
 PAGE_OF |= {HEADS: "03_many_heads", SINK: "07_real_encoder", SAMPLE: "09_next_token"}
+DIAL = "fig-positions-dial"
+PAGE_OF |= {DIAL: "05_positions"}
 
 
 @contextlib.contextmanager
@@ -641,6 +644,76 @@ def test_the_next_token_follows_temperature_and_top_p(browser, site, expected, w
         again = drawn.get_by_role("button", name="start again")
         again.tap() if finger else again.click()
         seen(1.0, 1.0)
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_the_dial_turns_as_rotary_positions_do(browser, site, width, scheme):
+    """Each position, and both together, by keyboard, and by mouse or finger; the product stays."""
+    pairs = {
+        role: torch.tensor(live.stored()["figures"][DIAL][role[0]]) for role in ("query", "key")
+    }
+    name_of = "query at", "key at", "both from"
+
+    def seen(i, j):
+        shown = [drawn.get_by_role("slider", name=name).input_value() for name in name_of]
+        assert shown == [str(i), str(j), str(min(i, j))]
+        assert drawn.locator("output").all_inner_texts() == [str(i), str(j), f"{min(i, j)} on"]
+        rotated = {}
+        for role, p in (("query", i), ("key", j)):
+            # the speeds 1 and 1/10 are those of four numbers with base 100; halves are pairs
+            numbers = pairs[role].T.reshape(1, 4).double()
+            turned = positions.apply_rope(numbers, torch.tensor([p]), base=100.0)
+            rotated[role] = turned.view(2, 2).T  # a row is a pair
+            texts = drawn.locator(f"td.{role}").all_inner_texts()
+            found = torch.tensor([values([text]) for text in texts]).double()
+            torch.testing.assert_close(found, rotated[role], rtol=0.0, atol=0.00051)
+            for m, point in enumerate(rotated[role].tolist()):
+                x, y = 120 + 100 * point[0], 120 - 100 * point[1]
+                plane = drawn.locator("svg").nth(m)
+                for part, ends in (
+                    (f"line.{role}", ("x2", "y2")),
+                    (f"circle.{role}", ("cx", "cy")),
+                ):
+                    at = [float(plane.locator(part).get_attribute(end)) for end in ends]
+                    assert at == pytest.approx([x, y], abs=0.01)
+        products = (rotated["query"] * rotated["key"]).sum(dim=-1)
+        texts = drawn.locator("td.product").all_inner_texts()
+        found = torch.tensor(values(texts)).double()
+        torch.testing.assert_close(found, products, rtol=0.0, atol=0.00051)
+        said = drawn.locator(".say").inner_text().replace("−", "-")
+        head, _, score = said.removesuffix(".").rpartition(" ")
+        assert head == f"Query at {i}, key at {j}: distance {i - j}, score"
+        assert float(score) == pytest.approx(float(products.sum()), abs=0.00051)
+        return score
+
+    with figure(browser, site, DIAL, width, scheme) as (page, drawn):
+        finger = width < 500
+        query, key, both = (drawn.get_by_role("slider", name=name) for name in name_of)
+        again = drawn.get_by_role("button", name="start again")
+        score = seen(2, 1)
+        both.focus()
+        for low in range(2, 30):  # the product stays, up to the end
+            page.keyboard.press("ArrowRight")
+            assert seen(low + 1, low) == score
+        page.keyboard.press("ArrowRight")
+        assert seen(30, 29) == score
+        again.tap() if finger else again.click()
+        seen(2, 1)
+        query.focus()
+        for i in (3, 4, 5):
+            page.keyboard.press("ArrowRight")
+            assert seen(i, 1) != score
+        key.focus()
+        page.keyboard.press("End")
+        seen(5, 30)
+        both.focus()
+        page.keyboard.press("Home")
+        seen(0, 25)
+        for knob, (i, j) in ((key, (0, 30)), (query, (30, 30))):  # at its right end
+            frame = knob.bounding_box()
+            at = {"x": frame["width"] - 2, "y": frame["height"] / 2}
+            knob.tap(position=at) if finger else knob.click(position=at)
+            seen(i, j)
 
 
 def test_without_scripts_the_figures_stand_still(browser, site):
