@@ -360,7 +360,7 @@
       const total = powers.reduce((a, b) => a + b), weights = powers.map(power => power / total);
       const entropy = weights.reduce((sum, w) => sum - (w ? w * Math.log(w) : 0), 0);
       cells.forEach((cell, s) => {
-        cell.textContent = s < count ? share(weights[s]) : "";
+        cell.textContent = s < count ? share(weights[s]).replace(/^\.00$/, "0") : "";
         cell.style.setProperty("--w", s < count ? weights[s] : 0);
         cell.classList.toggle("none", s >= count);
       });
