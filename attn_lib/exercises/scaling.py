@@ -1,14 +1,13 @@
-"""Scale: spreads, the derivative of softmax, an unknown scale, entropy."""
+"""Scale: spreads, an unknown scale, entropy."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of, one_number
+from attn_lib.exercises._verdict import exercise, numbers_of, one_number
 
 
 @exercise("4.1")
@@ -41,39 +40,6 @@ def spread_of_products(answer: Any) -> str | None:
 
 
 @exercise("4.2")
-def softmax_jacobian(answer: Callable[[Tensor], Tensor]) -> str | None:
-    """``diag(p) - p p^T`` for any leading axes."""
-    generator = torch.Generator().manual_seed(0)
-    for shape in ((5,), (3, 4), (2, 3, 4), (4, 4)):
-        scores = torch.randn(shape, generator=generator)
-        given = scores.clone()
-        out = answer(given)
-        if not torch.equal(given, scores):
-            return "it changed its argument; work on a new tensor"
-        rows = [
-            torch.autograd.functional.jacobian(lambda row: F.softmax(row, dim=-1), row)
-            for row in scores.double().reshape(-1, shape[-1])
-        ]
-        expected = torch.stack(rows).view(*shape, shape[-1])
-        fault = differs(out, expected)
-        if not fault:
-            continue
-        if fault.startswith("the largest"):
-            p = F.softmax(scores, dim=-1)
-            outer, diagonal = p[..., :, None] * p[..., None, :], torch.diag_embed(p)
-            if not differs(out, -outer):
-                return "the diagonal is missing: a weight also rises with its own score"
-            if not differs(out, diagonal):
-                return "off the diagonal it is not zero: the other weights must fall"
-            if not differs(out, diagonal + outer):
-                return "a sign is wrong: when one weight rises, the others fall"
-            if not differs(out, outer - diagonal):
-                return "every sign is reversed: a weight rises with its own score"
-        return f"for scores of shape {shape}, {fault}"
-    return None
-
-
-@exercise("4.3")
 def find_scale(answer: Callable[[Callable[[Tensor, Tensor], Tensor], int], float]) -> str | None:
     """The scale of an unknown attention function, from its weights."""
 
@@ -104,22 +70,22 @@ def find_scale(answer: Callable[[Callable[[Tensor, Tensor], Tensor], int], float
     return None
 
 
-@exercise("4.4")
+@exercise("4.3")
 def scale_for_entropy(answer: Any) -> str | None:
-    """``log 4096 - (scale * 8)^2 / 2 = log 64``."""
+    """``log 1024 - (scale * 8)^2 / 2 = log 256``."""
     scale = one_number(answer)
-    spread = math.sqrt(2 * math.log(64))
+    spread = math.sqrt(2 * math.log(4))
     if abs(scale - spread / 8) < 0.002:
         return None
     if abs(scale - spread) < 0.02:
         return "that is the spread of the scaled scores: unscaled, their spread is 8 already"
     if abs(scale - spread / 64) < 0.0003:
         return "dot products of width d_k have a spread of the square root of d_k, not of d_k"
-    if abs(scale - math.sqrt(math.log(64)) / 8) < 0.002:
+    if abs(scale - math.sqrt(math.log(4)) / 8) < 0.002:
         return "the entropy formula has a factor of one half before the squared spread"
     if abs(scale + spread / 8) < 0.002:
         return "a negative scale attends most to the key that fits worst"
     if not math.isfinite(scale):
         return "a finite number is wanted"
-    keys = math.exp(min(math.log(4096) - (8 * scale) ** 2 / 2, 99))
+    keys = math.exp(min(math.log(1024) - (8 * scale) ** 2 / 2, 99))
     return f"with this scale, the entropy formula predicts e^H = {keys:.3g} keys"

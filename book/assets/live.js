@@ -337,6 +337,58 @@
     ];
   }
 
+  // One random row: its width, its number of keys and its scale decide who is heard.
+  function row({products, widths, stops, gradient, half}) {
+    const names = ["1", "1/√dₖ", "1/dₖ"], most = stops[stops.length - 1];
+    const cells = products[0].map(() => make("td", {class: "weight"}));
+    const rows = Array.from({length: most / 16}, (_, i) => make("tr", {},
+      make("th", {scope: "row"}, `${16 * i + 1} …`), ...cells.slice(16 * i, 16 * i + 16)));
+    const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
+    const slide = (name, values, start) => {
+      const input = make("input", {type: "range", min: 0, max: values.length - 1, value: values.indexOf(start)});
+      const output = make("output");
+      input.addEventListener("input", () => draw());
+      return {input, output, label: make("label", {class: "slide"}, `${name} `, input, output)};
+    };
+    const width = slide("width", widths, 64), keys = slide("number of keys", stops, 16);
+    const scales = choices("scale", names, i => { kind = i; draw(); });
+    let kind = 0;
+    function draw() {
+      const [i, j] = [width.input.value, keys.input.value], d = widths[i], count = stops[j];
+      const scale = [1, d ** -0.5, 1 / d][kind], scores = products[i].slice(0, count).map(a => scale * a);
+      const powers = scores.map(score => Math.exp(score - Math.max(...scores)));
+      const total = powers.reduce((a, b) => a + b), weights = powers.map(power => power / total);
+      const entropy = weights.reduce((sum, w) => sum - (w ? w * Math.log(w) : 0), 0);
+      cells.forEach((cell, s) => {
+        cell.textContent = s < count ? share(weights[s]).replace(/^\.00$/, "0") : "";
+        cell.style.setProperty("--w", s < count ? weights[s] : 0);
+        cell.classList.toggle("none", s >= count);
+      });
+      rows.forEach((line, r) => { line.hidden = 16 * r >= count; });
+      [[width, d], [keys, count]].forEach(([knob, value]) => {
+        knob.output.textContent = value;
+        knob.input.setAttribute("aria-valuetext", value);
+      });
+      scales.inputs[kind].checked = true;
+      say.replaceChildren(`With scale ${number(scale, 4)}, ${number(Math.exp(entropy), 2)} of ${count} keys are heard. `,
+        `The gradient that reaches this query is ${number(gradient[i][j][kind], 3)}; `,
+        `half of many other random queries get less than ${number(half[i][j][kind], 3)}.`);
+    }
+    again.addEventListener("click", () => {
+      width.input.value = widths.indexOf(64);
+      keys.input.value = stops.indexOf(16);
+      kind = 0;
+      draw();
+    });
+    draw();
+    return [
+      width.label, keys.label, scales.set,
+      make("table", {class: "keys", "aria-label": "weights of the keys"}, make("tbody", {}, ...rows)),
+      say,
+      make("p", {class: "hint"}, "Move the sliders, or focus one and use the arrow keys. ", again),
+    ];
+  }
+
   // Rotary positions: pairs of a query and of a key, rotated by where they stand; both can move together.
   function dial({q, k, speeds, i, j, last}) {
     const SIZE = 240, R = 100, C = SIZE / 2;
@@ -415,7 +467,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, dial}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.replaceWith(live);
   });

@@ -228,6 +228,8 @@ LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
 PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
 SINK, SAMPLE = "fig-real-encoder-sink", "fig-next-token-knobs"
 PAGE_OF |= {HEADS: "03_many_heads", SINK: "07_real_encoder", SAMPLE: "09_next_token"}
+ROW = "fig-scaling-row"
+PAGE_OF[ROW] = "04_scaling"
 DIAL = "fig-positions-dial"
 PAGE_OF |= {DIAL: "05_positions"}
 
@@ -714,6 +716,74 @@ def test_the_dial_turns_as_rotary_positions_do(browser, site, width, scheme):
             at = {"x": frame["width"] - 2, "y": frame["height"] / 2}
             knob.tap(position=at) if finger else knob.click(position=at)
             seen(i, j)
+
+
+@pytest.fixture(scope="module")
+def knob():
+    """The random query, keys and values of the chapter on the scale, drawn anew."""
+    generator = torch.Generator().manual_seed(14)
+    sizes = ((1, 1024), (64, 1024), (64, 8))
+    return [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_a_row_follows_width_number_of_keys_and_scale(browser, site, knob, width, scheme):
+    """Both sliders and the scales: weights, entropy and gradient are those of `attn_lib`."""
+    numbers = live.stored()["figures"][ROW]
+    names = ["1", "1/√dₖ", "1/dₖ"]
+
+    def seen(d, S, kind):
+        assert drawn.locator("output").all_inner_texts() == [str(d), str(S)]
+        assert picked(drawn) == [names[kind]]
+        scale, (q, k, v) = [1.0, d**-0.5, 1 / d][kind], knob
+        q, k, v = q[:, :d], k[:S, :d], v[:S]
+        weights = attention_weights(q, k, scale=scale)[0]
+        texts = drawn.locator("td.weight").all_inner_texts()
+        assert [text.strip() == "" for text in texts] == [s >= S for s in range(64)]
+        shown = torch.tensor([float(text) for text in texts[:S]], dtype=torch.float64)
+        torch.testing.assert_close(shown, weights, rtol=0.0, atol=0.0051)
+        slope = torch.autograd.functional.jacobian(lambda q: attention(q, k, v, scale=scale)[0], q)
+        i, j = numbers["widths"].index(d), numbers["stops"].index(S)
+        wanted = [
+            scale,
+            float(torch.special.entr(weights).sum().exp()),
+            float(slope.norm()) / 8**0.5,
+            numbers["half"][i][j][kind],
+        ]
+        said = values([drawn.locator(".say").inner_text()])
+        assert said == pytest.approx(wanted, abs=0.0051)
+        assert [said[0], *said[2:]] == pytest.approx([wanted[0], *wanted[2:]], abs=0.00051)
+        assert f" of {S} keys are heard" in drawn.locator(".say").inner_text()
+
+    with figure(browser, site, ROW, width, scheme) as (page, drawn):
+        finger = width < 500
+        press = (lambda at: at.tap()) if finger else (lambda at: at.click())
+        wide = drawn.get_by_role("slider", name="width")
+        many = drawn.get_by_role("slider", name="number of keys")
+        scales = drawn.locator("fieldset span")
+        assert scales.all_inner_texts() == names
+        seen(64, 16, 0)
+        for kind, button in enumerate(scales.all()):
+            press(button)
+            wide.focus()
+            page.keyboard.press("Home")
+            for i, d in enumerate(numbers["widths"]):
+                wide.focus()
+                page.keyboard.press("ArrowRight" if i else "Home")
+                many.focus()
+                page.keyboard.press("Home")
+                for S in numbers["stops"]:
+                    seen(d, S, kind)
+                    page.keyboard.press("ArrowRight")
+        for slider in (wide, many):  # at its left end
+            at = {"x": 2, "y": slider.bounding_box()["height"] / 2}
+            slider.tap(position=at) if finger else slider.click(position=at)
+        seen(4, 2, 2)
+        drawn.get_by_role("radio", name="1/dₖ").focus()
+        page.keyboard.press("ArrowUp")
+        seen(4, 2, 1)
+        press(drawn.get_by_role("button", name="start again"))
+        seen(64, 16, 0)
 
 
 def test_without_scripts_the_figures_stand_still(browser, site):

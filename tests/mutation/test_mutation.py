@@ -98,11 +98,14 @@ def test_what_a_change_changes():
 def test_declared_changes_of_pages_are_of_lines_that_stand_there():
     cells = [cell for path in pages.NOTEBOOKS for cell in pages.code_cells(pages.read(path))]
     sources = {cell.id: cell.source for cell in cells}
-    declared = [row for row in mutate_book.equivalent() if not row[0].startswith("attn_lib.")]
-    assert len(declared) == 1
-    for cell, before, after in declared:
-        assert before in sources[cell]
-        assert after not in sources[cell]
+
+    def outgrown(rows):
+        return [row for row in rows if row[1] not in sources[row[0]] or row[2] in sources[row[0]]]
+
+    assert outgrown(r for r in mutate_book.equivalent() if not r[0].startswith("attn_lib.")) == []
+    name, line = cells[1].id, cells[1].source.splitlines()[0]
+    planted = [(name, "nowhere", "new"), (name, line, line)]
+    assert outgrown([(name, line, "new"), *planted]) == planted
 
 
 # ---------------------------------------------------------------- the command
