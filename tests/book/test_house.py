@@ -82,7 +82,7 @@ TEN = [
 WANTED = {
     "run": [
         "export OMP_NUM_THREADS=1",
-        'export PYTEST_ADDOPTS="-n 2 --dist loadfile --no-loadscope-reorder"',
+        'export PYTEST_ADDOPTS="-n 3 --dist loadfile --no-loadscope-reorder"',
         *re.findall(
             r"^pip install -r requirements.txt && .*$",
             (pages.ROOT / "README.md").read_text(),
