@@ -132,6 +132,25 @@ def test_the_scripts_hold_every_check(name):
         assert lacking(script(name).replace(f"\n{line}\n", "\n"), wanted) == [line]
 
 
+@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize(
+    ("last", "status"),
+    [("sleep 0 & wait $!", 0), ("exit 3", 3), ("false & wait $!", 1), ("sleep 60 & false", 1)],
+)
+def test_a_script_ends_as_its_last_command_does_and_leaves_nothing(name, last, status, tmp_path):
+    """What it takes away at its end must not make a green run red, or a red one green."""
+    start = re.findall(r"^(?:set -euo|work=|trap ).*$", script(name), re.MULTILINE)
+    assert len(start) == 3
+    run = subprocess.run(
+        ["bash", "-c", "\n".join([*start, last])],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        timeout=30,
+    )
+    assert run.returncode == status
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_workflows_run_the_scripts():
     """Every change runs the one; every week runs both; nothing else has a clock."""
     folder = pages.ROOT / ".github" / "workflows"
