@@ -412,10 +412,10 @@ def _with_sinks(
 
 
 def _positions(seen: int, S: int, device: torch.device, cache: Cache | None) -> Tensor:
-    """Of the tokens in this call: with a cache, one tensor for all layers of a pass."""
+    """Of the tokens in this call: with a cache, the layers of a pass share their angles."""
     if cache is None or torch.compiler.is_compiling():
         return torch.arange(seen, S, device=device)
-    return cache.once((seen, S, device), lambda: counted(seen, S, device))
+    return counted(seen, S, device, cache.once((seen, S, device), dict))
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:

@@ -156,27 +156,28 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
     return rotated.to(x.dtype)
 
 
-def counted(start: int, stop: int, device: torch.device) -> Tensor:
-    """Positions from start on, which keep what :func:`apply_rope` makes of them.
-
-    Layers that are given the same tensor compute sines and cosines once; it must not be changed.
+def counted(start: int, stop: int, device: torch.device, turns: dict) -> Tensor:
+    """Positions from start on, which bring along what :func:`apply_rope` made of their like.
 
     Args:
         start: the first position.
         stop: the first one after them.
         device: where the tensor is.
+        turns: filled by :func:`apply_rope`; given with the same positions only. Positions that
+            were changed in place use nothing of it.
 
     Returns:
         (stop − start,) integers.
 
     Example:
-        >>> counted(2, 5, torch.device("cpu"))
+        >>> counted(2, 5, torch.device("cpu"), {})
         tensor([2, 3, 4])
 
     Source: ``LlamaRotaryEmbedding`` of the package transformers, which a model calls once a pass.
     """
-    positions = torch.arange(start, stop, device=device)
-    positions.__dict__["turns"] = {}
+    with torch.inference_mode(False):  # tensors of inference mode do not count their changes
+        positions = torch.arange(start, stop, device=device)
+    positions.__dict__["turns"] = turns
     return positions
 
 
@@ -222,7 +223,9 @@ def _alibi_slopes(num_heads: int) -> list[float]:
 
 def _turns(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(..., T, width / 2) cosines and sines of the angles of every position."""
-    kept = {} if torch.compiler.is_compiling() else positions.__dict__.get("turns", {})
+    kept: dict[tuple, tuple[Tensor, Tensor]] = {}
+    if not torch.compiler.is_compiling() and "turns" in positions.__dict__:
+        kept = positions.__dict__["turns"] if positions._version == 0 else kept
     if (width, base, dtype) not in kept:
         angles = _angles(positions, width, base)
         kept[width, base, dtype] = angles.cos().to(dtype), angles.sin().to(dtype)

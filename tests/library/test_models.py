@@ -402,6 +402,22 @@ def test_layers_share_the_angles_of_a_pass(bases, monkeypatch):
     assert computed == [([0, 1, 2, 3, 4], base) for base in bases]
 
 
+@pytest.mark.parametrize("changing", [{0}, {1}, {0, 1}])
+def test_a_layer_may_change_its_positions_in_place(changing):
+    """One tensor for all layers of a pass would be changed for the others as well."""
+
+    def attention(layer):
+        def rotate(x, places):
+            return positions.apply_rope(x, places.mul_(3) if layer in changing else places)
+
+        return {"d_k": 4, "rotate": rotate}
+
+    model, cache = language_model(max_len=None, attention=attention), Cache()
+    with torch.inference_mode():
+        pieces = [model(TARGET[:, i : i + 2], cache=cache) for i in range(0, 5, 2)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), model(TARGET))
+
+
 def test_what_a_pass_shares_ends_with_it():
     cache, layer = Cache(), nn.Identity()
     for now in (1, 2):
