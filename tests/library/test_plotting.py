@@ -188,6 +188,48 @@ def test_a_diagram_joins_its_boxes_in_the_colours_of_the_book():
     assert where["(T, 2)"] == pytest.approx(middle)
 
 
+def test_the_boxes_of_a_diagram_are_of_one_size_and_fill_their_figure():
+    ax = plotting.plot_diagram(BOXES, [("x", "q", "(T, 2)")])
+    boxes = [p for p in ax.patches if isinstance(p, mpl.patches.FancyBboxPatch)]
+    for box, (column, row, *_) in zip(boxes, BOXES.values(), strict=True):
+        corner = 1.45 * column - 0.6, -1.05 * row - 0.26
+        assert box.get_bbox().bounds == pytest.approx([*corner, 1.2, 0.52])
+        assert box.get_boxstyle().pad == 0.04
+        assert (box.get_facecolor()[:3], box.get_facecolor()[3]) == (box.get_edgecolor()[:3], 0.15)
+        assert box.get_linewidth() == 2.0
+    limits = [*ax.get_xlim(), *ax.get_ylim()]
+    assert limits == pytest.approx([-0.7, 1.45 + 0.7, -1.05 - 0.4, 0.4])
+    assert ax.figure.get_size_inches() == pytest.approx([1.45 + 1.4, 1.05 + 0.8])
+    assert (ax.get_aspect(), ax.axison) == (1.0, False)
+    ax.figure.canvas.draw()
+    for box, text in zip(boxes, ax.texts, strict=False):
+        inside, around = text.get_window_extent(), box.get_window_extent()
+        assert around.contains(*inside.min), text
+        assert around.contains(*inside.max), text
+
+
+def test_arrows_run_from_edge_to_edge_and_labels_are_read_on_white():
+    ax = plotting.plot_diagram(BOXES, [("x", "q", "(T, 2)")])
+    start, end, _, arrow = ax.patches
+    ax.figure.canvas.draw()
+    drawn, top, bottom = (patch.get_window_extent() for patch in (arrow, start, end))
+    assert bottom.y1 < drawn.y0 < bottom.y1 + 5 < top.y0 - 5 < drawn.y1 < top.y0
+    assert type(arrow.get_arrowstyle()).__name__ == "CurveFilledB"
+    assert arrow.get_mutation_scale() == 12
+    assert mpl.colors.to_hex(arrow.get_edgecolor()) == mpl.colors.to_hex(arrow.get_facecolor())
+    assert mpl.colors.to_hex(arrow.get_edgecolor()) == "#555555"
+    *texts, label = ax.texts
+    assert label.get_bbox_patch().get_facecolor() == (1.0, 1.0, 1.0, 1.0)
+    assert label.get_bbox_patch().get_edgecolor()[3] == 0.0
+    assert label.get_bbox_patch().get_boxstyle().pad * label.get_fontsize() == pytest.approx(
+        1.0, abs=0.1
+    )
+    assert (label.get_fontsize(), {text.get_fontsize() for text in texts}) == (9, {10})
+    for text in (*texts, label):
+        assert (text.get_ha(), text.get_va()) == ("center", "center")
+    assert {text._linespacing for text in texts} == {1.4}
+
+
 def test_every_role_has_a_colour_of_its_own():
     assert len(set(plotting.ROLES.values())) == len(plotting.ROLES) == 5
 

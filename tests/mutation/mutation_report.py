@@ -1,6 +1,6 @@
 """What a mutation run of the library has shown.
 
-    mutmut run; python tests/mutation/mutation_report.py
+    python tests/mutation/run_mutants.py; python tests/mutation/mutation_report.py
 
 Each survivor must be declared in ``equivalent_mutants.csv``, with the reason why no test can see
 it: the function, the line before and after. Exit status 0 if at least 90 % of all mutants were

@@ -1,0 +1,139 @@
+"""Run the mutants of the library that mutmut makes, each in a fork of one collected session.
+
+    pip install mutmut==3.8.1
+    python tests/mutation/run_mutants.py ["attn_lib.masks.*" ...]
+    python tests/mutation/mutation_report.py
+
+mutmut makes the mutants, notes which tests call each function, and keeps the verdicts that are not
+older than a change; but it collects all tests anew for each mutant. Here they are collected once,
+and run once without a mutant, all green. Then each mutant that has no verdict is chosen in a fork,
+where the tests of its function run, the quickest first, up to one that fails. With names, all
+mutants that fit one of them are run, and no other.
+"""
+
+import gc
+import json
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+from contextlib import suppress
+from fnmatch import fnmatch
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import tomllib
+from page_runs import ROOT, forked
+
+MUTANTS = ROOT / "mutants"
+ONE = "attn_lib.masks.x_causal_mask__mutmut_1"  # with no name, mutmut would run all
+OPTIONS = ["-q", "-s", "--rootdir=.", "-W", "ignore:Module already imported"]
+OPTIONS += [f"-pno:{name}" for name in ("cacheprovider", "xdist", "benchmark")]
+LIMIT = 150  # seconds of processor time for the tests of one mutant
+GREEN, RED, NO_TEST, TIMEOUT = 0, 1, 33, 36  # as mutmut writes them
+
+items: dict[str, pytest.Item] = {}
+stats: dict[str, dict] = {}
+
+
+class Heard:
+    """What tests say that fail."""
+
+    def __init__(self):
+        self.said: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.said.append(f"{report.nodeid}: {report.longreprtext}")
+
+
+heard = Heard()
+
+
+def first_red(names: list[str]) -> str | None:
+    """What the first of these tests says that fails, in this process, which prints no more."""
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), sys.__stdout__.fileno())
+    for name, following in zip(names, [*names[1:], ""], strict=True):
+        hook = items[name].config.hook  # all that surrounds a test, such as filters of warnings
+        hook.pytest_runtest_protocol(item=items[name], nextitem=items.get(following))
+        if heard.said:
+            return heard.said[0]
+    return None
+
+
+def without_a_mutant() -> tuple[str | None, list[str]]:
+    """The first test that fails, and the modules that the tests load."""
+    return first_red(list(items)), [name for name in sys.modules if "." in name]
+
+
+def status(mutant: str, names: list[str]) -> int:
+    """How these tests end in this process."""
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))  # then a signal ends it
+    import_module("mutmut.mutation.trampoline").set_mutant_under_test(mutant)
+    with suppress(BaseException):
+        return (RED if first_red(names) else GREEN) if names else NO_TEST
+    return RED
+
+
+def verdict(mutant: str) -> tuple[str, int]:
+    """The mutant, and how the tests of its function end in a fork."""
+    named = stats["tests_by_mangled_function_name"].get(mutant.rpartition("__mutmut_")[0], [])
+    names = sorted(items.keys() & named, key=stats["duration_by_test"].get)
+    found = forked(status, mutant, names)
+    return mutant, found if isinstance(found, int) else TIMEOUT
+
+
+class Runner:
+    """Takes the place of pytest's loop over the collected tests."""
+
+    def __init__(self, chosen: list[str]):
+        self.chosen = chosen
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items.update({item.nodeid: item for item in session.items})
+        stats.update(json.loads((MUTANTS / "mutmut-stats.json").read_text()))
+        red, modules = forked(without_a_mutant)
+        if red:
+            pytest.exit(f"red without a mutant: {red}", returncode=1)
+        for name in modules:  # once, and not in each fork
+            if not name.startswith("attn_lib"):
+                with suppress(Exception):
+                    import_module(name)
+        gc.freeze()  # or each fork would copy what it only reads
+        with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+            for path in sorted(MUTANTS.rglob("*.meta")):
+                self.run(path, pool)
+        return True
+
+    def run(self, path: Path, pool) -> None:
+        """The mutants of a file; what is found is written at once, as it may take hours."""
+        file = json.loads(path.read_text())
+        found = file["exit_code_by_key"]
+        left = [name for name, ended in found.items() if self.wanted(name, ended)]
+        for number, (mutant, ended) in enumerate(pool.imap_unordered(verdict, left), 1):
+            found[mutant] = ended
+            path.write_text(json.dumps(file, indent=4))
+            if ended != RED or number == len(left):
+                print(path.stem, f"{number}/{len(left)}", ended, mutant, flush=True)
+
+    def wanted(self, mutant: str, ended: int | None) -> bool:
+        if self.chosen:
+            return any(fnmatch(mutant, pattern) for pattern in self.chosen)
+        return ended is None
+
+
+def main() -> int:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]
+    subprocess.run(["mutmut", "run", ONE], cwd=ROOT, check=True)
+    os.chdir(MUTANTS)
+    sys.path.insert(0, str(MUTANTS))  # the library with its mutants, and its tests
+    os.environ |= {"PYTHONPATH": str(MUTANTS), "MUTANT_UNDER_TEST": ""}
+    tests = settings["pytest_add_cli_args_test_selection"]
+    return pytest.main([*OPTIONS, *tests], plugins=[Runner(sys.argv[1:]), heard])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
