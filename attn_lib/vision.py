@@ -197,8 +197,8 @@ def resample_positions(table: Tensor, grid: int) -> Tensor:
     Source: Dosovitskiy et al. (2021), section 3.2.
     """
     check_at_least_one(grid=grid)
-    n = math.isqrt(max(len(table) - 1, 0))
-    if n * n != len(table) - 1 or n == 0:
+    n = math.isqrt(len(table))
+    if n * n != len(table) - 1:
         raise ValueError(f"table must have 1 + n² rows, got {len(table)}")
     if n == grid:
         return table

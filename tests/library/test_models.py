@@ -439,6 +439,10 @@ def test_padding_does_not_advance_the_position():
     assert generate(model, TARGET[:, :2], max_new_tokens=2).shape == (2, 4)  # the last is not read
     with pytest.raises(ValueError, match=r"need a model with max_len of at least 4, got 3$"):
         generate(model, TARGET[:, :2], max_new_tokens=3)
+    pair = translator(max_len=11)
+    call = partial(pair.decode, context=pair.encode(SOURCE))
+    with pytest.raises(ValueError, match=r"need a model with max_len of at least 12, got 11$"):
+        generate(call, TARGET[:, :2], max_new_tokens=11)
 
 
 def test_empty_batches_and_one_token():
