@@ -1,7 +1,6 @@
-"""Encoder and decoder: smoothed targets, cached rows, a masked loss, greedy decoding."""
+"""Encoder and decoder: cached rows, a masked loss, greedy decoding."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,22 +10,6 @@ from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of
 
 
 @exercise("10.1")
-def smoothed_shares(answer: Any) -> str | None:
-    """Five tokens, smoothing 0.2: the right one's share, and another's."""
-    given = numbers_of(answer)
-    if len(given) != 2:
-        return f"two numbers are wanted, the right token's share and another's, not {len(given)}"
-    right, other = given
-    if all(abs(a - b) < 1e-4 for a, b in zip(given, (0.84, 0.04), strict=True)):
-        return None
-    if all(abs(a - b) < 1e-4 for a, b in zip(given, (0.8, 0.05), strict=True)):
-        return "the 0.2 is spread over all five tokens, the right one included"
-    if not abs(right + 4 * other - 1.0) < 1e-4:
-        return f"the five shares must sum to 1, yours to {right + 4 * other:.2f}"
-    return "they sum to 1, but a fifth of the smoothing belongs to each token"
-
-
-@exercise("10.2")
 def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
     """Rows that become keys while n tokens follow a prompt of P."""
     for P, n in ((2, 10), (5, 1), (3, 4)):
@@ -52,7 +35,7 @@ def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
     return None
 
 
-@exercise("10.3")
+@exercise("10.2")
 def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
     """Cross-entropy over the real targets, without the padding."""
     generator = torch.Generator().manual_seed(0)
@@ -82,7 +65,7 @@ def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
     return None
 
 
-@exercise("10.4")
+@exercise("10.3")
 def greedy(answer: Callable[..., list[int]]) -> str | None:
     """Write until END, or up to a given length, with models that are plain tables."""
     START, END = 5, 6

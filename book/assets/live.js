@@ -453,6 +453,34 @@
     ];
   }
 
+  // Rows of a context, exchanged for those of another text: which characters of the answer follow.
+  function exchange({tokens, other, answer, wanted, names, rows, answers, row}) {
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const read = tokens.map(() => make("td")), written = [...answer].map(() => make("td"));
+    const picks = choices("rows exchanged", names, draw);
+    function draw(i) {
+      picks.inputs[i].checked = true;
+      read.forEach((cell, s) => {
+        const away = rows[i].includes(s);
+        cell.textContent = (away ? other : tokens)[s];
+        cell.className = away ? "away" : "";
+      });
+      written.forEach((cell, t) => {
+        cell.textContent = answers[i][t];
+        cell.className = answers[i][t] === answer[t] ? "" : "follows";
+      });
+      const parts = [["year", 0, 4], ["month", 5, 7], ["day", 8, 10]].flatMap(([part, from, to]) => {
+        const now = answers[i].slice(from, to), theirs = now === wanted.slice(from, to);
+        return now === answer.slice(from, to) ? [] : [`the ${part} is ${now}${theirs ? ", that of the other date" : ""}`];
+      });
+      say.replaceChildren(`${answers[i]}: ${parts.length ? parts.join("; ") : "nothing changed"}.`);
+    }
+    draw(row);
+    const line = (name, cells) => make("table", {class: "signs"}, make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, name), ...cells)));
+    return [picks.set, line("context", read), line("written", written), say,
+      make("p", {class: "hint"}, "Choose a row of the context, by its character, or a group of them.")];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -467,7 +495,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial, exchange}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.replaceWith(live);
   });

@@ -393,13 +393,6 @@ WRONG = {
         ([2, 3], "times tokens, divided by bytes"),
     ],
     "10.1": [
-        ([0.8, 0.05], "the right one included"),
-        ([0.8, 0.2], "yours to 1.60"),
-        ([0.9, 0.025], "a fifth of the smoothing"),
-        ([0.84], "not 1"),
-        ([math.nan, 0.04], "must sum to 1"),
-    ],
-    "10.2": [
         (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
         (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
         (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
@@ -408,7 +401,7 @@ WRONG = {
         (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
         (lambda P, n: (66,), "not 1"),
     ],
-    "10.3": [
+    "10.2": [
         (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
@@ -421,7 +414,7 @@ WRONG = {
         (lambda z, w, f: 0.5, "largest difference"),
         (lambda z, w, f: None, "not NoneType"),
     ],
-    "10.4": [
+    "10.3": [
         (_writer(start=True), "START and END do not belong"),
         (_writer(end=True), "START and END do not belong"),
         (_writer(forget=True), "everything written so far"),
@@ -868,13 +861,12 @@ RIGHT = {
         lambda z, t, m: _cut(p := (z / t).softmax(-1), p / p.max() >= m).numpy(),
     ],
     "9.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
-    "10.1": [np.array([0.84, 0.04]), (Fraction(21, 25), Fraction(1, 25))],
-    "10.2": [
+    "10.1": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
         lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),
     ],
-    "10.3": [_cost_by_hand, lambda z, w, f: (_nll(z.float(), w)[w != f]).mean(0, keepdim=True)],
-    "10.4": [_written, _stepwise],
+    "10.2": [_cost_by_hand, lambda z, w, f: (_nll(z.float(), w)[w != f]).mean(0, keepdim=True)],
+    "10.3": [_written, _stepwise],
     "11.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
     "11.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
     "11.3": [

@@ -29,7 +29,6 @@ FOLDED = {"hide-input", "hide-cell"}
 # pages that were not edited since their numbers can be bound; the list only gets shorter
 FIRST_EDITION = {
     "notation",
-    "10_encoder_decoder",
     "11_vision",
 }
 

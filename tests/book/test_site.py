@@ -11,6 +11,7 @@ import checked
 import live
 import pages
 import pytest
+import record
 import torch
 from copies import copy_tree, run_build
 from playwright.sync_api import sync_playwright
@@ -23,6 +24,7 @@ from attn_lib import (
     positions,
     pretrained,
     record_attention,
+    records,
 )
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
@@ -232,6 +234,8 @@ ROW = "fig-scaling-row"
 PAGE_OF[ROW] = "04_scaling"
 DIAL = "fig-positions-dial"
 PAGE_OF |= {DIAL: "05_positions"}
+EXCHANGE = "fig-encoder-decoder-exchange"
+PAGE_OF[EXCHANGE] = "10_encoder_decoder"
 
 
 @contextlib.contextmanager
@@ -784,6 +788,62 @@ def test_a_row_follows_width_number_of_keys_and_scale(browser, site, knob, width
         seen(4, 2, 1)
         press(drawn.get_by_role("button", name="start again"))
         seen(64, 16, 0)
+
+
+READ, OTHER = "23 October 2025", "14 January 1987"
+GROUPS = {"day": "23", "month": "October", "year": "2025", "both spaces": "  "}
+
+
+@pytest.fixture(scope="module")
+def written():
+    """What the model writes for two dates, and for mixtures of what its encoder made of them."""
+    with record.experiment(pages.BOOK / "10_encoder_decoder.ipynb") as page:
+        model = page["new_model"](0)
+        model.load_state_dict(records.shipped_tensors("10_encoder_decoder"))
+        model = model.double().eval()
+        places = {name: READ.index(part) for name, part in GROUPS.items() if part != "  "}
+        rows = [range(at, at + len(GROUPS[name])) for name, at in places.items()]
+        spaces = [s for s, sign in enumerate(READ) if sign == " "]
+        rows = [[s] for s in range(15)] + [*rows, spaces, [s for s in range(15) if s not in spaces]]
+        chosen = torch.tensor([[s in taken for s in range(15)] for taken in rows])
+        answers = page["mixed"](model, len(rows) * [READ], len(rows) * [OTHER], chosen)
+        return rows, answers, *page["write"](model, [READ, OTHER])
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_rows_of_a_context_can_be_exchanged(browser, site, written, width, scheme):
+    """Each row and each group: what the decoder is given, what it writes, and what follows."""
+    rows, answers, own, theirs = written
+
+    def seen(i):
+        read, out = drawn.locator(".signs").nth(0), drawn.locator(".signs").nth(1)
+        signs = [(OTHER if s in rows[i] else READ)[s].replace(" ", "␣") for s in range(15)]
+        assert read.locator("td").all_inner_texts() == signs
+        away = [s for s, names in enumerate(classes(read.locator("td"))) if "away" in names]
+        assert away == list(rows[i])
+        assert "".join(out.locator("td").all_inner_texts()) == answers[i]
+        follow = [t for t, names in enumerate(classes(out.locator("td"))) if "follows" in names]
+        assert follow == [t for t in range(10) if answers[i][t] != own[t]]
+        parts = []
+        for name, at in (("year", slice(0, 4)), ("month", slice(5, 7)), ("day", slice(8, 10))):
+            now = answers[i][at]
+            whose = ", that of the other date" if now == theirs[at] else ""
+            parts += [f"the {name} is {now}{whose}"] if now != own[at] else []
+        said = "; ".join(parts) or "nothing changed"
+        assert drawn.locator(".say").inner_text() == f"{answers[i]}: {said}."
+
+    with figure(browser, site, EXCHANGE, width, scheme) as (page, drawn):
+        press = (lambda at: at.tap()) if width < 500 else (lambda at: at.click())
+        buttons = drawn.locator("fieldset span")
+        names = [sign.replace(" ", "␣") for sign in READ]
+        assert buttons.all_inner_texts() == [*names, *GROUPS, "all but both"]
+        seen(10)
+        for i, button in enumerate(buttons.all()):
+            press(button)
+            seen(i)
+        for i in range(len(rows) - 2, -1, -1):
+            page.keyboard.press("ArrowLeft")
+            seen(i)
 
 
 def test_without_scripts_the_figures_stand_still(browser, site):
