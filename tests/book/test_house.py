@@ -132,10 +132,14 @@ def test_the_scripts_hold_every_check(name):
         assert lacking(script(name).replace(f"\n{line}\n", "\n"), wanted) == [line]
 
 
-@pytest.mark.parametrize("name", WANTED)
 @pytest.mark.parametrize(
-    ("last", "status"),
-    [("sleep 0 & wait $!", 0), ("exit 3", 3), ("false & wait $!", 1), ("sleep 60 & false", 1)],
+    ("name", "last", "status"),
+    [
+        ("run", "sleep 0 & wait $!", 0),
+        ("run", "false & wait $!", 1),
+        ("run", "sleep 60 & false", 1),  # it would be waited for
+        *[(name, last, status) for name in WANTED for last, status in (("true", 0), ("exit 3", 3))],
+    ],
 )
 def test_a_script_ends_as_its_last_command_does_and_leaves_nothing(name, last, status, tmp_path):
     """What it takes away at its end must not make a green run red, or a red one green."""
