@@ -387,6 +387,22 @@ def test_every_reference_is_an_entry_once():
     assert len(keys) == len(set(keys)) >= 10
 
 
+def test_every_entry_is_cited():
+    """By its address on a page, or in the library by whose it is."""
+    entries = (pages.BOOK / "references.bib").read_text().split("\n@")
+    book = "".join(p.read_text() for p in [*pages.BOOK.glob("*.ipynb"), *pages.BOOK.glob("*.md")])
+    library = "".join(path.read_text() for path in (pages.ROOT / "attn_lib").glob("*.py"))
+
+    def uncited(entries):
+        named = [(pages.field(e, "url"), pages.field(e, "author")) for e in entries]
+        named = [(url, author.partition(",")[0]) for url, author in named]
+        return [who for url, who in named if not (url and url in book) and who not in library]
+
+    assert uncited(entries) == []
+    planted = "  author = {Nobody, N.},\n  url = {https://nowhere.invalid}"
+    assert uncited([*entries, planted]) == ["Nobody"]
+
+
 def test_pins_are_exact():
     lines = [
         line
