@@ -226,16 +226,12 @@ def test_launch_buttons_are_off_until_there_is_an_address(site):
 
 STATES = [(1280, "light"), (390, "dark")]
 HEAD, MAP, HEADS = "fig-one-head-drag", "fig-one-head-map", "fig-many-heads-twelve"
-LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
-PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
-SINK, SAMPLE = "fig-real-encoder-sink", "fig-next-token-knobs"
-PAGE_OF |= {HEADS: "03_many_heads", SINK: "07_real_encoder", SAMPLE: "09_next_token"}
-ROW = "fig-scaling-row"
-PAGE_OF[ROW] = "04_scaling"
-DIAL = "fig-positions-dial"
-PAGE_OF |= {DIAL: "05_positions"}
+LEAK, MASK, ROW = "fig-masks-swap", "fig-masks-playground", "fig-scaling-row"
+DIAL, SINK, SAMPLE = "fig-positions-dial", "fig-real-encoder-sink", "fig-next-token-knobs"
 EXCHANGE = "fig-encoder-decoder-exchange"
-PAGE_OF[EXCHANGE] = "10_encoder_decoder"
+PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
+PAGE_OF |= {HEADS: "03_many_heads", ROW: "04_scaling", DIAL: "05_positions"}
+PAGE_OF |= {SINK: "07_real_encoder", SAMPLE: "09_next_token", EXCHANGE: "10_encoder_decoder"}
 
 
 @contextlib.contextmanager
