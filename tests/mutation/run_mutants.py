@@ -6,9 +6,9 @@
 
 mutmut makes the mutants, notes which tests call each function, and keeps the verdicts that are not
 older than a change; but it collects all tests anew for each mutant. Here they are collected once,
-and run once without a mutant, all green. Then each mutant that has no verdict is chosen in a fork,
-where the tests of its function run, the quickest first, up to one that fails. With names, all
-mutants that fit one of them are run, and no other.
+and run once without a mutant, all green. Then each mutant that is not killed yet is chosen in a
+fork, where the tests of its function run, the quickest first, up to one that fails: what survived
+may be older than a test. With names, all mutants that fit one of them are run, and no other.
 """
 
 import gc
@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -72,10 +73,9 @@ def without_a_mutant() -> tuple[str | None, list[str]]:
 def status(mutant: str, names: list[str]) -> int:
     """How these tests end in this process."""
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))  # then a signal ends it
+    signal.alarm(10 * LIMIT)  # as it ends what waits for ever, which takes no processor time
     import_module("mutmut.mutation.trampoline").set_mutant_under_test(mutant)
-    with suppress(BaseException):
-        return (RED if first_red(names) else GREEN) if names else NO_TEST
-    return RED
+    return (RED if first_red(names) else GREEN) if names else NO_TEST
 
 
 def verdict(mutant: str) -> tuple[str, int]:
@@ -122,7 +122,7 @@ class Runner:
     def wanted(self, mutant: str, ended: int | None) -> bool:
         if self.chosen:
             return any(fnmatch(mutant, pattern) for pattern in self.chosen)
-        return ended is None
+        return ended != RED
 
 
 def main() -> int:
