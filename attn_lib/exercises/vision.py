@@ -1,4 +1,4 @@
-"""Images: sizes, patches joined, rollout, a detector of models that ignore the order."""
+"""Images: sizes, patches joined, a detector of models that ignore the order."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,40 +51,6 @@ def join(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
 
 
 @exercise("11.3")
-def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
-    """The product of (A + I) / 2, last layer first."""
-    generator = torch.Generator().manual_seed(0)
-    for layers, B, H, T in ((1, 2, 3, 5), (3, 2, 2, 4)):
-        shape = (layers, B, H, T, T)
-        maps = torch.randn(shape, generator=generator).softmax(-1)
-        eye = torch.eye(T)
-
-        def product(steps: list[Tensor]) -> Tensor:
-            total = eye  # noqa: B023
-            for step in steps:
-                total = step @ total
-            return total.expand(B, T, T)  # noqa: B023
-
-        mean = maps.mean(dim=2)
-        steps = [(A + eye) / 2 for A in mean]
-        out = answer(list(maps.clone()))
-        fault = differs(out, product(steps))
-        if not fault:
-            continue
-        for found, wrong in (
-            ("the order is reversed: the first layer acts first", product(steps[::-1])),
-            ("the residual stream, I, is missing", product(list(mean))),
-            ("halve each factor, so that its rows sum to 1", product([2 * s for s in steps])),
-            ("average over the heads, do not add them up", product([H * A + eye for A in mean])),
-            ("this is the last layer alone: multiply the factors of all layers", steps[-1]),
-        ):
-            if not differs(out, wrong):
-                return found
-        return fault
-    return None
-
-
-@exercise("11.4")
 def ignores_order(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) -> str | None:
     """A detector of models that ignore the order of patches, tried on known ones."""
     generator = torch.Generator().manual_seed(0)

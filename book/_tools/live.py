@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 BOOK = Path(__file__).resolve().parents[1]
 DATA = BOOK / "assets" / "live_data.js"
 START = "const LIVE = "
+STEPS = "≈"  # begins a text whose letters are steps: rounding may take one to the next
 FOLDER = {"metadata": {"path": str(BOOK)}}
 
 
@@ -53,6 +54,9 @@ def _same(new, old) -> bool:
         return len(new) == len(old) and all(map(_same, new, old))
     if isinstance(new, float) and isinstance(old, float):
         return abs(new - old) < 1e-4
+    if isinstance(new, str) and isinstance(old, str) and new[:1] == old[:1] == STEPS:
+        codes = zip(map(ord, new), map(ord, old), strict=False)
+        return len(new) == len(old) and all(abs(a - b) <= 2 for a, b in codes)
     return new == old
 
 

@@ -481,6 +481,113 @@
       make("p", {class: "hint"}, "Choose a row of the context, by its character, or a group of them.")];
   }
 
+  // A photograph cut into patches: choose one, and the others fade as far as it does not attend to them.
+  function patches({image, side, heads, weights, head, patch}) {
+    const size = side * side + 1, TOP = 4, again = make("button", {type: "button"}, "start again");
+    const step = code => (code - (code > 92 ? 36 : 35)) / 90;   // the letters hold square roots
+    const roots = weights.map(text => [...text.slice(1)].map(letter => step(letter.charCodeAt(0))));
+    const place = i => i ? `row ${Math.ceil(i / side)}, column ${(i - 1) % side + 1}` : "the class token";
+    const named = i => i ? `the patch in ${place(i)}` : place(i);
+    const cells = Array.from({length: size - 1}, () => make("td"));
+    const buttons = cells.map((cell, n) => {
+      const button = make("button", {type: "button"});
+      button.addEventListener("pointermove", event => event.pointerType === "mouse" && choose(n + 1));
+      button.addEventListener("click", () => choose(n + 1));
+      button.addEventListener("focus", () => choose(n + 1));
+      button.addEventListener("keydown", event => {
+        const [dy, dx] = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1]}[event.key] || [0, 0];
+        const y = Math.floor(n / side) + dy, x = n % side + dx;
+        if (!dy && !dx) return;
+        event.preventDefault();
+        if (x >= 0 && x < side && y >= 0 && y < side) buttons[side * y + x].focus();
+      });
+      cell.append(button);
+      return button;
+    });
+    const rows = Array.from({length: side}, (_, y) => make("tr", {}, ...cells.slice(side * y, side * y + side)));
+    const photo = make("table", {class: "patches", "aria-label": "photograph, cut into patches", style: `background-image: url(${image})`}, make("tbody", {}, ...rows));
+    const most = Array.from({length: TOP}, () => [make("th", {scope: "row"}), make("td", {class: "weight"})]);
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const picks = choices("head", heads, h => { now = h; choose(asking); });
+    const token = make("button", {type: "button"}, "ask the class token");
+    let now = head, asking = patch;
+    function choose(t) {
+      const line = roots[now].slice(size * t, size * t + size), weight = line.map(w => w * w);
+      asking = t;
+      picks.inputs[now].checked = true;
+      token.setAttribute("aria-pressed", t === 0);
+      buttons.forEach((button, n) => {
+        cells[n].style.setProperty("--w", number(line[n + 1], 3));
+        cells[n].classList.toggle("chosen", n + 1 === t);
+        button.setAttribute("aria-label", `${place(n + 1)}: ${number(weight[n + 1], 2)}`);
+        button.setAttribute("aria-pressed", n + 1 === t);
+        button.tabIndex = n + 1 === (t || patch) ? 0 : -1;
+      });
+      const order = weight.map((_, s) => s).sort((a, b) => weight[b] - weight[a] || a - b);
+      most.forEach(([name, cell], n) => {
+        name.textContent = place(order[n]);
+        cell.textContent = number(weight[order[n]], 2);
+        cell.style.setProperty("--w", weight[order[n]]);
+      });
+      const best = order[0], whom = best === t ? "itself" : named(best);
+      say.replaceChildren(`${named(t)} puts ${number(weight[best], 2)} of its attention on ${whom}.`.replace(/^t/, "T"));
+    }
+    token.addEventListener("click", () => choose(0));
+    again.addEventListener("click", () => { now = head; choose(patch); });
+    choose(patch);
+    return [
+      picks.set, photo, say,
+      make("table", {class: "most"}, columns(make("th", {scope: "col"}, "attended most"), ["weight"]),
+        make("tbody", {}, ...most.map(cells => make("tr", {}, ...cells)))),
+      make("p", {class: "hint"}, "Choose a patch: point at it, tap it, or use the arrow keys. ", token, " ", again),
+    ];
+  }
+
+  // A picture cut into patches: two of them can be exchanged, and a trained model reads what it then sees.
+  function swap({names, classes, pictures, pairs, chances}) {
+    const side = 4, size = pictures[0].length / side, spots = Array.from({length: side ** 2}, (_, i) => i);
+    const cells = classes.map(() => make("td", {class: "share"}));
+    const rows = classes.map((name, i) => make("tr", {}, make("th", {scope: "row"}, name), cells[i]));
+    const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
+    let which = 0, first = null, pair = null;
+    const shown = choices("picture", names, i => { which = i; first = pair = null; draw(); });
+    const tiles = spots.map(i => {
+      const pixels = Array.from({length: size ** 2}, (_, k) => make("rect", {x: k % size, y: Math.floor(k / size), width: 1.02, height: 1.02}));
+      const button = make("button", {type: "button", "aria-label": `patch ${i + 1}`}, make("svg", {viewBox: `0 0 ${size} ${size}`, "aria-hidden": true}, ...pixels));
+      button.addEventListener("click", () => press(i));
+      return {button, pixels};
+    });
+    const press = i => {                               // a third one begins anew
+      if (first === null) [first, pair] = [i, null];
+      else [first, pair] = [null, first === i ? null : [Math.min(first, i), Math.max(first, i)]];
+      draw();
+    };
+    function draw() {
+      const now = chances[which][pair ? 1 + pairs.findIndex(([a, b]) => a === pair[0] && b === pair[1]) : 0];
+      const moved = pair || [], best = largest(now);
+      tiles.forEach(({button, pixels}, i) => {
+        const from = moved.includes(i) ? pair[0] + pair[1] - i : i;
+        const top = size * Math.floor(from / side), left = size * (from % side);
+        pixels.forEach((pixel, k) => pixel.style.setProperty("--w", pictures[which][top + Math.floor(k / size)][left + k % size] / 255));
+        button.setAttribute("aria-pressed", i === first || moved.includes(i));
+      });
+      now.forEach((p, c) => { cells[c].textContent = number(p, 3); cells[c].style.setProperty("--w", p); });
+      shown.inputs[which].checked = true;
+      const what = pair ? `Patches ${pair[0] + 1} and ${pair[1] + 1} exchanged` : first === null ? "The whole picture" : `Patch ${first + 1}, and which other one? The whole picture`;
+      say.replaceChildren(`${what}: the model says `, token(classes[best]), `, with ${number(now[best], 3)}.`);
+    }
+    again.addEventListener("click", () => { which = 0; first = pair = null; draw(); });
+    draw();
+    return [
+      shown.set,
+      make("div", {class: "pair"},
+        make("div", {class: "tiles", role: "group", "aria-label": "patches"}, ...tiles.map(({button}) => button)),
+        make("table", {class: "next"}, columns(make("th", {scope: "col"}, "class"), ["probability"]), make("tbody", {}, ...rows))),
+      say,
+      make("p", {class: "hint"}, "Choose one patch, then another. ", again),
+    ];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -495,7 +602,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial, exchange}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial, exchange, swap, patches}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.replaceWith(live);
   });

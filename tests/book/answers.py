@@ -103,6 +103,12 @@ def _rolled(maps, step, layers=slice(None)):
     return total
 
 
+def _apart(first, second, ddof=1):
+    """A difference of shares, and 1.96 of its standard errors."""
+    apart = np.subtract(first, second)
+    return apart.mean(), 1.96 * apart.std(ddof=ddof) / len(apart) ** 0.5
+
+
 def _joined(patches, p, channels):
     side = round(patches.shape[1] ** 0.5) * p
     return F.fold(patches.mT, side, p, stride=p)
@@ -449,17 +455,6 @@ WRONG = {
         (lambda x, p, c: x.tolist(), "not list"),
     ],
     "11.3": [
-        (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "order is reversed"),
-        (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
-        (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
-        (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
-        (
-            lambda m: _rolled(m, lambda A, eye: (A.mean(1) + eye) / 2, slice(-1, None)),
-            "last layer alone",
-        ),
-        (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
-    ],
-    "11.4": [
         (lambda model, x: True, "attention with positions: it uses"),
         (lambda model, x: False, "attention, then the mean: it ignores"),
         (lambda model, x: _ignores(model, x, x.flip(1)), "neighbours multiplied: it uses"),
@@ -472,6 +467,58 @@ WRONG = {
         (
             lambda model, x: _ignores(model, x, x[:, [1, 0, *range(2, 9)]]),
             "the last patch alone: it uses",
+        ),
+    ],
+    "12.1": [
+        (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "order is reversed"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
+        (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
+        (
+            lambda m: _rolled(m, lambda A, eye: (A.mean(1) + eye) / 2, slice(-1, None)),
+            "last layer alone",
+        ),
+        (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
+    ],
+    "12.2": [
+        (lambda a, b: _apart(b, a), "the second minus the first"),
+        (lambda a, b: (abs(_apart(a, b)[0]) + 1, 0.1), "not the difference of the shares"),
+        (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / 1.96), "multiply it by 1.96"),
+        (
+            lambda a, b: (
+                _apart(a, b)[0],
+                1.96 * ((np.var(a, ddof=1) + np.var(b, ddof=1)) / len(a)) ** 0.5,
+            ),
+            "take the difference of each image",
+        ),
+        (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] * len(a) ** 0.5), "by the root of the"),
+        (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / len(a) ** 0.5), "only once"),
+        (lambda a, b: (_apart(a, b)[0], 0.5), "is not 1.96 standard errors"),
+        (lambda a, b: _apart(a, b)[0], "not 1"),
+    ],
+    "12.3": [
+        (lambda explain, x: True, "a map of each image: it depends"),
+        (lambda explain, x: False, "one map for all: it ignores"),
+        (
+            lambda explain, x: torch.allclose(explain(x), explain(x)[:1], atol=1e-5),
+            "the mean map of the batch: it depends",
+        ),
+        (
+            lambda explain, x: all(torch.equal(explain(i[None]), explain(x[:1])) for i in x),
+            "and rounding: it ignores",
+        ),
+        (
+            lambda explain, x: all(
+                int(explain(i[None]).argmax()) == int(explain(x[:1]).argmax()) for i in x
+            ),
+            "made darker by the image: it depends",
+        ),
+        (lambda explain, x: explain(x).shape == explain(x.flip(0)).shape, "it depends"),
+        (
+            lambda explain, x: torch.allclose(
+                alone := torch.cat([explain(i[None]) for i in x]), alone[:1], rtol=1e-4, atol=1e-5
+            ),
+            "in tiny numbers: it depends",
         ),
     ],
     "13.1": [
@@ -869,11 +916,26 @@ RIGHT = {
     "10.3": [_written, _stepwise],
     "11.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
     "11.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
-    "11.3": [
+    "11.3": [_shuffles, _swaps],
+    "12.1": [
         _chained,
         lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
     ],
-    "11.4": [_shuffles, _swaps],
+    "12.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
+    "12.3": [
+        lambda explain, x: np.bool_(
+            np.ptp(every := [explain(image[None]).numpy() for image in x], axis=0).max()
+            < 1e-6 * np.max(every)
+        ),
+        lambda explain, x: all(
+            torch.allclose(
+                explain(i[None]) / explain(i[None]).max(),
+                explain(1 - i[None]) / explain(i[None]).max(),
+                atol=1e-6,
+            )
+            for i in x
+        ),
+    ],
     "13.1": [Fraction(11, 2), np.array([5.5])],
     "13.2": [
         lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),

@@ -29,7 +29,6 @@ FOLDED = {"hide-input", "hide-cell"}
 # pages that were not edited since their numbers can be bound; the list only gets shorter
 FIRST_EDITION = {
     "notation",
-    "11_vision",
 }
 
 
@@ -223,36 +222,6 @@ def numbers_in_text(text: str) -> list[str]:
     text = re.sub(r"\$\$(.*?)\$\$", only_results, text, flags=re.DOTALL)
     text = re.sub(r"\$(.*?)\$", only_results, text, flags=re.DOTALL)
     return _NUMBER.findall(text)
-
-
-def numbers_printed(notebook) -> list[str]:
-    """A number in a sentence is printed in the same section, or marked as given with a reason.
-
-    In a section that prints nothing, such as the summary, anywhere on the page will do.
-    """
-    sections = [[]]
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown" and re.match(r"#{1,3} ", cell.source):
-            sections.append([])
-        sections[-1].append(cell)
-    page = {value for cell in code_cells(notebook) for value in _values(printed(cell))}
-    faults = []
-    for section in sections:
-        here = {v for cell in section if cell.cell_type == "code" for v in _values(printed(cell))}
-        for cell in section:
-            if cell.cell_type == "markdown":
-                given = {float(number) for number in cell.metadata.get("given", {})}
-                known = (here or page) | given
-                faults += [
-                    f"{cell.id}: {number} is printed nowhere near it"
-                    for number in numbers_in_text(cell.source)
-                    if number.count(".") > 1 or float(number) not in known
-                ]
-    return faults
-
-
-def _values(text: str) -> set[float]:
-    return {abs(float(number)) for number in re.findall(r"\d+\.?\d*(?:e[-+]?\d+)?", text)}
 
 
 # ---------------------------------------------------------------- conclusions
@@ -460,52 +429,6 @@ def within_one_sitting(notebook) -> list[str]:
     ]
 
 
-# the budgets for pages of the first edition
-
-BUDGET = {
-    "lesson cells": (15, 30),
-    "median lines of a cell": (1, 3),
-    "cells of ten lines or more, in a hundred": (0, 10),
-    "lines of the longest cell": (1, 20),
-    "words a line of code": (14, 20),
-    "figures": (4, 8),
-    "characters of the longest line": (1, 79),
-}
-
-
-def within_budget(notebook) -> list[str]:
-    """What a reader can take in; the notebook's metadata lists exceptions, with reasons."""
-    cells = code_cells(notebook)
-    open_cells = [cell for cell in cells if not tags(cell) & FOLDED]
-    lesson = [cell for cell in open_cells if not any(t.startswith("exercise-") for t in tags(cell))]
-    sizes = sorted(len(lines(cell)) for cell in open_cells)
-    words = sum(len(cell.source.split()) for cell in notebook.cells if cell.cell_type == "markdown")
-    figures = sum("figure" in cell.metadata.get("mystnb", {}) for cell in cells)
-    measured = {
-        "lesson cells": len(lesson),
-        "median lines of a cell": statistics.median(sizes),
-        "cells of ten lines or more, in a hundred": (
-            100 * sum(size >= 10 for size in sizes) / len(sizes)
-        ),
-        "lines of the longest cell": max(len(lines(cell)) for cell in cells),
-        "words a line of code": round(words / sum(sizes)),
-        "figures": figures,
-        "characters of the longest line": max(
-            len(line) for cell in open_cells for line in lines(cell)
-        ),
-    }
-    outside = {
-        what: f"{what}: {measured[what]:g}, not {low} to {high}"
-        for what, (low, high) in BUDGET.items()
-        if not low <= measured[what] <= high
-    }
-    excused = notebook.metadata.get("budget", {})
-    faults = [fault for what, fault in outside.items() if not excused.get(what)]
-    return faults + [
-        f"an exception that is not needed: {what}" for what in excused if what not in outside
-    ]
-
-
 # ---------------------------------------------------------------- links and set-up
 
 
@@ -585,14 +508,10 @@ RULES = [
     links_listed,
     starts_with_bootstrap,
     valid_python,
+    numbers_bound,
+    conclusions_shown,
+    within_one_sitting,
 ]
-FIRST = [numbers_printed, within_budget]
-SECOND = [numbers_bound, conclusions_shown, within_one_sitting]
-
-
-def rules_of(path: Path) -> list:
-    """The rules that a notebook keeps."""
-    return [*RULES, *(FIRST if path.stem in FIRST_EDITION else SECOND)]
 
 
 def numbers_not_given(text: str) -> list[str]:

@@ -19,12 +19,14 @@ from playwright.sync_api import sync_playwright
 from attn_lib import (
     attention,
     attention_weights,
+    datasets,
     masks,
     plotting,
     positions,
     pretrained,
     record_attention,
     records,
+    vision,
 )
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
@@ -232,6 +234,8 @@ EXCHANGE = "fig-encoder-decoder-exchange"
 PAGE_OF = {HEAD: "01_one_head", MAP: "01_one_head", LEAK: "02_masks", MASK: "02_masks"}
 PAGE_OF |= {HEADS: "03_many_heads", ROW: "04_scaling", DIAL: "05_positions"}
 PAGE_OF |= {SINK: "07_real_encoder", SAMPLE: "09_next_token", EXCHANGE: "10_encoder_decoder"}
+SWAP, PATCHES = "fig-vision-exchange", "fig-large-vision-hover"
+PAGE_OF |= {SWAP: "11_vision", PATCHES: "12_large_vision"}
 
 
 @contextlib.contextmanager
@@ -840,6 +844,164 @@ def test_rows_of_a_context_can_be_exchanged(browser, site, written, width, schem
         for i in range(len(rows) - 2, -1, -1):
             page.keyboard.press("ArrowLeft")
             seen(i)
+
+
+@pytest.fixture(scope="module")
+def looks():
+    """The weights of the figure's three heads on the cat's photograph, recorded anew."""
+    cat = datasets.photographs()["chelsea"][None].float()
+    cat = torch.nn.functional.interpolate(cat, size=168, mode="bilinear", antialias=True)
+    model = pretrained.dinov2(168)
+    with record_attention(model) as maps, torch.no_grad():
+        model(pretrained.dinov2_inputs(cat.round().byte()))
+    layers = list(maps.values())
+    return [layers[layer][0, head].double() for layer, head in ((1, 1), (0, 5), (11, 0))]
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_each_patch_shows_whom_it_attends_to(browser, site, looks, width, scheme):
+    """Patches, heads, the class token; by keyboard, and by mouse or finger."""
+    names = ["near (layer 1)", "sink (layer 0)", "alike (layer 11)"]
+
+    def place(i):
+        return f"row {(i - 1) // 12 + 1}, column {(i - 1) % 12 + 1}" if i else "the class token"
+
+    def near(shown, wanted):  # steps of a 90th of the root, then two digits
+        return abs(shown - wanted) <= max(wanted, 0.001) ** 0.5 / 90 + 0.0051
+
+    def seen(asked, head):
+        weights = looks[head][asked]
+        assert picked(drawn) == [names[head]]
+        pressed = drawn.locator(".patches button[aria-pressed=true]").all()
+        assert len(pressed) == (asked > 0)
+        marked = enumerate(classes(drawn.locator(".patches td")), start=1)
+        assert [i for i, names_of in marked if "chosen" in names_of] == [asked] * (asked > 0)
+        labels = drawn.locator(".patches button").evaluate_all(
+            "all => all.map(button => button.getAttribute('aria-label'))"
+        )
+        veils = drawn.locator(".patches td").evaluate_all(
+            "all => all.map(cell => cell.style.getPropertyValue('--w'))"
+        )
+        for i, (label, veil) in enumerate(zip(labels, veils, strict=True), start=1):
+            said, _, number = label.partition(": ")
+            assert said == place(i)
+            assert near(float(number), float(weights[i]))
+            assert abs(float(veil) - float(weights[i]) ** 0.5) <= 0.0065
+        rows = drawn.locator(".most tbody tr").all_inner_texts()
+        best = weights.sort(descending=True).values[:4].tolist()
+        for text, wanted in zip(rows, best, strict=True):
+            name, number = text.split("\t")
+            i = next(i for i in range(145) if place(i) == name)
+            assert near(float(number), float(weights[i]))
+            assert near(float(number), wanted)
+        said = drawn.locator(".say").inner_text()
+        first, number = rows[0].split("\t")
+        asking = f"The patch in {place(asked)}" if asked else "The class token"
+        whom = first if first == "the class token" else f"the patch in {first}"
+        whom = "itself" if first == place(asked) else whom
+        assert said == f"{asking} puts {number} of its attention on {whom}."
+
+    with figure(browser, site, PATCHES, width, scheme) as (page, drawn):
+        finger = width < 500
+        press = (lambda at: at.tap()) if finger else (lambda at: at.click())
+        at = drawn.locator(".patches button")
+        seen(52, 2)
+        for head, button in enumerate(drawn.locator("fieldset span").all()):
+            press(button)
+            seen(52, head)
+            for asked in (1, 40, 144):
+                at.nth(asked - 1).tap() if finger else at.nth(asked - 1).hover()
+                seen(asked, head)
+            at.nth(51).focus()
+            seen(52, head)
+            for key, asked in (("ArrowUp", 40), ("ArrowLeft", 39), ("ArrowDown", 51)):
+                page.keyboard.press(key)
+                seen(asked, head)
+            page.keyboard.press("ArrowRight")
+        at.nth(0).focus()
+        page.keyboard.press("ArrowLeft")  # the edge holds
+        seen(1, 2)
+        press(drawn.get_by_role("button", name="ask the class token"))
+        seen(0, 2)
+        drawn.get_by_role("radio", name="alike").focus()
+        page.keyboard.press("ArrowUp")
+        seen(0, 1)
+        press(drawn.get_by_role("button", name="start again"))
+        seen(52, 2)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    """The shipped Vision Transformer: what it says of a test picture with two patches exchanged."""
+    sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 4, "num_classes": 10}
+    model = vision.VisionTransformer(image_size=28, patch_size=7, in_channels=1, **sizes).eval()
+    stored = records.shipped_tensors("11_vision")
+    model.load_state_dict({n[4:]: w for n, w in stored.items() if n.startswith("vit.")})
+    images = datasets.fashion("test").images[[0, 2, 1]]
+
+    @torch.no_grad()
+    def says(which, pair=()):
+        picture = images[which].clone()
+        spots = [(slice(i // 4 * 7, i // 4 * 7 + 7), slice(i % 4 * 7, i % 4 * 7 + 7)) for i in pair]
+        for spot, other in zip(spots, spots[::-1], strict=True):
+            picture[spot] = images[which][other]
+        return picture, model((picture[None, None] / 255 - 0.286) / 0.353)[0].softmax(dim=-1)
+
+    return says
+
+
+@pytest.mark.parametrize(("width", "scheme"), STATES)
+def test_two_patches_can_be_exchanged(browser, site, shipped, width, scheme):
+    """Any two, of each picture, by mouse or finger and by keyboard: picture and probabilities."""
+    names = [datasets.FASHION_NAMES[i] for i in datasets.fashion("test").labels[[0, 2, 1]]]
+
+    def seen(which, pair=(), first=None):
+        assert picked(drawn) == [names[which]]
+        pressed = [tile.get_attribute("aria-pressed") == "true" for tile in tiles]
+        assert pressed == [i in pair or i == first for i in range(16)]
+        picture, wanted = shipped(which, pair)
+        texts = drawn.locator("td.share").all_inner_texts()
+        torch.testing.assert_close(torch.tensor(values(texts)), wanted, rtol=0.0, atol=0.0007)
+        grey = "rects => rects.map(rect => 255 * rect.style.getPropertyValue('--w'))"
+        shown = torch.tensor(drawn.locator(".tiles rect").evaluate_all(grey)).float()
+        shown = shown.view(4, 4, 7, 7).transpose(1, 2).reshape(28, 28)
+        torch.testing.assert_close(shown, picture.float(), rtol=0.0, atol=0.01)
+        said, best = drawn.locator(".say").inner_text(), int(wanted.argmax())
+        start = "The whole picture"
+        if pair:
+            start = f"Patches {min(pair) + 1} and {max(pair) + 1} exchanged"
+        elif first is not None:
+            start = f"Patch {first + 1}, and which other one? The whole picture"
+        assert said.startswith(f"{start}: the model says {datasets.FASHION_NAMES[best]}, with ")
+        assert values([said.rpartition("with")[2]]) == pytest.approx(
+            [float(wanted[best])], abs=7e-4
+        )
+
+    with figure(browser, site, SWAP, width, scheme) as (page, drawn):
+        press = (lambda at: at.tap()) if width < 500 else (lambda at: at.click())
+        tiles = drawn.locator(".tiles button").all()
+        assert drawn.locator("fieldset span").all_inner_texts() == names
+        assert drawn.locator(".next tbody th").all_inner_texts() == list(datasets.FASHION_NAMES)
+        seen(0)
+        for which, pictured in enumerate(drawn.locator("fieldset span").all()):
+            press(pictured)
+            seen(which)
+            for a, b in ((0, 15), (9, 6), (1, 4)):
+                press(tiles[a])
+                seen(which, first=a)
+                press(tiles[b])
+                seen(which, (a, b))
+        press(tiles[3])
+        press(tiles[3])  # chosen, and given back
+        seen(2)
+        tiles[5].focus()
+        page.keyboard.press("Enter")
+        for _ in range(4):
+            page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        seen(2, (5, 9))
+        press(drawn.get_by_role("button", name="start again"))
+        seen(0)
 
 
 def test_without_scripts_the_figures_stand_still(browser, site):
