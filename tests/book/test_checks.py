@@ -146,7 +146,11 @@ def spoilt(value, much):
         return [*value[:-1], spoilt(value[-1], much)]
     if isinstance(value, float):
         return value + much
-    return value if much < 1e-4 else not value if isinstance(value, bool) else value * 2
+    if much < 1e-4:
+        return value
+    return (
+        not value if isinstance(value, bool) else value * 2 if isinstance(value, str) else value + 1
+    )
 
 
 def test_a_broken_library_turns_the_command_red(checkout):
