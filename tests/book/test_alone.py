@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 # what Colab brings, with all that it requires; the rest must come from the first cell
-PRESENT = ("pip", "torch", "numpy", "matplotlib", "ipykernel", "nbclient", "transformers")
+PRESENT = ("pip", "torch", "numpy", "matplotlib", "ipykernel", "nbclient")
 PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = ["attn_lib", *PROJECT["optional-dependencies"]["book"]]
 EXECUTE = ("python", "-c", "from nbclient.cli import main; main()", "--inplace")
