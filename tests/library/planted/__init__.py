@@ -1,0 +1,20 @@
+"""Wrong attentions of every known kind, in several forms, and right ones that look unusual."""
+
+from importlib import import_module
+
+from planted.plants import PLANTS, Plant
+
+for _name in (
+    "functions_scores",
+    "functions_masks",
+    "functions_causal",
+    "functions_heads",
+    "functions_more",
+    "modules_planted",
+    "packed_planted",
+    "ropes",
+    "rotary_planted",
+):
+    import_module(f"planted.{_name}")
+
+__all__ = ["PLANTS", "Plant"]
