@@ -24,8 +24,11 @@ PyTorch model. :mod:`attn_lib.pretrained` fills these models with real trained w
 :mod:`attn_lib.interop` with those of your own models in PyTorch or transformers. Beside them,
 :mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data,
 :mod:`attn_lib.records` reads the results of long runs, :mod:`attn_lib.plotting` draws, and
-:mod:`attn_lib.exercises` checks your answers.
+:mod:`attn_lib.exercises` checks your answers. :mod:`attn_lib.diagnosis` says in words what is
+wrong with an attention of your own.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from attn_lib.cache import Cache
 from attn_lib.functional import attention, attention_weights
@@ -35,6 +38,9 @@ from attn_lib.models import DecoderLM, SentenceEncoder, Transformer, generate
 from attn_lib.recording import record_attention
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
+
+if TYPE_CHECKING:
+    from attn_lib.diagnosis import assert_attention, diagnose, diagnose_rope
 
 __all__ = [
     "Cache",
@@ -48,13 +54,26 @@ __all__ = [
     "TransformerDecoder",
     "TransformerEncoder",
     "VisionTransformer",
+    "assert_attention",
     "attention",
     "attention_rollout",
     "attention_weights",
     "causal_mask",
+    "diagnose",
+    "diagnose_rope",
     "generate",
     "padding_mask",
     "record_attention",
     "segment_mask",
     "window_mask",
 ]
+
+_LATER = ("assert_attention", "diagnose", "diagnose_rope")  # imported when first asked for
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        from attn_lib import diagnosis
+
+        return getattr(diagnosis, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

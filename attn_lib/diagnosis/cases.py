@@ -1,0 +1,211 @@
+"""The battery: small chosen inputs, each of which lets a certain kind of mistake show."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attn_lib.diagnosis.formula import Case, Intent, compute, triangle
+from attn_lib.diagnosis.subject import Subject
+
+LONG = 70  # past a block of 64, and no multiple of one
+
+
+class Draw:
+    """Cases for one subject, from random numbers of their own."""
+
+    def __init__(self, subject: Subject, intent: Intent):
+        self.subject, self.intent = subject, intent
+        self.random = torch.Generator().manual_seed(11)
+        self.heads = subject.heads or (3 if "H" in subject.layout else 1)
+        self.kv_heads = subject.kv_heads or self.heads
+        self.d_k = subject.d_k or 8
+        self.size = 1.0
+        if subject.projects:
+            self._fit_size()
+
+    def _fit_size(self) -> None:
+        """Make a module's inputs as large as lets its scores have a spread of about 2."""
+        probe = self.case("probe", 5)
+        spread = compute(probe, Intent(), self.subject.layers[0]).scores.std().item()
+        self.size = min(max((2.0 / max(spread, 1e-9)) ** 0.5, 1.0), 60.0)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal numbers that float16 can hold."""
+        return torch.randn(shape, generator=self.random).half().double()
+
+    def case(
+        self,
+        name: str,
+        T: int,
+        S: int | None = None,
+        *,
+        B: int = 2,
+        d_v: int | None = None,
+        heads: int | None = None,
+        mask: Tensor | None = None,
+        training: bool = False,
+        words: str = "",
+        tolerance: float = 3e-5,
+    ) -> Case:
+        """A case of given sizes."""
+        S = T if S is None else S
+        H = heads or self.heads
+        kv = self.kv_heads if heads is None else heads
+        merged = self.subject.layout != "BHTd" and not ("H" not in self.subject.layout and H == 1)
+        if self.subject.projects:
+            layer = self.subject.layers[0]
+            tensors = {"x": self.size * self.normal(B, T, layer.weights["q"].shape[1])}
+            if S != T or layer.weights["k"].shape[1] != layer.weights["q"].shape[1]:
+                width = layer.weights["k"].shape[1]
+                tensors["context"] = self.size * self.normal(B, S, width)
+        else:
+            q, k = self.normal(B, H, T, self.d_k), self.normal(B, kv, S, self.d_k)
+            v = self.normal(B, kv, S, d_v or self.d_k)
+            merge: Callable[[Tensor], Tensor] = (
+                (lambda t: t.transpose(1, 2).flatten(-2)) if merged else (lambda t: t)
+            )
+            tensors = {"q": merge(q), "k": merge(k), "v": merge(v)}
+        return Case(name, tensors, mask, training, tolerance, words, merged, H, kv)
+
+    def cross(self, case: Case) -> Case:
+        """The same case with a context of its own, for a module with two inputs."""
+        x = case.tensors["x"]
+        width = self.subject.layers[0].weights["k"].shape[1]
+        context = self.size * self.normal(x.shape[0], x.shape[1], width)
+        return Case(**{**vars(case), "tensors": {"x": x, "context": context}})
+
+
+def plain_cases(draw: Draw) -> list[Case]:
+    """Without a mask: lengths, widths and sizes that differ, and sizes that are equal."""
+    subject = draw.subject
+    cases = [
+        draw.case("short", 3, words="3 positions"),
+        draw.case("plain", 5, words="5 positions"),
+    ]
+    if not subject.projects:
+        cases.append(draw.case("values", 5, d_v=6, words="values of another width than keys"))
+        if not subject.heads:
+            cases.append(draw.case("heads", 6, heads=1 if draw.heads > 1 else 1, words="one head"))
+    if subject.crosses:
+        if subject.projects:
+            cases.append(draw.cross(draw.case("context", 5, words="a context of equal length")))
+        cases += [
+            draw.case("fewer queries", 4, 7, words="4 queries and 7 keys"),
+            draw.case("more queries", 7, 4, words="7 queries and 4 keys"),
+            draw.case("one query", 1, 6, words="1 query and 6 keys"),
+        ]
+    H = subject.layers[0].heads if subject.projects else draw.heads
+    if 1 < H <= 12:
+        cases.append(draw.case("equal sizes", H, B=H, words=f"B = H = T = {H}"))
+    cases += [uneven(draw), draw.case("long", LONG, words=f"{LONG} positions")]
+    if subject.crosses:
+        cases.append(draw.case("longer", 67, 133, words="67 queries and 133 keys"))
+    if subject.module is not None:
+        cases.append(draw.case("training", 5, training=True, words="training mode, no dropout"))
+    return cases
+
+
+def uneven(draw: Draw) -> Case:
+    """Rows of scores near +200, near -200 and near 0."""
+    case = draw.case("large scores", 5, words="scores up to about 300", tolerance=3e-3)
+    if draw.subject.projects:
+        rows = torch.tensor([12.0, 1.0, 0.0, 12.0, 1.0], dtype=torch.float64)[:, None]
+        return Case(**{**vars(case), "tensors": {n: x * rows for n, x in case.tensors.items()}})
+    sign = torch.tensor([100.0, -100.0, 1.0, 20.0, -50.0], dtype=torch.float64)[:, None]
+    q, k = case.tensors["q"], case.tensors["k"]
+    return Case(**{**vars(case), "tensors": {**case.tensors, "q": q * sign, "k": k + 1.0}})
+
+
+def key_masks(B: int, S: int, padding: str) -> Tensor:
+    """(B, 1, S) open keys: the first example has all but one or two."""
+    mask = torch.ones(B, 1, S, dtype=torch.bool)
+    for b in range(B):
+        n = 1 + b % max(S - 2, 1)
+        if padding == "right":
+            mask[b, 0, S - n :] = False
+        elif padding == "left":
+            mask[b, 0, :n] = False
+        else:
+            mask[b, 0, 1 + b % (S - 1) :: 2] = False
+            mask[b, 0, 0] = True
+    return mask
+
+
+def matrix_mask(draw: Draw, B: int, T: int, S: int) -> Tensor:
+    """(B, T, S) of random cells; every row and its own position are open."""
+    mask = torch.rand((B, T, S), generator=draw.random) < 0.5
+    rows = torch.arange(T)
+    mask[:, rows, (rows + S - T).clamp(0, S - 1)] = True
+    return mask
+
+
+def masked_cases(draw: Draw) -> list[Case]:
+    """With masks of the kinds that the function's shape of masks can say."""
+    subject, shape = draw.subject, draw.subject.mask_shape
+    cases = []
+    sizes = [("", 2, 5, 5)]
+    H = subject.layers[0].heads if subject.projects else draw.heads
+    if 2 < H <= 12:
+        sizes.append((", equal sizes", H, H, H))
+    if subject.crosses:
+        sizes.append((", fewer queries", 2, 3, 6))
+    for words, B, T, S in sizes:
+        if "B" in shape:
+            for side in ("right", "left", "gapped"):
+                mask = key_masks(B, S, side).expand(B, T, S)
+                cases.append(_masked(draw, f"{side} padding{words}", mask))
+        if "T" in shape:
+            mask = matrix_mask(draw, B if "B" in shape else 1, T, S).expand(B, T, S)
+            cases.append(_masked(draw, f"random mask{words}", mask))
+    if shape == "BHTS":
+        mask = torch.rand((2, H, 5, 5), generator=draw.random) < 0.5
+        cases.append(_masked(draw, "a mask for each head", mask | torch.eye(5, dtype=torch.bool)))
+    shallow = key_masks(2, 5, "right") if "B" in shape else matrix_mask(draw, 1, 5, 5)
+    cases.append(_deep(draw, shallow.expand(2, 5, 5)))
+    if subject.module is not None:
+        case = _masked(draw, "mask in training", shallow.expand(2, 5, 5))
+        cases.append(Case(**{**vars(case), "training": True}))
+    return cases
+
+
+def _masked(draw: Draw, name: str, mask: Tensor) -> Case:
+    B, T, S = mask.shape[0], *mask.shape[-2:]
+    case = draw.case(name, T, S, B=B, words=name)
+    return Case(**{**vars(case), "mask": mask})
+
+
+def _deep(draw: Draw, mask: Tensor) -> Case:
+    """A mask over scores that are far below zero."""
+    case = uneven(draw)
+    return Case(
+        **{
+            **vars(case),
+            "name": "mask, large scores",
+            "mask": mask,
+            "words": "a mask over scores down to about -300",
+        }
+    )
+
+
+def with_empty_row(draw: Draw) -> Case:
+    """A mask that closes every key to one query, or to one example."""
+    shape = draw.subject.mask_shape
+    mask = torch.ones(2, 5, 5, dtype=torch.bool)
+    if "T" in shape:
+        mask[:, 2] = False
+    else:
+        mask[1] = False
+    case = _masked(draw, "empty row", mask)
+    return Case(**{**vars(case), "words": "a query that may attend to nothing"})
+
+
+def reachable(intent: Intent, T: int, S: int) -> Tensor:
+    """(T, S) cells that the intent opens."""
+    cells = torch.ones(T, S, dtype=torch.bool)
+    if intent.causal:
+        cells = triangle(T, S, 0 if intent.causal == "top_left" else S - T)
+    if intent.window is not None:
+        distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
+        cells = cells & (distance < intent.window)
+    return cells

@@ -1,0 +1,417 @@
+"""``diagnose``: the battery, the hypotheses and the report."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib.diagnosis import explore, properties
+from attn_lib.diagnosis.cases import Draw, masked_cases, plain_cases
+from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
+from attn_lib.diagnosis.projections import read_layer
+from attn_lib.diagnosis.properties import Findings, numbers
+from attn_lib.diagnosis.quiet import quietly, working_copy
+from attn_lib.diagnosis.report import Failure, Note, Report
+from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
+from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Answer, Subject, read_arguments
+
+
+def diagnose(
+    fn: Callable,
+    *,
+    arguments: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    layout: str | None = None,
+    mask: str | None = None,
+    mask_shape: str | None = None,
+    heads: int | None = None,
+    kv_heads: int | None = None,
+    d_k: int | None = None,
+    causal: bool | str | None = None,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+    scale: float | None = None,
+    qk_norm: str | None = None,
+    rope_base: float | None = None,
+    rope_pairing: str = "half",
+    projections: Mapping[str, str] | None = None,
+    module: nn.Module | None = None,
+    step: Callable | None = None,
+) -> Report:
+    """Say in words what is wrong with somebody's attention.
+
+    The function is called with small chosen inputs and compared with the formula. Where it
+    differs, the known mistakes are tried: the one that gives the same numbers everywhere is the
+    diagnosis. What you say of your intent (causal, a window, another scale, …) is never an alarm;
+    what you do not say is found out where it can be, and the report says what was assumed.
+
+    Args:
+        fn: a function of queries, keys and values, or a module of ``x`` (and ``context``), with
+            or without a mask. It returns the output, or a tuple that starts with it; weights that
+            follow are checked too. A module is copied: yours stays as it is.
+        arguments: the roles of what is passed, in order, or as name=role: ``"q, k, v, mask"``,
+            ``"x, memory=context, attn_mask=mask"``. Roles: q, k, v, x, context, mask. Default:
+            from the names of the parameters.
+        options: further keyword arguments of every call.
+        layout: the axes of the inputs, as letters: ``"BHTd"``, ``"BTHd"``, ``"TBHd"``, ``"HTd"``,
+            ``"THd"``, ``"BTd"``, ``"TBd"``, ``"Td"``. Without H there is one head, or there are
+            ``heads`` of them side by side. Default: the first that works.
+        mask: ``"attend"`` (True = may attend), ``"blocked"`` (True = closed) or ``"additive"``
+            (0 and −inf). Default: the first in which closed keys have no influence.
+        mask_shape: ``"B1TS"``, ``"BTS"``, ``"BS"``, ``"TS"``, ``"B11S"`` or ``"BHTS"``. Default:
+            the first in which closed keys have no influence.
+        heads: H, where it is fixed and a module does not say it.
+        kv_heads: H_kv, of grouped heads; default H, or what a module says.
+        d_k: width of a query, where it is fixed; default 8.
+        causal: whether queries attend to no later key: True, where the queries are the last of
+            the keys' positions; ``"top_left"``, where they are the first; False. Default: found
+            out.
+        window: number of keys that a causal query may attend to, its own included.
+        sinks: (H,) scores of sinks, one more term of each head's softmax. Default: a module's
+            parameter named ``sinks``.
+        softcap: scores become softcap · tanh(scores / softcap).
+        scale: multiplies the scores; default 1/sqrt(d_k).
+        qk_norm: ``"rms"``, ``"layer"`` or ``"l2"``: queries and keys are normed over d_k, before
+            they are rotated; gains are a module's parameters with ``q_norm`` in their name.
+        rope_base: queries and keys are rotated inside, with this base and positions from 0 on.
+        rope_pairing: ``"half"``, channels i and i + d_k/2, or ``"neighbours"``, 2i and 2i + 1.
+        projections: from roles (q, k, v, out, qkv, kv) to names of a module's parameters, where
+            their own names do not say it.
+        module: the module that ``fn`` calls, if ``fn`` is a function around one.
+        step: ``step(x, cache)``, or ``step(q, k, v, cache)``, that returns ``(out, cache)`` for a
+            piece of a sequence; ``cache`` is None in the first call.
+
+    Returns:
+        A :class:`Report`: ``failures``, one for each mistake; ``notes``; ``holds``;
+        ``unchecked``; ``assumed``. Print it, show it in a notebook, or read ``as_dict()``.
+
+    Raises:
+        TypeError: a class instead of an instance, or something that cannot be called.
+        ValueError: an adapter that does not fit, with what would.
+
+    Example:
+        >>> def mine(q, k, v, mask=None):
+        ...     scores = q @ k.transpose(-2, -1)
+        ...     if mask is not None:
+        ...         scores = scores.masked_fill(~mask, float("-inf"))
+        ...     return scores.softmax(dim=-1) @ v
+        >>> report = diagnose(mine)
+        >>> report.mistakes
+        ['scale_missing']
+        >>> print(report.failures[0].repair)
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+
+        A module, whose projections are found by their names:
+
+        >>> diagnose(nn.MultiheadAttention(12, 3, batch_first=True)).ok
+        True
+
+        Step by step, with a cache:
+
+        >>> from attn_lib import Cache, MultiHeadAttention
+        >>> layer = MultiHeadAttention(12, 3).eval()
+        >>> def step(x, cache):
+        ...     cache = Cache() if cache is None else cache
+        ...     return layer(x, causal=True, cache=cache), cache
+        >>> diagnose(layer, options={"causal": True}, causal=True, step=step).ok
+        True
+
+    Source: the formula of Vaswani et al. (2017); the mistakes: ``attn_lib.diagnosis.mistakes``.
+    """
+    _check(fn, layout, mask, mask_shape, causal, qk_norm, rope_pairing, window)
+    intent = Intent(
+        causal=causal or False,
+        window=window,
+        sinks=sinks,
+        softcap=softcap,
+        scale=scale,
+        qk_norm=qk_norm,
+        rope_base=rope_base,
+        rope_pairing=rope_pairing,
+    )
+    with quietly():
+        subject = _subject(fn, arguments, options, module, heads, kv_heads, projections)
+        subject.d_k = d_k
+        found = Findings()
+        if intent.sinks is None:
+            intent = replace(intent, sinks=_sinks(subject))
+        elif not subject.projects:
+            subject.heads = subject.heads or len(intent.sinks)
+        intent = _explore(subject, intent, found, layout, mask, mask_shape, causal, window)
+        _examine(subject, intent, found)
+    return Report(
+        subject.name, found.failures, found.notes, found.holds, found.unchecked, found.assumed
+    )
+
+
+def _check(
+    fn: Any,
+    layout: str | None,
+    mask: str | None,
+    mask_shape: str | None,
+    causal: bool | str | None,
+    qk_norm: str | None,
+    rope_pairing: str,
+    window: int | None,
+) -> None:
+    if isinstance(fn, type):
+        raise TypeError(f"fn must be an instance or a function, got the class {fn.__name__}")
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+    for name, value, known in (
+        ("layout", layout, LAYOUTS),
+        ("mask", mask, POLARITIES),
+        ("mask_shape", mask_shape, SHAPES),
+        ("causal", causal, (True, False, "top_left")),
+        ("qk_norm", qk_norm, ("rms", "layer", "l2")),
+        ("rope_pairing", rope_pairing, ("half", "neighbours")),
+    ):
+        if value is not None and value not in known:
+            listed = ", ".join(map(repr, known))
+            raise ValueError(f"{name} must be one of {listed}; got {value!r}")
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise ValueError(f"window must be at least 1, got {window}")
+
+
+def _subject(
+    fn: Callable,
+    arguments: str | None,
+    options: Mapping[str, Any] | None,
+    module: nn.Module | None,
+    heads: int | None,
+    kv_heads: int | None,
+    projections: Mapping[str, str] | None,
+) -> Subject:
+    positional, named, others = read_arguments(fn, arguments)
+    subject = Subject(fn, _name(fn), positional, named, others, dict(options or {}))
+    subject.heads, subject.kv_heads = heads, kv_heads
+    original = fn if isinstance(fn, nn.Module) else module
+    if original is not None and isinstance(fn, nn.Module):
+        try:
+            subject.fn = subject.module = working_copy(original)
+        except Exception:  # what cannot be copied is used as it is
+            subject.module = original
+    else:
+        subject.module = original
+    if subject.module is not None:
+        subject.layers = read_layer(
+            subject.module, heads=heads, kv_heads=kv_heads, projections=projections
+        )
+        dtypes = {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
+        subject.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    return subject
+
+
+def _name(fn: Callable) -> str:
+    return getattr(fn, "__name__", type(fn).__name__)
+
+
+def _sinks(subject: Subject) -> Tensor | None:
+    if subject.module is None:
+        return None
+    named = dict(subject.module.named_parameters())
+    found = [p for n, p in named.items() if "sink" in n.rpartition(".")[2]]
+    return found[0].detach().double().flatten() if found else None
+
+
+def _explore(
+    subject: Subject,
+    intent: Intent,
+    found: Findings,
+    layout: str | None,
+    mask: str | None,
+    mask_shape: str | None,
+    causal: bool | str | None,
+    window: int | None,
+) -> Intent:
+    flag = next((name for name, role in subject.others.items() if role == "causal"), None)
+    if causal and flag is not None and flag not in subject.options:
+        subject.options[flag] = True
+    if layout is None and getattr(subject.module, "batch_first", True) is False:
+        layout = "TBd"
+    subject.layout = layout or explore.find_layout(subject, intent)
+    if layout is None and not subject.projects:
+        found.assumed.append(f"the layout is {subject.layout}")
+    draw = Draw(subject, intent)
+    if causal is None and window is None:
+        if explore.find_causal(subject, draw):
+            intent = replace(intent, causal=True)
+            found.assumed.append("it is meant to be causal: some keys have no influence")
+            width = explore.find_window(subject, Draw(subject, intent))
+            if width is not None:
+                intent = replace(intent, window=width)
+                found.assumed.append(f"it is meant to have a window of {width}")
+    elif causal is None:
+        intent = replace(intent, causal=True)
+    if subject.takes_mask:
+        intent = _explore_mask(subject, intent, found, mask, mask_shape)
+    return intent
+
+
+def _explore_mask(
+    subject: Subject, intent: Intent, found: Findings, mask: str | None, mask_shape: str | None
+) -> Intent:
+    known = explore.find_mask(subject, intent, polarity=mask, shape=mask_shape)
+    if known is None:
+        found.unchecked.append("masks: no mask of a known shape and polarity is accepted")
+        subject.positional = [r for r in subject.positional if r != "mask"]
+        subject.named = {n: r for n, r in subject.named.items() if r != "mask"}
+        return intent
+    subject.polarity, subject.mask_shape = known
+    if mask is None:
+        words = {"attend": "True = may attend", "blocked": "True = closed", "additive": "added"}
+        found.assumed.append(f"the mask's polarity: {words[subject.polarity]}")
+    if mask_shape is None:
+        found.assumed.append(f"the mask's shape: {subject.mask_shape}")
+    intent = replace(intent, polarity=subject.polarity)
+    empty = explore.find_empty(subject, Draw(subject, intent))
+    words = {
+        "nan": "gives NaN",
+        "uniform": "attends to all positions equally",
+        "other": "gives neither zeros, nor NaN, nor the mean of the values",
+    }
+    if empty in words:
+        found.notes.append(
+            Note(None, f"A query that may attend to nothing {words[empty]}; here it gives zeros.")
+        )
+    return replace(intent, empty=empty if empty in ("nan", "zeros", "uniform") else "nan")
+
+
+def _examine(subject: Subject, intent: Intent, found: Findings) -> None:
+    draw = Draw(subject, intent)
+    properties.check_repeats(subject, draw, found)
+    cases = plain_cases(draw)
+    if subject.takes_mask:
+        cases += masked_cases(draw)
+    pairs = [(case, subject.answer(case)) for case in cases]
+    raised = [(case, answer) for case, answer in pairs if answer.out is None]
+    if len(raised) == len(pairs):
+        raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
+    found.unchecked += [f"{case.words or case.name}: {answer.raised}" for case, answer in raised]
+    layers: list[Layer | None] = list(subject.layers) or [None]
+    hypotheses = explain(pairs, intent, layers)
+    answered = [(case, answer) for case, answer in pairs if answer.out is not None]
+    layer = hypotheses[0].layer if hypotheses else layers[0]
+    if hypotheses and not hypotheses[0].mistakes:
+        found.holds.append(f"equal to the reference in {len(answered)} cases")
+    elif hypotheses:
+        _report_known(hypotheses, answered, intent, found)
+    else:
+        _report_unknown(subject, draw, answered, intent, layer, found)
+    _further(subject, draw, layer, found)
+
+
+def _report_known(
+    hypotheses: list[Hypothesis],
+    answered: list[tuple[Case, Answer]],
+    intent: Intent,
+    found: Findings,
+) -> None:
+    first = hypotheses[0]
+    for i, mistake in enumerate(first.mistakes):
+        others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
+        part = replace(first, change=first.parts[i] if len(first.parts) > i else first.change)
+        found.known(mistake, _example(answered, intent, part, first), alike=tuple(sorted(others)))
+
+
+def _example(
+    answered: list[tuple[Case, Answer]], intent: Intent, part: Hypothesis, whole: Hypothesis
+) -> str:
+    """The smallest case in which the mistake alone changes something."""
+    base = right(intent, whole.layer)
+    ordered = sorted(answered, key=lambda c: (c[0].mask is not None, c[0].lengths))
+    for case, answer in ordered:
+        expected = compute(case, base.intent, base.layer).out
+        try:
+            alone = compute(case, part.intent, part.layer, part.change).out
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            continue
+        if answer.out is not None and not equal(alone, expected, case, intent):
+            return show(case, answer.out, expected, intent)
+    return ""
+
+
+def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
+    """The row that differs most, in words and numbers."""
+    gap = (mine - expected).abs().nan_to_num(float("inf"))
+    rows = open_rows(case, intent)
+    if rows is not None:
+        closed = ~rows if gap.dim() == 3 else ~rows[:, None].expand(gap.shape[:-1])
+        gap = gap.masked_fill(closed[..., None], 0.0)
+    flat = int(gap.amax(dim=-1).flatten().argmax())
+    index = torch.unravel_index(torch.tensor(flat), gap.shape[:-1])
+    at = tuple(int(i) for i in index)
+    names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
+    where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))
+    lines = [f"{case.words or case.name}; {where}:"]
+    if case.mask is not None:
+        row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
+        lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")
+    lines.append(f"actual    {numbers(mine[at])}")
+    lines.append(f"expected  {numbers(expected[at])}")
+    return "\n".join(lines)
+
+
+def _report_unknown(
+    subject: Subject,
+    draw: Draw,
+    answered: list[tuple[Case, Answer]],
+    intent: Intent,
+    layer: Layer | None,
+    found: Findings,
+) -> None:
+    base = right(intent, layer)
+    wrong = [(c, a) for c, a in answered if not agrees(a, c, base, intent)]
+    wrong.sort(key=lambda c: (c[0].mask is not None, c[0].lengths))
+    case, answer = wrong[0]
+    expected = compute(case, intent, layer).out
+    assert answer.out is not None  # noqa: S101
+    example = (
+        show(case, answer.out, expected, intent)
+        if answer.out.shape == expected.shape
+        else f"output of shape {tuple(answer.out.shape)}, expected {tuple(expected.shape)}"
+    )
+    right_ones = [c.words or c.name for c, a in answered if (c, a) not in wrong]
+    likely = (
+        f"No known mistake gives these numbers. The output differs from attention in "
+        f"{len(wrong)} of {len(answered)} inputs"
+    )
+    likely += f", and is right for: {'; '.join(right_ones)}." if right_ones else "."
+    found.failures.append(Failure(None, "the output is not attention's", likely, example=example))
+
+
+def _further(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:
+    """Properties that are reported where the numbers themselves are right."""
+    named = [f.mistake for f in found.failures]
+    properties.check_arguments(subject, draw, found)
+    if named:
+        return
+    properties.check_batch(subject, draw, found)
+    properties.check_strides(subject, draw, found)
+    properties.check_training(subject, draw, found)
+    properties.check_gradients(subject, draw, layer, found)
+    properties.check_half(subject, draw, layer, found)
+
+
+def assert_attention(fn: Callable, **adapter: Any) -> None:
+    """Raise unless :func:`diagnose` finds no mistake: one line in a test suite.
+
+    Args:
+        fn: as in :func:`diagnose`.
+        adapter: as in :func:`diagnose`.
+
+    Raises:
+        AssertionError: a mistake was found; the message is the report.
+
+    Example:
+        >>> from attn_lib import attention
+        >>> assert_attention(attention)
+
+    Source: :func:`diagnose`.
+    """
+    report = diagnose(fn, **adapter)
+    if not report.ok:
+        raise AssertionError(str(report))

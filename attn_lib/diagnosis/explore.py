@@ -1,0 +1,216 @@
+"""What the caller did not say, found out by looking at the function from outside."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from attn_lib.diagnosis.cases import Draw, key_masks, matrix_mask, with_empty_row
+from attn_lib.diagnosis.formula import Case, Intent, compute
+from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Subject
+
+
+def find_layout(subject: Subject, intent: Intent) -> str:
+    """The first layout in which the function accepts queries and keys of different lengths.
+
+    Args:
+        subject: what is called; its layout is left as it was.
+        intent: what is meant.
+
+    Returns:
+        One of ``LAYOUTS``.
+
+    Raises:
+        ValueError: a function that accepts none of them; the message of the first is quoted.
+
+    Example:
+        >>> from attn_lib import attention
+        >>> mine = Subject(attention, "mine", ["q", "k", "v"], {}, {})
+        >>> find_layout(mine, Intent())
+        'BHTd'
+
+    Source: the layouts of PyTorch, FlashAttention and ``nn.MultiheadAttention``.
+    """
+    before, raised = subject.layout, ""
+    options = ("BTd", "TBd") if subject.projects else LAYOUTS
+    if not subject.projects and subject.heads and subject.heads > 1:
+        options = tuple(o for o in LAYOUTS if o not in ("Td", "HTd", "THd"))
+    try:
+        for sizes in ((4, 7), (5, 5)) if subject.crosses else ((5, 5),):
+            for layout in options:
+                subject.layout = layout
+                answer = subject.answer(Draw(subject, intent).case("layout", *sizes))
+                if answer.out is not None:
+                    expected = compute(
+                        Draw(subject, intent).case("layout", *sizes),
+                        intent,
+                        subject.layers[0] if subject.projects else None,
+                    ).out
+                    if answer.out.shape == expected.shape:
+                        return layout
+                    raised = raised or f"an output of shape {tuple(answer.out.shape)}"
+                raised = raised or answer.raised
+    finally:
+        subject.layout = before
+    raise ValueError(
+        f"fn accepts no inputs in any of the layouts {', '.join(options)}; the first gave: {raised}"
+    )
+
+
+def influence(subject: Subject, case: Case) -> Tensor:
+    """(T, S) bool: whether the value (or input) at a key's position changes a query's output."""
+    T, S = case.lengths
+    base = subject.answer(case).out
+    if base is None:
+        return torch.ones(T, S, dtype=torch.bool)
+    found = torch.zeros(T, S, dtype=torch.bool)
+    role = "v" if "v" in case.tensors else ("context" if "context" in case.tensors else "x")
+    for j in range(S):
+        moved = case.tensors[role].clone()
+        moved[..., j, :] = -moved[..., j, :] + 1.0
+        if role == "v" and case.tensors["k"].shape == moved.shape:
+            keys = case.tensors["k"].clone()
+            keys[..., j, :] = -keys[..., j, :] + 1.0
+            changed = Case(**{**vars(case), "tensors": {**case.tensors, "v": moved, "k": keys}})
+        else:
+            changed = Case(**{**vars(case), "tensors": {**case.tensors, role: moved}})
+        out = subject.answer(changed).out
+        if out is None or out.shape != base.shape:
+            return torch.ones(T, S, dtype=torch.bool)
+        change = (out - base).abs().nan_to_num(1.0).transpose(-2, 0).flatten(1).amax(dim=-1)
+        found[:, j] = change > 1e-6 * (1.0 + base.abs().max().nan_to_num(1.0))
+    return found
+
+
+def find_causal(subject: Subject, draw: Draw) -> bool:
+    """Whether keys on one side of the query have no influence on it."""
+    seen = influence(subject, draw.case("influence", 6))
+    T = seen.shape[0]
+    ahead = torch.arange(T) > torch.arange(T)[:, None]
+    behind = ahead.mT
+    for side, other in ((ahead, behind), (behind, ahead)):
+        far = side & ((torch.arange(T) - torch.arange(T)[:, None]).abs() > 1)
+        if not seen[far].any() and bool(seen[other].any()):
+            return True
+    return False
+
+
+def find_window(subject: Subject, draw: Draw) -> int | None:
+    """The window of a causal function, if it has one."""
+    seen = influence(subject, draw.case("window", 24))
+    rows = seen.sum(dim=-1)
+    width = int(rows.max())
+    return width if width < 20 and bool((rows[width:] == width).all()) else None
+
+
+def _mask_options(subject: Subject, shape: str | None) -> Iterator[str]:
+    if shape is not None:
+        yield shape
+        return
+    if subject.projects:
+        name = next((n for n, role in subject.named.items() if role == "mask"), "")
+        padding_first = "padding" in name or "attention_mask" in name
+        order = ("BS", "B11S", "B1TS", "BTS", "TS", "BHTS")
+        yield from order if padding_first else ("B1TS", "BTS", "TS", "BS", "B11S", "BHTS")
+    elif "H" not in subject.layout and (subject.heads or 1) == 1:
+        yield from ("BTS", "TS", "BS", "B1TS") if "B" in subject.layout else ("TS", "BS")
+    else:
+        yield from SHAPES
+
+
+def find_mask(
+    subject: Subject, intent: Intent, *, polarity: str | None, shape: str | None
+) -> tuple[str, str] | None:
+    """Polarity and shape of the mask: the first ones with which closed keys have no influence.
+
+    Args:
+        subject: what is called.
+        intent: what is meant.
+        polarity: what the caller said.
+        shape: what the caller said.
+
+    Returns:
+        ``(polarity, shape)``, or None where no mask is accepted.
+
+    Example:
+        >>> from attn_lib import attention
+        >>> mine = Subject(attention, "mine", ["q", "k", "v"], {"mask": "mask"}, {})
+        >>> find_mask(mine, Intent(), polarity=None, shape=None)
+        ('attend', 'B1TS')
+
+    Source: the conventions of PyTorch, transformers and ONNX.
+    """
+    before, accepted = (subject.polarity, subject.mask_shape), None
+    options = [polarity] if polarity else list(POLARITIES)
+    try:
+        for subject.mask_shape in list(_mask_options(subject, shape)):
+            for subject.polarity in options:
+                draw = Draw(subject, intent)
+                T, S = (4, 7) if subject.crosses and not intent.causal else (5, 5)
+                case = _probe(draw, T, S, subject.mask_shape)
+                answer = subject.answer(case)
+                if answer.out is None or not _fits(answer.out, case, subject, intent):
+                    continue
+                accepted = accepted or (subject.polarity, subject.mask_shape)
+                if polarity and shape:
+                    return polarity, shape
+                if _closes(subject, case):
+                    return subject.polarity, subject.mask_shape
+    finally:
+        subject.polarity, subject.mask_shape = before
+    return accepted
+
+
+def _fits(out: Tensor, case: Case, subject: Subject, intent: Intent) -> bool:
+    layer = subject.layers[0] if subject.projects else None
+    return out.shape == compute(case, intent, layer).out.shape
+
+
+def _probe(draw: Draw, T: int, S: int, shape: str) -> Case:
+    if shape in ("BS", "B11S"):
+        mask = key_masks(2, S, "right").expand(2, T, S)
+    else:
+        mask = matrix_mask(draw, 2 if "B" in shape else 1, T, S).expand(2, T, S)
+        mask = mask & (torch.arange(S) != 1)
+        mask[..., 0] = True
+    case = draw.case("mask", T, S)
+    return Case(**{**vars(case), "mask": mask})
+
+
+def _closes(subject: Subject, case: Case) -> bool:
+    """Whether the first example's closed keys have no influence on it, and others have."""
+    assert case.mask is not None  # noqa: S101
+    alone = {role: x[:1] for role, x in case.tensors.items()}
+    one = Case(**{**vars(case), "tensors": alone, "mask": case.mask[:1]})
+    seen, open_cells = influence(subject, one), one.mask[0] if one.mask is not None else None
+    if open_cells is None or open_cells.all():
+        return False
+    if subject.projects and "context" not in case.tensors:
+        off = ~torch.eye(*open_cells.shape, dtype=torch.bool)  # x is the query's input too
+        return not seen[~open_cells & off].any() and bool(seen[open_cells].any())
+    return not seen[~open_cells].any() and bool(seen[open_cells].any())
+
+
+def find_empty(subject: Subject, draw: Draw) -> str | None:
+    """What a row without any open cell gives: nan, zeros, uniform, or something else."""
+    try:
+        case = with_empty_row(draw)
+        answer = subject.answer(case)
+        if answer.out is None or case.mask is None:
+            return None
+        layer = subject.layers[0] if subject.projects else None
+        rows = ~case.mask.any(dim=-1)  # (B, T)
+        for name in ("nan", "zeros", "uniform"):
+            intent = Intent(**{**vars(draw.intent), "empty": name, "causal": False, "window": None})
+            expected = compute(case, intent, layer).out
+            mine, theirs = _rows(answer.out, rows), _rows(expected, rows)
+            if torch.allclose(mine, theirs, atol=1e-4, rtol=1e-3, equal_nan=True):
+                return name
+        return "other"
+    except ValueError:
+        return None
+
+
+def _rows(out: Tensor, rows: Tensor) -> Tensor:
+    """The rows of (B, T, ·) or (B, H, T, ·) that are chosen."""
+    return out[rows] if out.dim() == 3 else out.transpose(1, 2)[rows]

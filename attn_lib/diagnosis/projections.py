@@ -1,0 +1,278 @@
+"""Reading a module: which of its weights project what, and how many heads it has."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib.diagnosis.formula import Layer
+
+_ROLES = {
+    "q": {"q", "qs", "query", "queries", "wq", "qw", "xq"},
+    "k": {"k", "ks", "key", "keys", "wk", "kw", "xk"},
+    "v": {"v", "vs", "value", "values", "val", "wv", "vw", "xv"},
+    "out": {
+        "o",
+        "wo",
+        "out",
+        "output",
+        "fcout",
+        "outputs",
+        "c",
+        "dense",
+        "unify",
+        "unifyheads",
+        "",
+    },
+    "qkv": {"qkv", "wqkv", "in", "cattn", "querykeyvalue", "qkvs", "kqv"},
+    "kv": {"kv", "wkv", "keyvalue"},
+}
+_EMPTY_WORDS = {"proj", "projection", "projections", "linear", "lin", "layer", "to", "w", "fc"}
+_EMPTY_WORDS |= {"matrix", "weight", "weights", "bias", "net", "0", "transform", "map", "head"}
+_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "num_attention_heads", "heads")
+_HEADS += ("head_num", "n_h", "h", "H", "num_q_heads", "n_q_heads", "num_head", "attention_heads")
+_KV_HEADS = ("num_kv_heads", "n_kv_heads", "num_key_value_heads", "n_kv", "n_kv_head", "kv_heads")
+_KV_HEADS += ("num_kv", "num_query_groups", "n_kv_groups", "num_groups_kv", "h_kv", "H_kv")
+_WIDTHS = ("head_dim", "d_k", "d_head", "dim_head", "head_size", "attention_head_size", "dk")
+
+
+def role_of(name: str) -> str | None:
+    """The role of a parameter, from its name.
+
+    Args:
+        name: as in ``named_parameters``.
+
+    Returns:
+        q, k, v, out, qkv, kv or None.
+
+    Example:
+        >>> role_of("attn.to_q.weight"), role_of("in_proj_weight"), role_of("c_proj.weight")
+        ('q', 'qkv', 'out')
+
+    Source: the names that published attention modules use.
+    """
+    parts = [part for part in name.split(".") if part not in ("weight", "bias")]
+    last = next((part for part in reversed(parts) if not part.isdigit()), "")
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", last)
+    words = [w for w in spaced.lower().split("_") if w]
+    kept = "".join(w for w in words if w not in _EMPTY_WORDS)
+    if not words:
+        return None
+    found = (role for role, names in _ROLES.items() if kept in names)
+    return next(found, None)
+
+
+def read_layer(
+    module: nn.Module,
+    *,
+    heads: int | None,
+    kv_heads: int | None,
+    projections: Mapping[str, str] | None,
+) -> list[Layer]:
+    """The projections of a module, in each way in which they may be meant, the likeliest first.
+
+    Args:
+        module: with named parameters.
+        heads: H, where the module does not say it.
+        kv_heads: H_kv, likewise.
+        projections: from roles to names of parameters, where names do not say it.
+
+    Returns:
+        Layers; none where the module has no projections of queries, keys and values.
+
+    Raises:
+        ValueError: a number of heads that contradicts the module, or that cannot be found.
+
+    Example:
+        >>> layer = read_layer(nn.MultiheadAttention(6, 3), heads=None, kv_heads=None,
+        ...                    projections=None)[0]
+        >>> layer.heads, tuple(layer.weights["q"].shape)
+        (3, (6, 6))
+
+    Source: the names that published attention modules use.
+    """
+    parameters = dict(module.named_parameters())
+    by_role = _named(module, parameters, projections)
+    if not ({"q", "k", "v"} <= by_role.keys() or "qkv" in by_role or {"q", "kv"} <= by_role.keys()):
+        return []
+    biases = _biases(by_role, parameters)
+    weights = {role: _stacked([parameters[n] for n in names]) for role, names in by_role.items()}
+    raw = any(_is_raw(module, n) for names in by_role.values() for n in names)
+    H, H_kv = count_heads(module, weights, by_role, heads, kv_heads)
+    norms = {
+        role: parameters[n].detach().double()
+        for n in parameters
+        for role in "qk"
+        if re.search(rf"(^|[._]){role}(uery|ey)?_?(layer)?_?norm", n) and n.endswith("weight")
+    }
+    layers = []
+    for turned in (True, False) if raw else (False,):
+        for interleaved in (False, True):
+            unpacked = _unpacked(weights, biases, H, H_kv, turned=turned, interleaved=interleaved)
+            if unpacked is not None:
+                layers.append(Layer(H, H_kv, *unpacked, norms))
+            if "qkv" not in weights and "kv" not in weights:
+                break
+    return layers
+
+
+def _named(
+    module: nn.Module, parameters: dict[str, Tensor], projections: Mapping[str, str] | None
+) -> dict[str, list[str]]:
+    if projections is not None:
+        named = {}
+        for role, name in projections.items():
+            name = name if name in parameters else f"{name}.weight"
+            if role not in _ROLES or name not in parameters:
+                known = ", ".join(parameters)
+                raise ValueError(
+                    f"projections must map {', '.join(_ROLES)} to names of parameters; "
+                    f"got {role!r}: {name!r}, and there are {known}"
+                )
+            named[role] = [name]
+        return named
+    matrices = [n for n, p in parameters.items() if p.dim() >= 2 and not n.endswith("bias")]
+    by_role: dict[str, list[str]] = {}
+    for name in matrices:
+        role = role_of(name)
+        if role is not None:
+            by_role.setdefault(role, []).append(name)
+    if not by_role.keys() & {"q", "qkv"}:
+        listed = [n for n in matrices if re.search(r"\.\d+\.weight$", n)]
+        if len(listed) in (3, 4):  # a list of four, as in the Annotated Transformer
+            by_role = {role: [n] for role, n in zip(("q", "k", "v", "out"), listed, strict=False)}
+    if len(by_role.get("out", [])) > 1:
+        by_role["out"] = by_role["out"][-1:]
+    return by_role
+
+
+def _is_raw(module: nn.Module, name: str) -> bool:
+    """Whether a parameter stands by itself: then it may multiply from either side."""
+    parent, _, last = name.rpartition(".")
+    owner = module.get_submodule(parent)
+    return not isinstance(owner, nn.Linear | nn.MultiheadAttention) and last != "in_proj_weight"
+
+
+def _stacked(parts: list[Tensor]) -> Tensor:
+    """Matrices of single heads one under the other."""
+    flat = [p.detach().double() for p in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, dim=0)
+
+
+def _biases(by_role: dict[str, list[str]], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    found = {}
+    for role, names in by_role.items():
+        spelled = [[re.sub(r"weight$", "bias", n)] for n in names]
+        spelled = [
+            [*s, re.sub(r"(^|\.)[wW]", r"\1b", n)] for s, n in zip(spelled, names, strict=True)
+        ]
+        mine = [next((s for s in ss if s in parameters and s not in names), None) for ss in spelled]
+        if all(m is not None for m in mine):
+            found[role] = torch.cat([parameters[m].detach().double().flatten() for m in mine if m])
+    return found
+
+
+def count_heads(
+    module: nn.Module,
+    weights: dict[str, Tensor],
+    by_role: dict[str, list[str]],
+    heads: int | None,
+    kv_heads: int | None,
+) -> tuple[int, int]:
+    """H and H_kv, from what the module says and what the caller says."""
+    said = _attribute(module, _HEADS)
+    if said is None and len(by_role.get("q", [])) > 1:
+        said = len(by_role["q"])
+    width = _attribute(module, _WIDTHS)
+    if said is None and width is not None and "q" in weights:
+        said = weights["q"].shape[0] // width
+    if heads is not None and said is not None and heads != said:
+        raise ValueError(f"heads={heads} contradicts the module, which says {said}")
+    found = heads if heads is not None else said
+    if found is None:
+        raise ValueError(
+            "the number of heads is not among the module's attributes: pass heads=, "
+            "for instance heads=1"
+        )
+    kv_said = _attribute(module, _KV_HEADS)
+    if kv_heads is not None and kv_said is not None and kv_heads != kv_said:
+        raise ValueError(f"kv_heads={kv_heads} contradicts the module, which says {kv_said}")
+    found_kv = kv_heads if kv_heads is not None else kv_said
+    if found_kv is None:
+        found_kv = _kv_from_widths(weights, found)
+    return found, found_kv
+
+
+def _kv_from_widths(weights: dict[str, Tensor], heads: int) -> int:
+    if "q" in weights and "k" in weights and weights["q"].dim() == 2:
+        rows, fewer = weights["q"].shape[0], weights["k"].shape[0]
+        if rows != fewer and rows % heads == 0 and fewer % (rows // heads) == 0:
+            return fewer // (rows // heads)
+    return heads
+
+
+def _attribute(module: nn.Module, names: tuple[str, ...]) -> int | None:
+    for owner in _owners(module):
+        for name in names:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+                return value
+    return None
+
+
+def _owners(module: nn.Module) -> Iterator[Any]:
+    for part in module.modules():
+        yield part
+        if hasattr(part, "config"):
+            yield part.config
+
+
+def _unpacked(
+    weights: dict[str, Tensor],
+    biases: dict[str, Tensor],
+    heads: int,
+    kv_heads: int,
+    *,
+    turned: bool,
+    interleaved: bool,
+) -> tuple[dict[str, Tensor], dict[str, Tensor | None]] | None:
+    """Matrices (outputs, inputs) by role, from packed ones too."""
+    matrices: dict[str, Tensor] = {}
+    vectors: dict[str, Tensor | None] = dict(biases)
+    for role, weight in weights.items():
+        weight = _flat(weight)
+        matrices[role] = weight.mT if turned else weight
+    for packed in ("qkv", "kv"):
+        if packed not in matrices:
+            continue
+        whole, bias = matrices.pop(packed), vectors.pop(packed, None)
+        counts = {"q": heads, "k": kv_heads, "v": kv_heads}
+        parts = [counts[role] for role in packed]
+        if whole.shape[0] % sum(parts) or (interleaved and len(set(parts)) > 1):
+            return None
+        rows = _rows(whole.shape[0], parts, interleaved)
+        for role, at in zip(packed, rows, strict=True):
+            matrices[role] = whole[at]
+            vectors[role] = None if bias is None else bias[at]
+    fits = matrices["q"].shape[0] % heads == 0 and matrices["k"].shape[0] % kv_heads == 0
+    fits = fits and matrices["v"].shape[0] % kv_heads == 0
+    for role, matrix in matrices.items():
+        bias = vectors.get(role)
+        fits = fits and (bias is None or bias.numel() == matrix.shape[0])
+    fits = fits and matrices["k"].shape[1] == matrices["v"].shape[1]
+    return (matrices, vectors) if fits else None
+
+
+def _flat(weight: Tensor) -> Tensor:
+    """(H, d_model, d_k), a matrix for each head, to (d_model, H · d_k)."""
+    return weight.transpose(0, 1).flatten(1) if weight.dim() == 3 else weight
+
+
+def _rows(total: int, parts: list[int], interleaved: bool) -> list[Tensor]:
+    unit, index = total // sum(parts), torch.arange(total)
+    if interleaved:  # head by head: its query, its key, its value
+        by_head = index.view(parts[0], len(parts), unit)
+        return [by_head[:, i].flatten() for i in range(len(parts))]
+    return list(index.split([unit * n for n in parts]))

@@ -1,0 +1,100 @@
+"""Calls that leave no trace: modes, random states, tensors and the terminal stay as they were."""
+
+import copy
+import io
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+_DROPOUTS = {
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    torch.dropout,
+    torch.dropout_,
+    torch.alpha_dropout,
+    torch.feature_dropout,
+    torch.native_dropout,
+}
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Restore the random states of torch, numpy and Python, and print and warn nothing."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+                yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+class WithoutDropout(TorchFunctionMode):
+    """Every dropout inside returns its input; ``active`` says whether one would have dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = False
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Let through all calls but those of dropout."""
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            p = kwargs.get("p", args[1] if len(args) > 1 else 0.5)
+            training = kwargs.get("training", kwargs.get("train", args[2] if len(args) > 2 else 1))
+            self.active = self.active or bool(training and p)
+            x = args[0] if args else kwargs["input"]
+            return (x, torch.ones_like(x)) if func is torch.native_dropout else x
+        if func is F.scaled_dot_product_attention:
+            self.active = self.active or bool(kwargs.get("dropout_p", (*args, 0, 0, 0)[4]))
+            if len(args) > 4:
+                args = (*args[:4], 0.0, *args[5:])
+            elif "dropout_p" in kwargs:
+                kwargs["dropout_p"] = 0.0
+        return func(*args, **kwargs)
+
+
+def working_copy(module: nn.Module) -> nn.Module:
+    """A copy whose constant parameters are random, so that no bias or gain hides a mistake.
+
+    Args:
+        module: any module that can be copied.
+
+    Returns:
+        The copy, in evaluation mode.
+
+    Example:
+        >>> plain = nn.LayerNorm(4)
+        >>> bool((working_copy(plain).weight == plain.weight).all())
+        False
+
+    Source: ``copy.deepcopy``.
+    """
+    twin = copy.deepcopy(module).eval()
+    draw = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            if not parameter.is_floating_point() or parameter.numel() < 2:
+                continue
+            parameter.requires_grad_(True)
+            if bool((parameter == parameter.flatten()[0]).all()):
+                noise = torch.randn(parameter.shape, generator=draw)
+                size = 0.3 if parameter.dim() < 2 else parameter.shape[-1] ** -0.5
+                parameter.add_((size * noise).to(parameter))
+    return twin

@@ -1,0 +1,154 @@
+"""Which known mistakes reproduce the function's numbers in every case: hypotheses on trial."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
+from attn_lib.diagnosis.mistakes import MISTAKES, Mistake
+from attn_lib.diagnosis.subject import Answer
+from attn_lib.diagnosis.wrong_scores import Change
+
+_SECONDS_FOR_PAIRS = 0.8
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One or two mistakes, each in one of its forms, and what empty rows give."""
+
+    mistakes: tuple[str, ...]
+    change: Change
+    parts: tuple[Change, ...]
+    intent: Intent
+    layer: Layer | None
+
+
+def equal(mine: Tensor, theirs: Tensor, case: Case, intent: Intent) -> bool:
+    """Whether two outputs agree in all rows that may attend to something."""
+    if mine.shape != theirs.shape:
+        return False
+    rows = open_rows(case, intent)
+    if rows is not None:
+        mine, theirs = _kept(mine, rows), _kept(theirs, rows)
+    finite = theirs[theirs.isfinite()]
+    size = 1.0 + (finite.abs().max().item() if finite.numel() else 0.0)
+    return torch.allclose(mine, theirs, rtol=0.0, atol=case.tolerance * size, equal_nan=True)
+
+
+def _kept(out: Tensor, rows: Tensor) -> Tensor:
+    return out[rows] if out.dim() == 3 else out.transpose(1, 2)[rows]
+
+
+def agrees(answer: Answer, case: Case, hypothesis: Hypothesis, meant: Intent) -> bool:
+    """Whether a hypothesis gives the answer of one case; a call that raised says nothing."""
+    if answer.out is None:
+        return True
+    try:
+        run = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change)
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    return equal(answer.out, run.out, case, meant)
+
+
+def right(intent: Intent, layer: Layer | None) -> Hypothesis:
+    """The hypothesis that nothing is wrong."""
+    return Hypothesis((), {}, (), intent, layer)
+
+
+def explain(
+    cases: Sequence[tuple[Case, Answer]], meant: Intent, layers: Sequence[Layer | None]
+) -> list[Hypothesis]:
+    """The smallest sets of known mistakes that give every answer.
+
+    Args:
+        cases: each case with the function's answer; some of them differ from the reference.
+        meant: what the author means.
+        layers: ways of reading a module's projections, the likeliest first.
+
+    Returns:
+        Hypotheses of one mistake, or else of two; empty if none fits.
+
+    Example:
+        >>> x = torch.ones(1, 1, 2, 4, dtype=torch.float64).cumsum(-2)
+        >>> case = Case("two positions", {"q": x, "k": x, "v": x})
+        >>> wrong = Answer((x @ x.mT).softmax(dim=-1) @ x)
+        >>> [found.mistakes for found in explain([(case, wrong)], Intent(), [None])][0]
+        ('scale_missing',)
+
+    Source: hypothesis testing.
+    """
+    answered = [(case, answer) for case, answer in cases if answer.out is not None]
+    for layer in layers:
+        base = right(meant, layer)
+        failing = [c for c in answered if not agrees(c[1], c[0], base, meant)]
+        if not failing:
+            return [base]
+        failing.sort(key=lambda c: (c[0].mask is not None, _cost(c[0])))
+        ordered = failing + [c for c in answered if c not in failing]
+        singles = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
+        fits = [h for h in singles if _all(h, ordered, meant)]
+        if fits:
+            return fits
+    for layer in layers:
+        fits = _pairs(answered, meant, layer)
+        if fits:
+            return fits
+    return []
+
+
+def _cost(case: Case) -> int:
+    T, S = case.lengths
+    return T * S * case.batch
+
+
+def _all(hypothesis: Hypothesis, cases: Sequence[tuple[Case, Answer]], meant: Intent) -> bool:
+    return all(agrees(answer, case, hypothesis, meant) for case, answer in cases)
+
+
+def _forms(mistake: Mistake, meant: Intent, layer: Layer | None) -> list[Hypothesis]:
+    others = [e for e in ("nan", "zeros", "uniform") if e != meant.empty]
+    empties = [meant.empty, *others] if mistake.empties else [meant.empty]
+    return [
+        Hypothesis((mistake.id,), change, (change,), Intent(**{**vars(meant), "empty": e}), layer)
+        for change in mistake.variants
+        for e in empties
+    ]
+
+
+def _pairs(
+    cases: Sequence[tuple[Case, Answer]], meant: Intent, layer: Layer | None
+) -> list[Hypothesis]:
+    base = right(meant, layer)
+    failing = [c for c in cases if not agrees(c[1], c[0], base, meant)]
+    failing.sort(key=lambda c: (c[0].mask is not None, _cost(c[0])))
+    ordered = failing + [c for c in cases if c not in failing]
+    forms = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
+    first = failing[:1]
+    alone = [h for h in forms if _all(h, first, meant)]  # explains the simplest failing case
+    started = time.perf_counter()
+    likely = ((a, b) for a in alone for b in forms)
+    rest = combinations(forms, 2)
+    for candidates in (likely, rest):
+        fits = []
+        for a, b in candidates:
+            if time.perf_counter() - started > _SECONDS_FOR_PAIRS:
+                return fits
+            both = _together(a, b)
+            if both is not None and _all(both, ordered, meant):
+                fits.append(both)
+        if fits:
+            return fits
+    return []
+
+
+def _together(a: Hypothesis, b: Hypothesis) -> Hypothesis | None:
+    if a.mistakes == b.mistakes or a.change.keys() & b.change.keys():
+        return None
+    if a.intent.empty != b.intent.empty:
+        return None
+    pair = tuple(sorted((*a.mistakes, *b.mistakes)))
+    return Hypothesis(pair, {**a.change, **b.change}, (*a.parts, *b.parts), a.intent, a.layer)

@@ -1,0 +1,377 @@
+"""The function that is diagnosed, behind one canonical call."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attn_lib.diagnosis.formula import Case, Layer
+from attn_lib.diagnosis.quiet import WithoutDropout
+
+_NAMES = {
+    "q": {"q", "query", "queries", "xq", "qs"},
+    "k": {"k", "key", "keys", "xk", "ks"},
+    "v": {"v", "value", "values", "xv", "vs", "val"},
+    "x": {"x", "hidden_states", "input", "inputs", "tokens", "src", "tgt", "embeddings", "hidden"}
+    | {"embeds", "x_q", "inp", "sequence", "seq", "query_states", "input_tensor"},
+    "context": {"context", "encoder_hidden_states", "memory", "source", "y", "kv", "x_kv", "ctx"}
+    | {"key_value_states", "enc", "encoder_output", "cond"},
+    "mask": {"mask", "attn_mask", "attention_mask", "padding_mask", "key_padding_mask", "m"}
+    | {"pad_mask", "src_mask", "key_mask", "masks", "allowed", "keep"},
+    "causal": {"causal", "is_causal"},
+    "cache": {"cache", "past", "past_key_value", "past_key_values", "kv_cache", "layer_past"},
+}
+LAYOUTS = ("BHTd", "BTHd", "TBHd", "HTd", "THd", "BTd", "TBd", "Td")
+SHAPES = ("B1TS", "BTS", "BS", "TS", "B11S", "BHTS")
+POLARITIES = ("attend", "blocked", "additive")
+
+
+@dataclass
+class Answer:
+    """What one call gave, in the layout of the case."""
+
+    out: Tensor | None = None
+    weights: Tensor | None = None
+    raised: str = ""
+
+
+def read_arguments(
+    fn: Callable, text: str | None
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Roles of positional arguments, of named ones, and of further parameters of the function.
+
+    Args:
+        fn: any callable.
+        text: what the caller said, as ``"q, k, v, attn_mask=mask"``.
+
+    Returns:
+        ``(positional, named, others)``: roles in order; names to roles; other names to roles.
+
+    Raises:
+        ValueError: a role that is not known, or parameters whose roles cannot be found.
+
+    Example:
+        >>> read_arguments(lambda values, keys, query, mask=None: None, None)[1]
+        {'values': 'v', 'keys': 'k', 'query': 'q', 'mask': 'mask'}
+
+    Source: ``inspect.signature``.
+    """
+    if text is not None:
+        return _said(text)
+    if fn is F.scaled_dot_product_attention:
+        return ["q", "k", "v"], {"attn_mask": "mask"}, {"is_causal": "causal"}
+    try:
+        called = fn.forward if isinstance(fn, nn.Module) else fn
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):
+        return ["q", "k", "v"], {}, {}
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for parameter in parameters:
+        role = _role(parameter.name)
+        required = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if role in ("causal", "cache"):
+            others[parameter.name] = role
+        elif role is not None and role not in named.values():
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(role)
+            else:
+                named[parameter.name] = role
+        elif required:
+            raise ValueError(
+                f"the role of the parameter {parameter.name!r} is not known: pass arguments=, "
+                'for instance arguments="q, k, v, mask" or arguments="x, memory=context"'
+            )
+    roles = {*positional, *named.values()}
+    if not ({"q", "k", "v"} <= roles or "x" in roles or "q" in roles):
+        raise ValueError(
+            "fn must take q, k and v, or x: say which of its parameters these are with "
+            'arguments=, for instance arguments="q, k, v" or arguments="x"'
+        )
+    return positional, named, others
+
+
+def _said(text: str) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for item in text.replace(",", " ").split():
+        name, equals, role = item.partition("=")
+        role = role or name
+        if role not in _NAMES:
+            role = _role(role) or role
+        if role not in _NAMES:
+            raise ValueError(f"arguments must name the roles {', '.join(_NAMES)}; got {role!r}")
+        if role in ("causal", "cache"):
+            others[name] = role
+        elif equals:
+            named[name] = role
+        else:
+            positional.append(role)
+    return positional, named, others
+
+
+def _role(name: str) -> str | None:
+    plain = name.strip("_")
+    plain = plain if plain in ("Q", "K", "V", "X") else plain.lower()
+    return next((role for role, names in _NAMES.items() if plain.lower() in names), None)
+
+
+@dataclass
+class Subject:
+    """The callable, its adapter and what was found out about it."""
+
+    fn: Callable
+    name: str
+    positional: list[str]
+    named: dict[str, str]
+    others: dict[str, str]
+    options: dict[str, Any] = field(default_factory=dict)
+    module: nn.Module | None = None
+    layers: list[Layer] = field(default_factory=list)
+    layout: str = "BHTd"
+    polarity: str = "attend"
+    mask_shape: str = "B1TS"
+    dtype: torch.dtype = torch.float32
+    heads: int | None = None
+    kv_heads: int | None = None
+    d_k: int | None = None
+    always_without_dropout: bool = False
+    raw_out: Tensor | None = None  # the last output as it was returned
+
+    @property
+    def roles(self) -> set[str]:
+        """Roles of all tensors that are passed."""
+        return {*self.positional, *self.named.values()}
+
+    @property
+    def projects(self) -> bool:
+        """Whether queries, keys and values are projected inside."""
+        return bool(self.layers)
+
+    @property
+    def crosses(self) -> bool:
+        """Whether keys may have another input than queries."""
+        return not self.projects or bool(self.roles & {"context", "k"})
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether a mask can be passed."""
+        return "mask" in self.roles
+
+    def tensors(self, case: Case) -> dict[str, Tensor]:
+        """The case's tensors by role, in the layout of the function."""
+        given = dict(case.tensors)
+        if self.projects and "q" in self.roles:
+            context = given.get("context", given["x"])
+            given = {"q": given["x"], "k": context, "v": context}
+        if self.projects and "context" in self.roles and "context" not in given:
+            given |= {"context": given["x"]} if self._required("context") else {}
+        counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}
+        return {
+            role: to_layout(x.to(self.dtype), self.layout, case.merged, counts.get(role, 1))
+            for role, x in given.items()
+            if role in self.roles
+        }
+
+    def _required(self, role: str) -> bool:
+        name = next((n for n, r in self.named.items() if r == role), None)
+        if name is None:
+            return True
+        called = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
+        try:
+            parameter = inspect.signature(called).parameters.get(name)
+        except (TypeError, ValueError):
+            return False
+        return parameter is not None and parameter.default is inspect.Parameter.empty
+
+    def mask_of(self, case: Case) -> Tensor | None:
+        """The case's mask with the polarity and the shape of the function."""
+        if case.mask is None:
+            return None
+        mask = shaped(case.mask, self.mask_shape)
+        if "B" not in self.layout and mask.shape[0] == 1 and self.mask_shape != "TS":
+            mask = mask[0]
+        if self.polarity == "additive":
+            return torch.zeros(mask.shape, dtype=self.dtype).masked_fill(~mask, -torch.inf)
+        return ~mask if self.polarity == "blocked" else mask.clone()
+
+    def call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
+        """The function with arguments in its own layout."""
+        values = dict(tensors) if mask is None else {**tensors, "mask": mask}
+        args = []
+        for role in self.positional:
+            if role not in values:
+                break
+            args.append(values.pop(role))
+        named = {name: values[role] for name, role in self.named.items() if role in values}
+        if mask is None and "mask" in self.named.values() and self._required("mask"):
+            named |= {name: None for name, role in self.named.items() if role == "mask"}
+        return self.fn(*args, **named, **self.options)
+
+    def answer(self, case: Case) -> Answer:
+        """The output for one case, without gradients; never raises."""
+        try:
+            with torch.no_grad():
+                return self.ask(case)
+        except Exception as error:  # whatever the function raises is an answer
+            return Answer(raised=quoted(error))
+
+    def ask(self, case: Case) -> Answer:
+        """The output for one case."""
+        if self.module is not None:
+            self.module.train(case.training)
+        if "B" not in self.layout and case.batch > 1:
+            return self._one_by_one(case)
+        tensors, mask = self.tensors(case), self.mask_of(case)
+        if case.training or self.always_without_dropout:
+            with WithoutDropout():
+                result = self.call(tensors, mask)
+        else:
+            result = self.call(tensors, mask)
+        return self.parse(result, case)
+
+    def _one_by_one(self, case: Case) -> Answer:
+        """A function without a batch axis, example by example."""
+        answers = []
+        for b in range(case.batch):
+            tensors = {role: x[b : b + 1] for role, x in case.tensors.items()}
+            mask = None if case.mask is None else case.mask[b : b + 1]
+            answers.append(self.ask(Case(**{**vars(case), "tensors": tensors, "mask": mask})))
+        weights = [a.weights for a in answers if a.weights is not None]
+        outs = [a.out for a in answers if a.out is not None]
+        return Answer(torch.cat(outs), torch.cat(weights) if len(weights) == case.batch else None)
+
+    def parse(self, result: Any, case: Case) -> Answer:
+        """The output, and the weights if they are returned, in the layout of the case."""
+        out, rest = first_tensor(result)
+        self.raw_out = out
+        T, S = case.lengths
+        canonical = from_layout(out, self.layout, case, self.projects)
+        weights = next(
+            (
+                w
+                for w in rest
+                if isinstance(w, Tensor) and w.dim() >= 2 and tuple(w.shape[-2:]) == (T, S)
+            ),
+            None,
+        )
+        if weights is not None:
+            weights = weights.detach().double()
+            weights = weights.unflatten(0, (case.batch, -1)) if weights.dim() == 3 else weights
+            weights = weights[None, None] if weights.dim() == 2 else weights
+        return Answer(canonical, weights)
+
+
+def quoted(error: Exception) -> str:
+    """The first line of an exception, with its type."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def first_tensor(result: Any) -> tuple[Tensor, list[Any]]:
+    """The output and what else is returned."""
+    if isinstance(result, Tensor):
+        return result, []
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
+        return result[0], list(result[1:])
+    raise TypeError(
+        f"fn must return a tensor, or a tuple that starts with one, got {type(result).__name__}"
+    )
+
+
+def to_layout(x: Tensor, layout: str, merged: bool, heads: int) -> Tensor:
+    """A canonical tensor, (B, H, T, d) or (B, T, H · d), in the layout of the function.
+
+    Args:
+        x: the tensor.
+        layout: letters of B, H, T and d.
+        merged: whether x is (B, T, H · d).
+        heads: H, to unmerge it.
+
+    Returns:
+        A contiguous tensor with one axis for each letter.
+
+    Example:
+        >>> to_layout(torch.zeros(2, 5, 12), "TBHd", True, 3).shape
+        torch.Size([5, 2, 3, 4])
+
+    Source: ``torch.permute``.
+    """
+    if merged and "H" in layout:
+        x = x.unflatten(-1, (heads, -1)).transpose(1, 2)
+    letters = "BHTd" if x.dim() == 4 else "BTd"
+    for letter in "BH":
+        if letter in letters and letter not in layout:
+            x = x.squeeze(letters.index(letter))
+            letters = letters.replace(letter, "")
+    return x.permute([letters.index(letter) for letter in layout]).contiguous()
+
+
+def from_layout(out: Tensor, layout: str, case: Case, projects: bool) -> Tensor:
+    """The output in double precision, in the layout of the case."""
+    T, _ = case.lengths
+    out = out.detach().double() if not out.requires_grad else out.double()
+    if projects or "H" not in layout or out.dim() == len(layout) - 1:
+        letters = layout.replace("H", "") if "H" in layout else layout
+        letters = "BTd" if "H" in layout else letters
+    else:
+        letters = layout
+        sizes = {"B": case.batch, "H": case.heads, "T": T}
+        expected = [sizes.get(letter) for letter in letters[:-1]]
+        if list(out.shape[:-1]) != expected:
+            for other in ("BTHd", "BHTd", "TBHd"):
+                if list(out.shape[:-1]) == [sizes.get(letter) for letter in other[:-1]]:
+                    letters = other
+    out = out[None] if "B" not in letters else out
+    letters = letters if "B" in letters else "B" + letters
+    target = "BHTd" if "H" in letters else "BTd"
+    out = out.permute([letters.index(letter) for letter in target])
+    if "H" in letters and case.merged:
+        return out.transpose(1, 2).flatten(-2)
+    if "H" not in letters and not case.merged and not projects:
+        return out.unflatten(-1, (case.heads, -1)).transpose(1, 2)
+    return out
+
+
+def shaped(mask: Tensor, shape: str) -> Tensor:
+    """A mask (B, T, S), or (B, H, T, S), in another shape, without a loss.
+
+    Args:
+        mask: bool.
+        shape: letters of B, 1, H, T and S.
+
+    Returns:
+        The mask with one axis for each letter.
+
+    Raises:
+        ValueError: a mask that this shape cannot say.
+
+    Example:
+        >>> shaped(torch.ones(2, 3, 4, dtype=torch.bool), "B11S").shape
+        torch.Size([2, 1, 1, 4])
+
+    Source: broadcasting.
+    """
+    full = mask if mask.dim() == 4 else mask[:, None]
+    if "T" not in shape and not bool((full == full[:, :, :1]).all()):
+        raise ValueError(f"a mask of shape {shape} closes keys for all queries")
+    if "B" not in shape and not bool((full == full[:1]).all()):
+        raise ValueError(f"a mask of shape {shape} is the same for all examples")
+    if shape == "TS":
+        return full[0, 0]
+    if shape == "BS":
+        return full[:, 0, 0]
+    if shape == "BTS":
+        return full[:, 0]
+    return full[:, :, :1] if shape == "B11S" else full

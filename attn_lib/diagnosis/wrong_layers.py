@@ -1,0 +1,410 @@
+"""Executable variants: mistakes in heads, projections, rotary positions and norms."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attn_lib.diagnosis import formula
+from attn_lib.diagnosis.formula import Run, cut, linear, normed, turned
+from attn_lib.diagnosis.wrong_scores import Change, skip
+
+
+def _needs(condition: bool, what: str) -> None:
+    if not condition:
+        raise ValueError(f"{what} is not part of this function")
+
+
+def _viewed(x: Tensor, heads: int) -> Tensor:
+    B, T, width = x.shape
+    return x.reshape(B, heads, T, width // heads)
+
+
+def _split_by_view(run: Run) -> None:
+    _needs(run.merged, "splitting heads")
+    run.q = _viewed(run.q, run.heads)
+    run.k, run.v = _viewed(run.k, run.kv_heads), _viewed(run.v, run.kv_heads)
+
+
+def _split_keys_by_view(run: Run) -> None:
+    _needs(run.merged, "splitting heads")
+    run.q = cut(run.q, run.heads)
+    run.k, run.v = _viewed(run.k, run.kv_heads), _viewed(run.v, run.kv_heads)
+
+
+def _merge_by_view(run: Run) -> None:
+    _needs(run.merged, "merging heads")
+    B, H, T, d_v = run.out.shape
+    run.out = run.out.reshape(B, T, H * d_v)
+
+
+def _not_moved(run: Run) -> None:
+    _needs(run.merged, "splitting heads")
+    run.q = run.q.unflatten(-1, (run.heads, -1))
+    run.k, run.v = (t.unflatten(-1, (run.kv_heads, -1)) for t in (run.k, run.v))
+
+
+def _flatten_only(run: Run) -> None:
+    run.out = run.out.flatten(-2)
+
+
+def _interleaved(run: Run) -> None:
+    _needs(run.merged, "splitting heads")
+    run.q = run.q.unflatten(-1, (-1, run.heads)).permute(0, 3, 1, 2)
+    run.k, run.v = (t.unflatten(-1, (-1, run.kv_heads)).permute(0, 3, 1, 2) for t in (run.k, run.v))
+
+
+def _merge_interleaved(run: Run) -> None:
+    _needs(run.merged, "merging heads")
+    run.out = run.out.permute(0, 2, 3, 1).flatten(-2)
+
+
+def _merge_reversed(run: Run) -> None:
+    _needs(run.merged, "merging heads")
+    run.out = run.out.flip(1).transpose(1, 2).flatten(-2)
+
+
+def _tiled(run: Run) -> None:
+    times = _times(run)
+    run.k, run.v = (t.repeat(1, times, 1, 1) for t in (run.k, run.v))
+
+
+def _times(run: Run) -> int:
+    _needs(run.q.shape[1] != run.k.shape[1], "grouping of heads")
+    return run.q.shape[1] // run.k.shape[1]
+
+
+def _one_tiled(role: str) -> Callable[[Run], None]:
+    def stage(run: Run) -> None:
+        times = _times(run)
+        tiled = {role: getattr(run, role).repeat(1, times, 1, 1)}
+        run.k, run.v = (t.repeat_interleave(times, dim=1) for t in (run.k, run.v))
+        setattr(run, role, tiled[role])
+
+    return stage
+
+
+def _first_kv(run: Run) -> None:
+    _times(run)
+    run.k, run.v = (t[:, :1].expand(-1, run.q.shape[1], -1, -1) for t in (run.k, run.v))
+
+
+def _one_wide_head(d_k: str) -> Change:
+    def stage(run: Run) -> None:
+        _needs(run.merged and run.heads > 1, "splitting heads")
+        run.values["d_k"] = run.q.shape[-1] // run.heads
+        run.q, run.k, run.v = (t[:, None] for t in (run.q, run.k, run.v))
+
+    def scale(run: Run) -> None:
+        width = run.values["d_k"] if d_k == "head" else run.q.shape[-1]
+        run.scores = run.scores * (run.intent.scale or width**-0.5)
+
+    return {"split": stage, "group": skip, "scale": scale}
+
+
+def _first_head(run: Run) -> None:
+    _needs(run.weights.shape[1] > 1, "more than one head")
+    run.out = run.weights[:, :1] @ run.v
+
+
+def _only_first_output(run: Run) -> None:
+    _needs(run.weights.shape[1] > 1, "more than one head")
+    run.out = (run.weights[:, :1] @ run.v[:, :1]).expand(-1, run.heads, -1, -1)
+
+
+def _mean_weights(run: Run) -> None:
+    _needs(run.weights.shape[1] > 1, "more than one head")
+    run.out = run.weights.mean(dim=1, keepdim=True) @ run.v
+
+
+def _mean_output(run: Run) -> None:
+    _needs(run.weights.shape[1] > 1, "more than one head")
+    formula.mix(run)
+    run.out = run.out.mean(dim=1, keepdim=True).expand(-1, run.heads, -1, -1)
+
+
+HEADS_SPLIT: tuple[Change, ...] = (
+    {"split": _split_by_view},
+    {"split": _split_by_view, "merge": _merge_by_view},
+    {"split": _split_keys_by_view},
+)
+HEADS_MERGED: tuple[Change, ...] = ({"merge": _merge_by_view},)
+HEADS_NOT_MOVED: tuple[Change, ...] = ({"split": _not_moved, "merge": _flatten_only},)
+HEADS_INTERLEAVED: tuple[Change, ...] = (
+    {"split": _interleaved, "merge": _merge_interleaved},
+    {"split": _interleaved},
+    {"merge": _merge_interleaved},
+)
+HEADS_REVERSED: tuple[Change, ...] = ({"merge": _merge_reversed},)
+KV_HEADS_TILED: tuple[Change, ...] = (
+    {"group": _tiled},
+    {"group": _one_tiled("k")},
+    {"group": _one_tiled("v")},
+)
+KV_FIRST_HEAD: tuple[Change, ...] = ({"group": _first_kv},)
+ONE_HEAD_ONLY: tuple[Change, ...] = (
+    _one_wide_head("head"),
+    _one_wide_head("model"),
+    {"mix": _first_head},
+    {"mix": _only_first_output},
+)
+HEADS_AVERAGED: tuple[Change, ...] = ({"mix": _mean_weights}, {"mix": _mean_output})
+
+
+def projecting(q: str, k: str, v: str, *, sources: str = "xcc") -> Change:
+    """Other projections than the three that are meant, or of another input."""
+
+    def stage(run: Run) -> None:
+        formula.project(run)
+        if run.layer is None:
+            _needs(sources == "xcc", "a projection")
+            run.q, run.k, run.v = (getattr(run, role) for role in (q, k, v))
+            return
+        if sources != "xcc":
+            _needs("context" in run.case.tensors, "a context")
+        inputs = [run.x if source == "x" else run.context for source in sources]
+        roles = zip((q, k, v), inputs, strict=True)
+        run.q, run.k, run.v = (linear(run, role, x) for role, x in roles)
+
+    return {"project": stage}
+
+
+def _unprojected_values(run: Run) -> None:
+    formula.project(run)
+    _needs(run.layer is not None, "a projection")
+    run.v = run.context
+
+
+def _without_bias(roles: str) -> Callable[[Run], None]:
+    def stage(run: Run) -> None:
+        formula.project(run)
+        _needs(run.layer is not None, "a projection")
+        assert run.layer is not None  # noqa: S101
+        for role in roles:
+            bias = run.layer.biases.get(role)
+            if bias is not None:
+                setattr(run, role, getattr(run, role) - bias)
+
+    return stage
+
+
+def _no_output(run: Run) -> None:
+    _needs(run.layer is not None and "out" in run.layer.weights, "an output projection")
+
+
+def _transposed_output(run: Run) -> None:
+    _no_output(run)
+    assert run.layer is not None  # noqa: S101
+    run.out = run.out @ run.layer.weights["out"]
+    bias = run.layer.biases.get("out")
+    run.out = run.out if bias is None else run.out + bias
+
+
+def _output_bias(times: int) -> Callable[[Run], None]:
+    def stage(run: Run) -> None:
+        formula.output(run)
+        _needs(run.layer is not None, "a projection")
+        assert run.layer is not None  # noqa: S101
+        bias = run.layer.biases.get("out")
+        _needs(bias is not None, "a bias")
+        run.out = run.out if bias is None else run.out + (times - 1) * bias
+
+    return stage
+
+
+def _residual(run: Run) -> None:
+    formula.output(run)
+    run.out = run.out + (run.x if run.layer is not None else run.case.tensors["q"])
+
+
+def _channels_reversed(run: Run) -> None:
+    formula.output(run)
+    run.out = run.out.flip(-1)
+
+
+QUERY_KEY_SHARED = (
+    projecting("q", "q", "v"),
+    projecting("k", "k", "v"),
+)
+ALL_SHARED = (projecting("q", "q", "q"), projecting("k", "k", "k"), projecting("v", "v", "v"))
+KEY_VALUE_SWAPPED = (projecting("q", "v", "k"),)
+QUERY_KEY_SWAPPED = (projecting("k", "q", "v"),)
+ORDER_ROTATED = (
+    projecting("v", "k", "q"),
+    projecting("k", "v", "q"),
+    projecting("v", "q", "k"),
+)
+VALUE_IS_KEY = (projecting("q", "k", "k"),)
+VALUE_IS_QUERY = (projecting("q", "k", "q"),)
+VALUES_UNPROJECTED: tuple[Change, ...] = ({"project": _unprojected_values},)
+KEYS_FROM_X = (
+    projecting("q", "k", "v", sources="xxc"),
+    projecting("q", "k", "v", sources="xxx"),
+)
+VALUES_FROM_X = (projecting("q", "k", "v", sources="xcx"),)
+QUERIES_FROM_CONTEXT = (
+    projecting("q", "k", "v", sources="ccc"),
+    projecting("q", "k", "v", sources="cxx"),
+)
+BIAS_MISSING = tuple({"project": _without_bias(roles)} for roles in ("q", "k", "v", "qk", "qkv"))
+OUTPUT_MISSING: tuple[Change, ...] = ({"output": _no_output},)
+OUTPUT_TRANSPOSED: tuple[Change, ...] = ({"output": _transposed_output},)
+OUTPUT_BIAS_TWICE: tuple[Change, ...] = ({"output": _output_bias(2)},)
+OUTPUT_BIAS_MISSING: tuple[Change, ...] = ({"output": _output_bias(0)},)
+RESIDUAL_ADDED: tuple[Change, ...] = ({"output": _residual},)
+CHANNELS_REVERSED: tuple[Change, ...] = ({"output": _channels_reversed},)
+
+
+def rotating(change: Callable[[Run], None]) -> Change:
+    """Another rotation than the one that is meant."""
+
+    def stage(run: Run) -> None:
+        _needs(run.intent.rope_base is not None, "RoPE")
+        change(run)
+
+    return {"rotate": stage}
+
+
+def _turn(
+    run: Run,
+    roles: str = "qk",
+    *,
+    shift: tuple[int, int] = (0, 0),
+    sign: int = 1,
+    base: float | None = None,
+    pairing: str | None = None,
+    width: int | None = None,
+) -> None:
+    if pairing == "other":
+        pairing = "neighbours" if run.intent.rope_pairing == "half" else "half"
+    positions = dict(zip("qkv", (*run.positions, run.positions[1]), strict=True))
+    moved = dict(zip("qkv", (*shift, 0), strict=True))
+    for role in roles:
+        at = sign * (positions[role] + moved[role])
+        x = turned(run, getattr(run, role), at, base=base, pairing=pairing, width=width)
+        setattr(run, role, x)
+
+
+def _mixed_pairing(run: Run) -> None:
+    x, other = run, "neighbours" if run.intent.rope_pairing == "half" else "half"
+    d = x.q.shape[-1]
+    for role in "qk":
+        at = run.positions[0 if role == "q" else 1].double()[:, None]
+        steps = torch.arange(0, d, 2, dtype=torch.float64) / d
+        angles = at / (run.intent.rope_base or 10_000.0) ** steps
+        if other == "neighbours":  # cosines of neighbours with the halves' rotation
+            angles = angles.repeat_interleave(2, dim=-1)
+            a, b = getattr(run, role).chunk(2, dim=-1)
+            turned_x = torch.cat([-b, a], dim=-1)
+        else:
+            angles = torch.cat([angles, angles], dim=-1)
+            a, b = getattr(run, role)[..., 0::2], getattr(run, role)[..., 1::2]
+            turned_x = torch.stack([-b, a], dim=-1).flatten(-2)
+        setattr(run, role, getattr(run, role) * angles.cos() + turned_x * angles.sin())
+
+
+def _from_zero(run: Run) -> None:
+    run.positions = (torch.arange(run.q.shape[-2]), run.positions[1])
+    _turn(run)
+
+
+def _over_heads(run: Run) -> None:
+    for role in "qk":
+        x = getattr(run, role).transpose(1, 2)  # the heads as positions
+        setattr(run, role, turned(run, x, torch.arange(x.shape[-2])).transpose(1, 2))
+
+
+def _before_split(run: Run) -> None:
+    _needs(run.merged and run.intent.rope_base is not None, "RoPE")
+    run.q = cut(turned(run, run.q, run.positions[0]), run.heads)
+    run.k = cut(turned(run, run.k, run.positions[1]), run.kv_heads)
+    run.v = cut(run.v, run.kv_heads)
+
+
+_BASES = (10.0, 100.0, 1_000.0, 10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
+ROPE_PAIRING = (rotating(lambda run: _turn(run, pairing="other")), rotating(_mixed_pairing))
+ROPE_DIRECTION = (
+    rotating(lambda run: _turn(run, sign=-1)),
+    rotating(lambda run: (_turn(run, "q"), _turn(run, "k", sign=-1))[0]),
+    rotating(lambda run: (_turn(run, "k"), _turn(run, "q", sign=-1))[0]),
+)
+ROPE_ON_VALUES = (rotating(lambda run: _turn(run, "qkv")),)
+ROPE_ONLY_QUERIES = (rotating(lambda run: _turn(run, "q")),)
+ROPE_ONLY_KEYS = (rotating(lambda run: _turn(run, "k")),)
+
+
+def _with_base(base: float) -> Callable[[Run], None]:
+    def change(run: Run) -> None:
+        _needs(base != run.intent.rope_base, "another base")
+        _turn(run, base=base)
+
+    return change
+
+
+ROPE_BASE = (
+    *(rotating(_with_base(base)) for base in _BASES),
+    rotating(lambda run: _turn(run, width=2 * run.q.shape[-1])),
+    rotating(lambda run: _turn(run, width=max(run.q.shape[-1] // 2, 1))),
+    rotating(lambda run: _turn(run, width=run.q.shape[-1] * run.heads)),
+)
+ROPE_BEFORE_SPLIT: tuple[Change, ...] = ({"split": _before_split, "rotate": skip},)
+ROPE_POSITIONS_RESTART = (rotating(_from_zero),)
+ROPE_KEYS_OFF_BY_ONE = (
+    rotating(lambda run: _turn(run, shift=(0, 1))),
+    rotating(lambda run: _turn(run, shift=(1, 0))),
+)
+ROPE_MISSING = (rotating(skip),)
+ROPE_TWICE = (rotating(lambda run: (_turn(run), _turn(run))[0]),)
+ROPE_OVER_HEADS = (rotating(_over_heads),)
+
+
+def norming(change: Callable[[Run], None]) -> Change:
+    """Another norm of queries and keys than the one that is meant."""
+
+    def stage(run: Run) -> None:
+        _needs(run.intent.qk_norm is not None, "QK-norm")
+        change(run)
+
+    return {"norm": stage}
+
+
+def _along(axes: int) -> Callable[[Run], None]:
+    def change(run: Run) -> None:
+        kind = run.intent.qk_norm or "rms"
+        gains = run.layer.norms if run.layer else {}
+        for role in "qk":
+            x, gain = normed(getattr(run, role), kind, None, axes), gains.get(role)
+            gain = None if gain is None or gain.numel() != x.shape[-1] else gain
+            setattr(run, role, x if gain is None else x * gain)
+
+    return change
+
+
+def _all_heads(run: Run) -> None:
+    kind = run.intent.qk_norm or "rms"
+    gains = run.layer.norms if run.layer else {}
+    for role in "qk":
+        x = getattr(run, role)
+        flat = normed(x.transpose(1, 2).flatten(-2), kind, None)
+        x, gain = cut(flat, x.shape[1]), gains.get(role)
+        setattr(run, role, x if gain is None or gain.numel() != x.shape[-1] else x * gain)
+
+
+def _one_only(role: str) -> Callable[[Run], None]:
+    def change(run: Run) -> None:
+        before = getattr(run, role)
+        formula.norm(run)
+        setattr(run, role, before)
+
+    return change
+
+
+def _rotate_then_norm(run: Run) -> None:
+    _needs(run.intent.qk_norm is not None, "QK-norm")
+    formula.rotate(run)
+    formula.norm(run)
+
+
+QK_NORM_AXIS = (norming(_along(-2)), norming(_along(1)), norming(_all_heads))
+QK_NORM_AFTER_ROPE: tuple[Change, ...] = ({"norm": skip, "rotate": _rotate_then_norm},)
+QK_NORM_MISSING = (norming(skip), norming(_one_only("q")), norming(_one_only("k")))
