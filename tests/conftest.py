@@ -31,6 +31,7 @@ def pytest_sessionstart(session):
 
 
 def pytest_addoption(parser):
+    parser.addoption("--all-planted", action="store_true", help="each mistake in all its forms")
     parser.addoption("--keep", action="store_true", help="write tests/kept.txt anew, and stop")
 
 

@@ -10,8 +10,10 @@ for _name in (
     "functions_causal",
     "functions_heads",
     "functions_more",
+    "functions_einsum",
     "modules_planted",
     "packed_planted",
+    "cross",
     "ropes",
     "rotary_planted",
 ):

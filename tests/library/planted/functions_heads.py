@@ -49,7 +49,8 @@ def weights_of_head_zero(q, k, v):
 
 
 @planted("key_value_swapped", FORM, plain)
-def takes_values_for_keys(q, v, k):
+def takes_values_for_keys(q, k, v):
+    k, v = v, k
     return F.scaled_dot_product_attention(q, k, v)
 
 

@@ -83,7 +83,7 @@ def mask_on_its_side(q, k, v, mask=None):
     return torch.softmax(attn, dim=-1) @ v
 
 
-@planted("mask_guessed_by_rank", FORM, plain_masked, mask="attend")
+@planted("mask_guessed_by_rank", FORM, plain_masked, mask="attend", mask_shape="TS")
 def two_axes_must_be_padding(q, k, v, mask=None):
     attn = scores_of(q, k)
     if mask is not None:
@@ -101,7 +101,7 @@ def the_first_mask_for_all(q, k, v, mask=None):
     return torch.softmax(attn, dim=-1) @ v
 
 
-@planted("mask_first_head", FORM, plain_masked, mask="attend")
+@planted("mask_first_head", FORM, plain_masked, mask="attend", mask_shape="BHTS")
 def the_first_heads_mask(q, k, v, mask=None):
     attn = scores_of(q, k)
     if mask is not None:

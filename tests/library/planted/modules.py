@@ -178,16 +178,16 @@ class Layer(nn.Module):
 
     def weights_of(self, s, mask):
         softmax = SOFTMAXES.get(self.wrong, lambda s: torch.softmax(s, dim=-1))
-        if hasattr(self, "sinks") and self.wrong != "sinks_dropped":
-            sinks = self.sinks[:, None, None].expand(*s.shape[:-1], 1)
-            return torch.cat([s, sinks], -1).softmax(-1)[..., :-1]
-        if self.causal:
+        if self.causal or self.wrong == "causal_not_meant":
             s = s.masked_fill(~self.open_at(*s.shape[-2:]), -INF)
         if self.wrong == "softmax_before_mask":
             return softmax(s) if mask is None else softmax(s) * mask
         if mask is not None:
             s = CLOSINGS.get(self.wrong, lambda s, keep: s.masked_fill(~keep, -INF))(s, mask)
         s = self.capped(s) if self.wrong == "softcap_after_mask" else s
+        if hasattr(self, "sinks") and self.wrong != "sinks_dropped":
+            sinks = self.sinks[:, None, None].expand(*s.shape[:-1], 1)
+            return torch.cat([s, sinks], -1).softmax(-1)[..., :-1]
         w = softmax(s)
         w = self.capped(w) if self.wrong == "softcap_after_softmax" else w
         return w.mean(1, keepdim=True).expand_as(w) if self.wrong == "heads_averaged" else w

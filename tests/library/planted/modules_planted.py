@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[dict, dict]] = {
     "mask_first_example": ({}, {"mask": "attend", "mask_shape": "B1TS"}),
     "mask_first_head": ({"blocked": True}, {"mask": "blocked", "mask_shape": "BHTS"}),
     **{name: (CAUSAL, CAUSAL) for name in modules.BANDS if "causal" in name},
+    "causal_not_meant": ({}, {"causal": False}),
     "causal_only_in_training": (CAUSAL, CAUSAL),
     "causal_cached_length": (CAUSAL, CAUSAL),
     **{name: (WINDOW, WINDOW) for name in modules.BANDS if "window" in name},

@@ -75,7 +75,8 @@ def of_function(plant: Plant, fn):
         for b in range(B if i == 0 else 0):  # each example by itself
             yield outcome(fn, *[t[b : b + 1] if t.shape[0] == B else t for t in given])
     if "mask" in plant.intent:  # an empty row
-        given = [*(drawn(2, H, 5, 4, seed=j) for j in range(3)), masks(plant, 2, H, 5, 5)]
+        given = [in_layout(drawn(2, H, 5, 4, seed=j), layout) for j in range(3)]
+        given.append(masks(plant, 2, H, 5, 5))
         if given[-1].dtype == torch.bool and given[-1].dim() == 4:
             given[-1][1, :, 2] = plant.intent["mask"] == "blocked"
             yield outcome(fn, *given)
@@ -104,13 +105,17 @@ def of_module(plant: Plant, layer):
         x = drawn(3, T, width, seed=i, size=30.0 if T == 37 else 1.0)
         yield outcome(layer, x)
         yield gradients(layer, x)
-        if plant.form == "layer" and not plant.intent.get("causal"):
+        if plant.form in ("layer", "cross") and not plant.intent.get("causal"):
             yield outcome(layer, x, drawn(3, 4, width, seed=9))
         if "mask" in plant.intent:
             B, dtype = (T, torch.float16) if i else (3, torch.float32)
             same = layer.to(dtype)
             x = drawn(B, T, width, seed=i, dtype=dtype)
-            yield outcome(same, x, x, masks(plant, B, H, T, T))
+            mask = masks(plant, B, H, T, T)
+            yield outcome(same, x, x, mask)
+            if mask.dim() == 2 and T != B:  # an example without a key
+                mask[1] = plant.intent["mask"] == "blocked"
+                yield outcome(same, x, x, mask)
             layer.float()
     if "step" in plant.intent:
         yield outcome(lambda x: in_pieces(layer.step, x), drawn(2, sum(PIECES), width, seed=4))

@@ -15,6 +15,7 @@ KINDS: dict[str, type["CausalSelfAttention"]] = {}
 
 def called(mistake):
     def keep(kind):
+        kind.__name__ = "CausalSelfAttention"
         KINDS[mistake] = kind
         return kind
 

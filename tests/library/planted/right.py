@@ -281,7 +281,15 @@ def x_transformers():
     return layer
 
 
+_seen = set()
 for _plant in PLANTS:
-    if not _plant.rope:
-        _key = (_plant.form, _plant.right, str(sorted(_plant.intent.items(), key=str)))
-        RIGHT.setdefault(f"right of {_plant.name}", (lambda p=_plant: p.right(0), _plant.intent))
+    _fn = _plant.right(0)
+    _same = (
+        (_plant.form, str(getattr(_plant.right, "keywords", None)))
+        if isinstance(_fn, nn.Module)
+        else _fn
+    )
+    _key = (str(_same), str(sorted(_plant.intent.items(), key=str)))
+    if not _plant.rope and _key not in _seen:
+        _seen.add(_key)
+        RIGHT[f"right of {_plant.name}"] = (lambda p=_plant: p.right(0), _plant.intent)
