@@ -86,7 +86,7 @@ def plain_cases(draw: Draw) -> list[Case]:
     if not subject.projects:
         cases.append(draw.case("values", 5, d_v=6, words="values of another width than keys"))
         if not subject.heads:
-            cases.append(draw.case("heads", 6, heads=1 if draw.heads > 1 else 1, words="one head"))
+            cases.append(draw.case("heads", 6, heads=1, words="one head"))
     if subject.crosses:
         if subject.projects:
             cases.append(draw.cross(draw.case("context", 5, words="a context of equal length")))
@@ -158,7 +158,7 @@ def masked_cases(draw: Draw) -> list[Case]:
         if "T" in shape:
             mask = matrix_mask(draw, B if "B" in shape else 1, T, S).expand(B, T, S)
             cases.append(_masked(draw, f"random mask{words}", mask))
-    if shape == "BHTS":
+    if shape in ("BHTS", "B1TS") and H > 1:
         mask = torch.rand((2, H, 5, 5), generator=draw.random) < 0.5
         cases.append(_masked(draw, "a mask for each head", mask | torch.eye(5, dtype=torch.bool)))
     shallow = key_masks(2, 5, "right") if "B" in shape else matrix_mask(draw, 1, 5, 5)
@@ -186,6 +186,21 @@ def _deep(draw: Draw, mask: Tensor) -> Case:
             "words": "a mask over scores down to about -300",
         }
     )
+
+
+def guessed_cases(draw: Draw) -> list[Case]:
+    """Masks where sizes are equal, for a function that refuses them otherwise."""
+    subject = draw.subject
+    H = subject.layers[0].heads if subject.projects else draw.heads
+    cases = []
+    for B, T in {(H, 5), (5, 5), (2, H), (H, H), (1, 5)}:
+        S = T
+        if subject.mask_shape in ("BS", "B11S"):
+            mask = key_masks(B, S, "right").expand(B, T, S)
+        else:
+            mask = matrix_mask(draw, B if "B" in subject.mask_shape else 1, T, S).expand(B, T, S)
+        cases.append(_masked(draw, f"a mask with B = {B} and T = {T}", mask))
+    return cases
 
 
 def with_empty_row(draw: Draw) -> Case:

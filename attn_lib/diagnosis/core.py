@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from attn_lib.diagnosis import explore, properties
-from attn_lib.diagnosis.cases import Draw, masked_cases, plain_cases
-from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
+from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.formula import Intent
 from attn_lib.diagnosis.projections import read_layer
-from attn_lib.diagnosis.properties import Findings, numbers
-from attn_lib.diagnosis.quiet import quietly, working_copy
-from attn_lib.diagnosis.report import Failure, Note, Report
-from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
-from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Answer, Subject, read_arguments
+from attn_lib.diagnosis.properties import Findings
+from attn_lib.diagnosis.quiet import copied, make_random, quietly
+from attn_lib.diagnosis.report import Note, Report
+from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Subject, read_arguments
+from attn_lib.diagnosis.verdict import examine
 
 
 def diagnose(
@@ -134,14 +134,14 @@ def diagnose(
     )
     with quietly():
         subject = _subject(fn, arguments, options, module, heads, kv_heads, projections)
-        subject.d_k = d_k
+        subject.d_k, subject.step = d_k, step
         found = Findings()
         if intent.sinks is None:
             intent = replace(intent, sinks=_sinks(subject))
         elif not subject.projects:
             subject.heads = subject.heads or len(intent.sinks)
         intent = _explore(subject, intent, found, layout, mask, mask_shape, causal, window)
-        _examine(subject, intent, found)
+        examine(subject, intent, found)
     return Report(
         subject.name, found.failures, found.notes, found.holds, found.unchecked, found.assumed
     )
@@ -188,21 +188,25 @@ def _subject(
     positional, named, others = read_arguments(fn, arguments)
     subject = Subject(fn, _name(fn), positional, named, others, dict(options or {}))
     subject.heads, subject.kv_heads = heads, kv_heads
-    original = fn if isinstance(fn, nn.Module) else module
-    if original is not None and isinstance(fn, nn.Module):
-        try:
-            subject.fn = subject.module = working_copy(original)
-        except Exception:  # what cannot be copied is used as it is
-            subject.module = original
-    else:
-        subject.module = original
+    original = _module_of(fn) if module is None else module
+    subject.original, subject.projections = original, projections
+    subject.fn, subject.module = copied(fn, original)
     if subject.module is not None:
+        if subject.module is not original:
+            make_random(subject.module)
         subject.layers = read_layer(
             subject.module, heads=heads, kv_heads=kv_heads, projections=projections
         )
         dtypes = {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
         subject.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    subject.unused = copied(subject.fn, subject.module)
     return subject
+
+
+def _module_of(fn: Callable) -> nn.Module | None:
+    """The module itself, or the one that a method belongs to."""
+    owner = getattr(fn, "__self__", fn)
+    return owner if isinstance(owner, nn.Module) else None
 
 
 def _name(fn: Callable) -> str:
@@ -236,6 +240,8 @@ def _explore(
     if layout is None and not subject.projects:
         found.assumed.append(f"the layout is {subject.layout}")
     draw = Draw(subject, intent)
+    properties.check_repeats(subject, draw, found)
+    state = None if subject.random else properties.check_state(subject, draw, found)
     if causal is None and window is None:
         if explore.find_causal(subject, draw):
             intent = replace(intent, causal=True)
@@ -246,6 +252,9 @@ def _explore(
                 found.assumed.append(f"it is meant to have a window of {width}")
     elif causal is None:
         intent = replace(intent, causal=True)
+    if state is not None:
+        named = state if intent.causal else "state_between_calls"
+        found.known(named, found.state_example)
     if subject.takes_mask:
         intent = _explore_mask(subject, intent, found, mask, mask_shape)
     return intent
@@ -255,6 +264,8 @@ def _explore_mask(
     subject: Subject, intent: Intent, found: Findings, mask: str | None, mask_shape: str | None
 ) -> Intent:
     known = explore.find_mask(subject, intent, polarity=mask, shape=mask_shape)
+    if known is None and mask is not None and mask_shape is not None:
+        return _refused(subject, intent, mask, mask_shape)
     if known is None:
         found.unchecked.append("masks: no mask of a known shape and polarity is accepted")
         subject.positional = [r for r in subject.positional if r != "mask"]
@@ -280,120 +291,13 @@ def _explore_mask(
     return replace(intent, empty=empty if empty in ("nan", "zeros", "uniform") else "nan")
 
 
-def _examine(subject: Subject, intent: Intent, found: Findings) -> None:
+def _refused(subject: Subject, intent: Intent, mask: str, mask_shape: str) -> Intent:
+    """A mask that the caller describes, and that raises: perhaps not where sizes are equal."""
+    subject.polarity, subject.mask_shape = mask, mask_shape
     draw = Draw(subject, intent)
-    properties.check_repeats(subject, draw, found)
-    cases = plain_cases(draw)
-    if subject.takes_mask:
-        cases += masked_cases(draw)
-    pairs = [(case, subject.answer(case)) for case in cases]
-    raised = [(case, answer) for case, answer in pairs if answer.out is None]
-    if len(raised) == len(pairs):
-        raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
-    found.unchecked += [f"{case.words or case.name}: {answer.raised}" for case, answer in raised]
-    layers: list[Layer | None] = list(subject.layers) or [None]
-    hypotheses = explain(pairs, intent, layers)
-    answered = [(case, answer) for case, answer in pairs if answer.out is not None]
-    layer = hypotheses[0].layer if hypotheses else layers[0]
-    if hypotheses and not hypotheses[0].mistakes:
-        found.holds.append(f"equal to the reference in {len(answered)} cases")
-    elif hypotheses:
-        _report_known(hypotheses, answered, intent, found)
-    else:
-        _report_unknown(subject, draw, answered, intent, layer, found)
-    _further(subject, draw, layer, found)
-
-
-def _report_known(
-    hypotheses: list[Hypothesis],
-    answered: list[tuple[Case, Answer]],
-    intent: Intent,
-    found: Findings,
-) -> None:
-    first = hypotheses[0]
-    for i, mistake in enumerate(first.mistakes):
-        others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
-        part = replace(first, change=first.parts[i] if len(first.parts) > i else first.change)
-        found.known(mistake, _example(answered, intent, part, first), alike=tuple(sorted(others)))
-
-
-def _example(
-    answered: list[tuple[Case, Answer]], intent: Intent, part: Hypothesis, whole: Hypothesis
-) -> str:
-    """The smallest case in which the mistake alone changes something."""
-    base = right(intent, whole.layer)
-    ordered = sorted(answered, key=lambda c: (c[0].mask is not None, c[0].lengths))
-    for case, answer in ordered:
-        expected = compute(case, base.intent, base.layer).out
-        try:
-            alone = compute(case, part.intent, part.layer, part.change).out
-        except (RuntimeError, ValueError, IndexError, TypeError):
-            continue
-        if answer.out is not None and not equal(alone, expected, case, intent):
-            return show(case, answer.out, expected, intent)
-    return ""
-
-
-def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
-    """The row that differs most, in words and numbers."""
-    gap = (mine - expected).abs().nan_to_num(float("inf"))
-    rows = open_rows(case, intent)
-    if rows is not None:
-        closed = ~rows if gap.dim() == 3 else ~rows[:, None].expand(gap.shape[:-1])
-        gap = gap.masked_fill(closed[..., None], 0.0)
-    flat = int(gap.amax(dim=-1).flatten().argmax())
-    index = torch.unravel_index(torch.tensor(flat), gap.shape[:-1])
-    at = tuple(int(i) for i in index)
-    names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
-    where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))
-    lines = [f"{case.words or case.name}; {where}:"]
-    if case.mask is not None:
-        row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
-        lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")
-    lines.append(f"actual    {numbers(mine[at])}")
-    lines.append(f"expected  {numbers(expected[at])}")
-    return "\n".join(lines)
-
-
-def _report_unknown(
-    subject: Subject,
-    draw: Draw,
-    answered: list[tuple[Case, Answer]],
-    intent: Intent,
-    layer: Layer | None,
-    found: Findings,
-) -> None:
-    base = right(intent, layer)
-    wrong = [(c, a) for c, a in answered if not agrees(a, c, base, intent)]
-    wrong.sort(key=lambda c: (c[0].mask is not None, c[0].lengths))
-    case, answer = wrong[0]
-    expected = compute(case, intent, layer).out
-    assert answer.out is not None  # noqa: S101
-    example = (
-        show(case, answer.out, expected, intent)
-        if answer.out.shape == expected.shape
-        else f"output of shape {tuple(answer.out.shape)}, expected {tuple(expected.shape)}"
-    )
-    right_ones = [c.words or c.name for c, a in answered if (c, a) not in wrong]
-    likely = (
-        f"No known mistake gives these numbers. The output differs from attention in "
-        f"{len(wrong)} of {len(answered)} inputs"
-    )
-    likely += f", and is right for: {'; '.join(right_ones)}." if right_ones else "."
-    found.failures.append(Failure(None, "the output is not attention's", likely, example=example))
-
-
-def _further(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:
-    """Properties that are reported where the numbers themselves are right."""
-    named = [f.mistake for f in found.failures]
-    properties.check_arguments(subject, draw, found)
-    if named:
-        return
-    properties.check_batch(subject, draw, found)
-    properties.check_strides(subject, draw, found)
-    properties.check_training(subject, draw, found)
-    properties.check_gradients(subject, draw, layer, found)
-    properties.check_half(subject, draw, layer, found)
+    answer = subject.answer(properties.with_padding(draw, draw.case("mask", 5)))
+    subject.mask_refused = answer.raised or "the output has another shape"
+    return replace(intent, polarity=mask)
 
 
 def assert_attention(fn: Callable, **adapter: Any) -> None:

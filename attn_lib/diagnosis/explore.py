@@ -32,14 +32,14 @@ def find_layout(subject: Subject, intent: Intent) -> str:
     Source: the layouts of PyTorch, FlashAttention and ``nn.MultiheadAttention``.
     """
     before, raised = subject.layout, ""
-    options = ("BTd", "TBd") if subject.projects else LAYOUTS
+    options: tuple[str, ...] = ("BTd", "TBd") if subject.projects else LAYOUTS
     if not subject.projects and subject.heads and subject.heads > 1:
         options = tuple(o for o in LAYOUTS if o not in ("Td", "HTd", "THd"))
     try:
         for sizes in ((4, 7), (5, 5)) if subject.crosses else ((5, 5),):
             for layout in options:
                 subject.layout = layout
-                answer = subject.answer(Draw(subject, intent).case("layout", *sizes))
+                answer = subject.fresh().answer(Draw(subject, intent).case("layout", *sizes))
                 if answer.out is not None:
                     expected = compute(
                         Draw(subject, intent).case("layout", *sizes),
@@ -142,20 +142,21 @@ def find_mask(
     """
     before, accepted = (subject.polarity, subject.mask_shape), None
     options = [polarity] if polarity else list(POLARITIES)
+    sizes = [(4, 7), (5, 5)] if subject.crosses and not intent.causal else [(5, 5)]
     try:
-        for subject.mask_shape in list(_mask_options(subject, shape)):
-            for subject.polarity in options:
-                draw = Draw(subject, intent)
-                T, S = (4, 7) if subject.crosses and not intent.causal else (5, 5)
-                case = _probe(draw, T, S, subject.mask_shape)
-                answer = subject.answer(case)
-                if answer.out is None or not _fits(answer.out, case, subject, intent):
-                    continue
-                accepted = accepted or (subject.polarity, subject.mask_shape)
-                if polarity and shape:
-                    return polarity, shape
-                if _closes(subject, case):
-                    return subject.polarity, subject.mask_shape
+        for T, S in sizes:
+            for candidate in list(_mask_options(subject, shape)):
+                for meaning in options:
+                    subject.mask_shape, subject.polarity = candidate, meaning
+                    case = _probe(Draw(subject, intent), T, S, candidate)
+                    answer = subject.answer(case)
+                    if answer.out is None or not _fits(answer.out, case, subject, intent):
+                        continue
+                    accepted = accepted or (meaning, candidate)
+                    if polarity and shape:
+                        return polarity, shape
+                    if _closes(subject, case):
+                        return meaning, candidate
     finally:
         subject.polarity, subject.mask_shape = before
     return accepted

@@ -150,23 +150,32 @@ def norm(run: Run) -> None:
     """The norms of queries and keys, over d_k."""
     if run.intent.qk_norm is not None:
         gains = run.layer.norms if run.layer else {}
-        run.q = normed(run.q, run.intent.qk_norm, gains.get("q"))
-        run.k = normed(run.k, run.intent.qk_norm, gains.get("k"))
+        run.q = normed(run.q, run.intent.qk_norm, gains, "q")
+        run.k = normed(run.k, run.intent.qk_norm, gains, "k")
 
 
-def normed(x: Tensor, kind: str, gain: Tensor | None, axis: int = -1) -> Tensor:
+def normed(x: Tensor, kind: str, gains: Mapping[str, Tensor], role: str, axis: int = -1) -> Tensor:
     """(B, H, T, d_k), each row normed; a gain of H · d_k norms all heads together."""
-    if gain is not None and gain.numel() != x.shape[-1]:
-        flat = normed(x.transpose(1, 2).flatten(-2), kind, gain.flatten(), axis)
+    gain = gains.get(role)
+    if gain is not None and gain.numel() == x.shape[1] * x.shape[-1] != x.shape[-1]:
+        flat = normed(x.transpose(1, 2).flatten(-2), kind, gains, role)
         return cut(flat, x.shape[1])
+    eps = gains.get(f"{role}_eps", torch.tensor(1e-5 if kind == "layer" else 1e-6))
     if kind == "l2":
         x = x / x.norm(dim=axis, keepdim=True).clamp(min=1e-12)
     elif kind == "rms":
-        x = x / (x.square().mean(dim=axis, keepdim=True) + 1e-6).sqrt()
+        x = x / (x.square().mean(dim=axis, keepdim=True) + eps).sqrt()
     else:
         x = x - x.mean(dim=axis, keepdim=True)
-        x = x / (x.square().mean(dim=axis, keepdim=True) + 1e-5).sqrt()
-    return x if gain is None else x * gain
+        x = x / (x.square().mean(dim=axis, keepdim=True) + eps).sqrt()
+    return with_gain(x, gains, role)
+
+
+def with_gain(x: Tensor, gains: Mapping[str, Tensor], role: str) -> Tensor:
+    """Times the gain, plus the bias of the norm, where they have the width of x."""
+    gain, bias = gains.get(role), gains.get(f"{role}_bias")
+    x = x if gain is None or gain.numel() != x.shape[-1] else x * gain.flatten()
+    return x if bias is None or bias.numel() != x.shape[-1] else x + bias.flatten()
 
 
 def rotate(run: Run) -> None:

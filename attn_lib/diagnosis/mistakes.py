@@ -332,7 +332,7 @@ _MASKS = (
     Mistake(
         "mask_or_causal",
         "mask and causal mask are not both applied",
-        "The given mask and the causal mask are not both applied: a cell is open where one opens it.",
+        "The given mask and the causal mask are not both applied.",
         "mask | causal, or an if/else between the two",
         "mask & causal",
         _GITHUB + "annotated-transformer/issues/118",
@@ -358,7 +358,7 @@ _MASKS = (
     Mistake(
         "mask_zeroes_scores",
         "closed scores become 0 (or a small positive number)",
-        "Closed scores are set to 0, or to a number near it, before the softmax: that closes nothing.",
+        "Closed scores are set to 0 or 1 before the softmax, which closes nothing.",
         "masked_fill(~mask, 0), masked_fill(~mask, 1e-9)",
         "scores.masked_fill(~mask, -inf)",
         _GITHUB + "QwenLM/Qwen/issues/933",
@@ -393,6 +393,15 @@ _CAUSAL = (
         masks.CAUSAL_MISSING,
     ),
     Mistake(
+        "causal_not_meant",
+        "causal although it is not meant to be",
+        "Queries do not attend to later keys, although no causal mask is meant.",
+        "is_causal=True, tril",
+        "Leave the causal mask out, or say causal=True.",
+        _SDPA,
+        masks.CAUSAL_NOT_MEANT,
+    ),
+    Mistake(
         "causal_sees_one_ahead",
         "the causal mask sees one key too many",
         "Each query also attends to the key just after it.",
@@ -424,7 +433,7 @@ _CAUSAL = (
     Mistake(
         "causal_top_left",
         "the causal mask is aligned at the first key",
-        "With fewer queries than keys, the queries are taken for the first positions, not the last.",
+        "Where T and S differ, the queries are taken for the first positions, not the last.",
         "tril(ones(T, S)), or is_causal=True with T != S",
         "tril(ones(T, S), diagonal=S - T)",
         "https://github.com/pytorch/pytorch/issues/108108",
@@ -434,7 +443,7 @@ _CAUSAL = (
     Mistake(
         "causal_bottom_right_by_cut",
         "the causal mask is aligned at the last key",
-        "With fewer queries than keys, the queries are taken for the last positions, not the first.",
+        "Where T and S differ, the queries are taken for the last positions, not the first.",
         "tril(ones(T, S), diagonal=S - T)",
         "tril(ones(T, S))",
         "https://github.com/pytorch/pytorch/issues/108108",
@@ -878,7 +887,7 @@ _ROTARY = (
     Mistake(
         "rope_positions_restart",
         "RoPE's positions restart at 0",
-        "The positions start at 0 again where earlier keys exist: in each piece, or for the queries.",
+        "The positions start at 0 again where there are earlier keys.",
         "torch.arange(x.shape[1]) in a call with a cache",
         "torch.arange(seen, seen + T)",
         _GITHUB + "Blaizzy/mlx-vlm/issues/1983",
@@ -1155,6 +1164,7 @@ _PROPERTIES = (
         "for i in range(S // block)",
         "range(0, S, block)",
         "https://arxiv.org/abs/2205.14135",
+        masks.BLOCK_REMAINDER,
     ),
 )
 

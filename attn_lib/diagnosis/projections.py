@@ -31,11 +31,34 @@ _ROLES = {
 }
 _EMPTY_WORDS = {"proj", "projection", "projections", "linear", "lin", "layer", "to", "w", "fc"}
 _EMPTY_WORDS |= {"matrix", "weight", "weights", "bias", "net", "0", "transform", "map", "head"}
-_HEADS = ("num_heads", "n_heads", "n_head", "nhead", "nheads", "num_attention_heads", "heads")
+_HEADS: tuple[str, ...] = (
+    "num_heads",
+    "n_heads",
+    "n_head",
+    "nhead",
+    "nheads",
+    "num_attention_heads",
+    "heads",
+)
 _HEADS += ("head_num", "n_h", "h", "H", "num_q_heads", "n_q_heads", "num_head", "attention_heads")
-_KV_HEADS = ("num_kv_heads", "n_kv_heads", "num_key_value_heads", "n_kv", "n_kv_head", "kv_heads")
+_KV_HEADS: tuple[str, ...] = (
+    "num_kv_heads",
+    "n_kv_heads",
+    "num_key_value_heads",
+    "n_kv",
+    "n_kv_head",
+    "kv_heads",
+)
 _KV_HEADS += ("num_kv", "num_query_groups", "n_kv_groups", "num_groups_kv", "h_kv", "H_kv")
-_WIDTHS = ("head_dim", "d_k", "d_head", "dim_head", "head_size", "attention_head_size", "dk")
+_WIDTHS: tuple[str, ...] = (
+    "head_dim",
+    "d_k",
+    "d_head",
+    "dim_head",
+    "head_size",
+    "attention_head_size",
+    "dk",
+)
 
 
 def role_of(name: str) -> str | None:
@@ -93,7 +116,7 @@ def read_layer(
 
     Source: the names that published attention modules use.
     """
-    parameters = dict(module.named_parameters())
+    parameters: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     by_role = _named(module, parameters, projections)
     if not ({"q", "k", "v"} <= by_role.keys() or "qkv" in by_role or {"q", "kv"} <= by_role.keys()):
         return []
@@ -101,12 +124,7 @@ def read_layer(
     weights = {role: _stacked([parameters[n] for n in names]) for role, names in by_role.items()}
     raw = any(_is_raw(module, n) for names in by_role.values() for n in names)
     H, H_kv = count_heads(module, weights, by_role, heads, kv_heads)
-    norms = {
-        role: parameters[n].detach().double()
-        for n in parameters
-        for role in "qk"
-        if re.search(rf"(^|[._]){role}(uery|ey)?_?(layer)?_?norm", n) and n.endswith("weight")
-    }
+    norms = _norms(module)
     layers = []
     for turned in (True, False) if raw else (False,):
         for interleaved in (False, True):
@@ -118,13 +136,33 @@ def read_layer(
     return layers
 
 
+def _norms(module: nn.Module) -> dict[str, Tensor]:
+    """Gains, biases and eps of the norms of queries and keys."""
+    found: dict[str, Tensor] = {}
+    for name, part in module.named_modules():
+        match = re.fullmatch(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)", name.rpartition(".")[2])
+        if match is None:
+            continue
+        role = match[1]
+        for key, attribute in ((role, "weight"), (f"{role}_bias", "bias")):
+            value = getattr(part, attribute, None)
+            if isinstance(value, Tensor):
+                found[key] = value.detach().double()
+        eps = getattr(part, "eps", getattr(part, "variance_epsilon", None))
+        if isinstance(eps, float):
+            found[f"{role}_eps"] = torch.tensor(eps)
+        elif isinstance(part, nn.RMSNorm):
+            found[f"{role}_eps"] = torch.tensor(torch.finfo(torch.float32).eps)
+    return found
+
+
 def _named(
     module: nn.Module, parameters: dict[str, Tensor], projections: Mapping[str, str] | None
 ) -> dict[str, list[str]]:
     if projections is not None:
         named = {}
-        for role, name in projections.items():
-            name = name if name in parameters else f"{name}.weight"
+        for role, said in projections.items():
+            name = said if said in parameters else f"{said}.weight"
             if role not in _ROLES or name not in parameters:
                 known = ", ".join(parameters)
                 raise ValueError(
@@ -135,10 +173,10 @@ def _named(
         return named
     matrices = [n for n, p in parameters.items() if p.dim() >= 2 and not n.endswith("bias")]
     by_role: dict[str, list[str]] = {}
-    for name in matrices:
-        role = role_of(name)
-        if role is not None:
-            by_role.setdefault(role, []).append(name)
+    for matrix in matrices:
+        found = role_of(matrix)
+        if found is not None:
+            by_role.setdefault(found, []).append(matrix)
     if not by_role.keys() & {"q", "qkv"}:
         listed = [n for n in matrices if re.search(r"\.\d+\.weight$", n)]
         if len(listed) in (3, 4):  # a list of four, as in the Annotated Transformer

@@ -1,15 +1,14 @@
 """Properties that need no reference for the output: what a call leaves behind, and gradients."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from attn_lib.diagnosis.cases import Draw, key_masks
-from attn_lib.diagnosis.formula import Case, Layer, compute
+from attn_lib.diagnosis.cases import Draw, key_masks, with_empty_row
+from attn_lib.diagnosis.explore import influence
+from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
 from attn_lib.diagnosis.mistakes import MISTAKES
-from attn_lib.diagnosis.quiet import WithoutDropout
 from attn_lib.diagnosis.report import Failure, Note
 from attn_lib.diagnosis.search import equal
 from attn_lib.diagnosis.subject import Subject, quoted
@@ -24,6 +23,7 @@ class Findings:
     holds: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    state_example: str = ""
 
     def known(self, mistake: str, example: str, *, alike: tuple[str, ...] = ()) -> None:
         """Add a failure, or a note, of the table."""
@@ -45,6 +45,10 @@ class Findings:
                 )
             )
 
+    def property(self, name: str, likely: str, example: str = "") -> None:
+        """Add a failure that is not in the table."""
+        self.failures.append(Failure(None, name, likely, example=example))
+
 
 def numbers(x: Tensor) -> str:
     """A few numbers, as [0.123, −1.500]."""
@@ -57,50 +61,56 @@ def largest(a: Tensor, b: Tensor) -> float:
 
 
 def check_repeats(subject: Subject, draw: Draw, found: Findings) -> None:
-    """Equal calls give equal outputs, with another call between them too."""
-    case, other = draw.case("repeat", 5), draw.case("between", 7, B=3)
-    first, second = subject.answer(case), subject.answer(case)
-    subject.answer(other)
-    third = subject.answer(case)
-    outs = [a.out for a in (first, second, third)]
-    if outs[0] is None:
+    """Equal calls of fresh copies are equal; if they are not, with dropout switched off."""
+    case = draw.case("repeat", 5)
+    first, second = subject.fresh().answer(case).out, subject.fresh().answer(case).out
+    if first is None or second is None or _same(first, second):
         return
-    if outs[1] is None or outs[2] is None:
-        raised = second.raised or third.raised
-        example = f"The first call of 5 positions gives an output; the same call later: {raised}"
-        found.known("state_between_calls", example)
-        return
-    if equal(outs[0], outs[1], case, draw.intent):
-        if equal(outs[1], outs[2], case, draw.intent):
-            found.holds.append("equal calls give equal outputs, also with another call between")
-        else:
-            difference = largest(outs[1], outs[2])
-            found.known(
-                "state_between_calls",
-                f"5 positions, then 7, then the first 5 again: the two outputs of the same 5 "
-                f"positions differ by up to {difference:.3g}.",
-            )
-        return
-    watch = WithoutDropout()
-    with watch:
-        still = [subject.answer(case).out for _ in range(2)]
-    settled = still[0] is not None and still[1] is not None
-    if settled and torch.equal(still[0], still[1]):  # type: ignore[arg-type]
-        subject.always_without_dropout = True
+    subject.always_without_dropout = True
+    still = [subject.fresh().answer(case).out for _ in range(2)]
+    if still[0] is not None and still[1] is not None and _same(still[0], still[1]):
         found.known(
             "dropout_in_evaluation",
-            f"Two equal calls in evaluation mode differ by up to {largest(outs[0], outs[1]):.3g}; "
+            f"Two equal calls in evaluation mode differ by up to {largest(first, second):.3g}; "
             "with dropout switched off they are equal. Everything else was checked without it.",
         )
-    else:
-        again = subject.answer(case).out
-        if again is not None and outs[2] is not None and torch.equal(outs[2], again):
-            found.known("state_between_calls", "The first two of several equal calls differ.")
+        return
+    subject.always_without_dropout, subject.random = False, True
+    found.known(
+        "not_deterministic", f"Two equal calls differ by up to {largest(first, second):.3g}."
+    )
+
+
+def check_state(subject: Subject, draw: Draw, found: Findings) -> str | None:
+    """A call does not depend on earlier ones: compared with copies that were never called.
+
+    Returns:
+        The mistake, if there is one; from then on each call has a copy of its own.
+    """
+    case, same_length = draw.case("first", 5), draw.case("same length", 5)
+    other = draw.case("another length", 7, B=3)
+    used = subject.fresh()
+    for name, now in (
+        ("5 positions", case),
+        ("other 5 positions", same_length),
+        ("7 positions", other),
+        ("the first 5 positions again", case),
+    ):
+        alone, after = subject.fresh().answer(now), used.answer(now)
+        if alone.out is None or (after.out is not None and _same(alone.out, after.out)):
+            continue
+        subject.always_fresh = True
+        if after.out is None:
+            example = f"A call with {name} raises after earlier calls: {after.raised}"
         else:
-            found.known(
-                "not_deterministic",
-                f"Two equal calls differ by up to {largest(outs[0], outs[1]):.3g}.",
+            example = (
+                f"A call with {name} differs by up to {largest(alone.out, after.out):.3g} after "
+                "earlier calls from what it gives as the first call."
             )
+        found.state_example = example
+        return "causal_cached_length" if name == "7 positions" else "state_between_calls"
+    found.holds.append("a call does not depend on earlier ones")
+    return None
 
 
 def check_arguments(subject: Subject, draw: Draw, found: Findings) -> None:
@@ -179,114 +189,41 @@ def check_strides(subject: Subject, draw: Draw, found: Findings) -> None:
         found.known("not_contiguous", example)
 
 
-Gradients = dict[str, Tensor | None]
-
-
-def check_gradients(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:
-    """Gradients to each input, and to each projection, are those of the reference."""
-    cases = [draw.case("gradients", 5)]
-    if subject.crosses:
-        cases.append(draw.case("gradients, fewer queries", 4, 6))
-    if subject.takes_mask:
-        cases.append(with_padding(draw, draw.case("gradients with a mask", 5)))
-    checked = False
-    for case in cases:
-        try:
-            mine, theirs = _gradients(subject, case), _expected(case, draw, layer)
-        except Exception as error:
-            found.unchecked.append(f"{case.name}: {quoted(error)}")
-            continue
-        checked = True
-        if _report_gradients(mine, theirs, case, found):
-            return
-    if checked:
-        names = "the input" if subject.projects else "q, k and v"
-        found.holds.append(f"gradients to {names} are those of the reference")
-
-
-def _gradients(subject: Subject, case: Case) -> Gradients:
-    leaves = {role: x.to(subject.dtype).requires_grad_(True) for role, x in case.tensors.items()}
-    answer = subject.ask(Case(**{**vars(case), "tensors": leaves}))
-    out = subject.raw_out if subject.raw_out is not None else answer.out
-    assert out is not None and answer.out is not None  # noqa: S101
-    if not answer.out.requires_grad:
-        return dict.fromkeys(leaves)
-    loss = (answer.out * _weights_of(answer.out)).sum()
-    grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    return dict(zip(leaves, grads, strict=True))
-
-
-def _expected(case: Case, draw: Draw, layer: Layer | None) -> Gradients:
-    leaves = {r: x.detach().clone().requires_grad_(True) for r, x in case.tensors.items()}
-    run = compute(Case(**{**vars(case), "tensors": leaves}), draw.intent, layer)
-    loss = (run.out * _weights_of(run.out)).sum()
-    return dict(
-        zip(
-            leaves, torch.autograd.grad(loss, list(leaves.values()), allow_unused=True), strict=True
-        )
-    )
-
-
-def _weights_of(out: Tensor) -> Tensor:
-    return torch.linspace(-1.0, 1.0, out.numel(), dtype=torch.float64).view(out.shape).sin()
-
-
-def _report_gradients(mine: Gradients, theirs: Gradients, case: Case, found: Findings) -> bool:
-    wrong = []
-    for role, expected in theirs.items():
-        got = mine[role]
-        if expected is None:
-            continue
-        got = torch.zeros_like(expected) if got is None else got.double()
-        size = 1.0 + expected.abs().max().item()
-        if not torch.allclose(got, expected, atol=3e-4 * size, rtol=0.0):
-            wrong.append((role, got, expected))
-    if not wrong:
-        return False
-    none = [role for role, got, _ in wrong if not got.any()]
-    example = "; ".join(
-        f"gradient of {role}: {numbers(got)}, expected {numbers(expected)}"
-        for role, got, expected in wrong[:2]
-    )
-    where = f"{case.name}: {example}."
-    if set(none) == {"q", "k"}:
-        found.known("gradient_detached_weights", where)
-    elif none and len(none) == len(wrong):
-        for role in none:
-            name = f"gradient_detached_{role}"
-            found.known(name if name in MISTAKES else "gradient_wrong", where)
-    else:
-        found.known("gradient_wrong", where)
-    return True
-
-
 def check_half(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:
-    """Half precision, for functions of queries, keys and values."""
-    if subject.projects or subject.dtype != torch.float32:
+    """Half precision: the dtype of the output, numbers that overflow, the size of the error."""
+    if subject.dtype != torch.float32:
         return
     case = draw.case("half", 6)
-    tensors = {**case.tensors, "q": 4.0 * case.tensors["q"]}
-    case = Case(**{**vars(case), "tensors": tensors})
+    if not subject.projects:
+        tensors = {**case.tensors, "q": 10.0 * case.tensors["q"]}
+        case = Case(**{**vars(case), "tensors": tensors})
     case = with_padding(draw, case) if subject.takes_mask else case
     errors = []
     for dtype in (torch.float16, torch.bfloat16):
-        subject.dtype = dtype
-        answer = subject.answer(case)
-        raw = subject.raw_out
-        subject.dtype = torch.float32
         name = str(dtype).removeprefix("torch.")
+        twin = subject.fresh()
+        if twin.module is not None:
+            if twin.module is subject.original:
+                found.unchecked.append("half precision: the module cannot be copied")
+                return
+            twin.module.to(dtype)
+        twin.dtype = dtype
+        answer = twin.answer(case)
         if answer.out is None:
             if "overflow" in answer.raised:
                 found.known("mask_fill_overflows_half", f"In {name}: {answer.raised}")
             else:
                 found.unchecked.append(f"{name}: the call raises {answer.raised}")
             continue
+        raw = twin.raw_out
         if raw is not None and raw.dtype != dtype:
             found.known("output_dtype", f"Inputs of {name} give an output of {raw.dtype}.")
         rounded = {r: x.to(dtype).double() for r, x in case.tensors.items()}
         expected = compute(Case(**{**vars(case), "tensors": rounded}), draw.intent, layer).out
         floor = torch.finfo(dtype).eps * expected.abs().max().item()
         errors.append((name, largest(answer.out, expected) / floor))
+    if subject.projects:
+        return
     if any(error > 2.0 for _, error in errors):
         texts = [f"{error:.2g} rounding steps in {name}" for name, error in errors]
         found.known("not_float32_inside", f"The largest error is {', '.join(texts)}.")
@@ -294,13 +231,61 @@ def check_half(subject: Subject, draw: Draw, layer: Layer | None, found: Finding
         found.holds.append("half precision: the error is at most two rounding steps")
 
 
+def check_empty_row(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:
+    """A query that may attend to nothing changes no other query's output."""
+    try:
+        case = with_empty_row(draw)
+        answer = subject.answer(case)
+    except ValueError:
+        return
+    if answer.out is None:
+        return
+    expected = compute(case, draw.intent, layer).out
+    if equal(answer.out, expected, case, draw.intent):
+        found.holds.append("a query that may attend to nothing changes no other query")
+    else:
+        found.known("empty_row_spreads", show(case, answer.out, expected, draw.intent))
+
+
+def check_closed_keys(subject: Subject, draw: Draw, found: Findings) -> bool:
+    """Whether keys that are closed to a query have no influence on it; else a failure."""
+    case = with_padding(draw, draw.case("closed", 5))
+    if case.mask is None or bool(case.mask[0].all()):
+        return True
+    alone = {role: x[:1] for role, x in case.tensors.items()}
+    one = Case(**{**vars(case), "tensors": alone, "mask": case.mask[:1]})
+    seen = influence(subject, one) & ~case.mask[0]
+    if subject.projects:
+        seen = seen & ~torch.eye(len(seen), dtype=torch.bool)
+    if not seen.any():
+        return True
+    t, s = (int(i) for i in seen.nonzero()[0])
+    found.known(
+        "closed_key_reaches_output",
+        f"Key {s} is closed to query {t}; changing it changes the output of query {t}.",
+    )
+    return False
+
+
+def check_clones(subject: Subject, found: Findings) -> None:
+    """The projections of queries and keys start with different weights."""
+    if not subject.projects:
+        return
+    weights = subject.layers[0].weights
+    for one, two in (("q", "k"), ("q", "v"), ("k", "v")):
+        if weights[one].shape == weights[two].shape and torch.equal(weights[one], weights[two]):
+            found.known("projections_cloned", f"The weights of {one} and {two} are equal.")
+            return
+    found.holds.append("queries, keys and values have weights of their own")
+
+
 def check_training(subject: Subject, draw: Draw, found: Findings) -> None:
     """With dropout switched off, training mode gives what evaluation mode gives."""
     if subject.module is None:
         return
-    cases = [draw.case("modes", 5)]
+    cases = [draw.case("5 positions", 5)]
     if subject.takes_mask:
-        cases.append(with_padding(draw, draw.case("modes with a mask", 5)))
+        cases.append(with_padding(draw, draw.case("5 positions and a mask", 5)))
     for case in cases:
         one = subject.answer(case)
         two = subject.answer(Case(**{**vars(case), "training": True}))
@@ -309,16 +294,66 @@ def check_training(subject: Subject, draw: Draw, found: Findings) -> None:
         if not equal(one.out, two.out, case, draw.intent):
             found.known(
                 "train_eval_differ",
-                f"{case.name}: with dropout switched off, the outputs differ by up to "
-                f"{largest(one.out, two.out):.3g}.",
+                f"{case.name}: the outputs of the two modes differ by up to "
+                f"{largest(one.out, two.out):.3g}, with dropout switched off in both.",
             )
             return
     found.holds.append("training mode, with dropout switched off, equals evaluation mode")
 
 
-CHECKS: tuple[Callable[[Subject, Draw, Findings], None], ...] = (
-    check_arguments,
-    check_batch,
-    check_strides,
-    check_training,
-)
+def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
+    """The row that differs most, in words and numbers."""
+    gap = (mine - expected).abs().nan_to_num(float("inf"))
+    rows = open_rows(case, intent)
+    if rows is not None:
+        closed = ~rows if gap.dim() == 3 else ~rows[:, None].expand(gap.shape[:-1])
+        gap = gap.masked_fill(closed[..., None], 0.0)
+    flat = int(gap.amax(dim=-1).flatten().argmax())
+    index = torch.unravel_index(torch.tensor(flat), gap.shape[:-1])
+    at = tuple(int(i) for i in index)
+    names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
+    where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))
+    lines = [f"{case.words or case.name}; {where}:"]
+    if case.mask is not None:
+        row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
+        lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")
+    lines.append(f"actual    {numbers(mine[at])}")
+    lines.append(f"expected  {numbers(expected[at])}")
+    return "\n".join(lines)
+
+
+def facts(subject: Subject, draw: Draw) -> list[str]:
+    """Properties of every attention that do not hold here, each in a sentence with its numbers."""
+    if subject.projects:
+        return []
+    case, texts = draw.case("facts", 5), []
+    base = subject.answer(case).out
+    t = case.tensors
+    ones = subject.answer(_with(case, v=torch.ones_like(t["v"]))).out
+    if (
+        ones is not None
+        and draw.intent.sinks is None
+        and largest(ones, torch.ones_like(ones)) > 1e-3
+    ):
+        low, high = ones.min().item(), ones.max().item()
+        texts.append(
+            f"With every value equal to 1, the output is {low:.3g} to {high:.3g}: "
+            "the weights of a row do not sum to 1."
+        )
+    twice = subject.answer(_with(case, v=2.0 * t["v"])).out
+    if base is not None and twice is not None and largest(twice, 2.0 * base) > 1e-3:
+        texts.append("Doubling the values does not double the output.")
+    if not draw.intent.causal and draw.intent.rope_base is None and base is not None:
+        order = torch.tensor([3, 0, 4, 1, 2])
+        moved = _with(case, k=t["k"][..., order, :], v=t["v"][..., order, :])
+        out = subject.answer(moved).out
+        if out is not None and largest(out, base) > 1e-3:
+            texts.append(
+                "Another order of the keys, with their values, changes the output by up to "
+                f"{largest(out, base):.3g}."
+            )
+    return texts
+
+
+def _with(case: Case, **tensors: Tensor) -> Case:
+    return Case(**{**vars(case), "tensors": {**case.tensors, **tensors}})

@@ -1,8 +1,10 @@
 """Calls that leave no trace: modes, random states, tensors and the terminal stay as they were."""
 
 import copy
+import functools
 import io
 import random
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -70,26 +72,71 @@ class WithoutDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def working_copy(module: nn.Module) -> nn.Module:
-    """A copy whose constant parameters are random, so that no bias or gain hides a mistake.
+def copied(fn: Callable, module: nn.Module | None) -> tuple[Callable, nn.Module | None]:
+    """A copy of a callable, with what it remembers, and the copy's own module.
 
     Args:
-        module: any module that can be copied.
+        fn: a module, a method, a function with what it encloses, or any other callable.
+        module: the module that ``fn`` calls, if there is one.
 
     Returns:
-        The copy, in evaluation mode.
+        ``(fn, module)``; what cannot be copied is the same as before.
+
+    Example:
+        >>> def counter():
+        ...     calls = []
+        ...     return lambda: calls.append(0) or len(calls)
+        >>> count = counter()
+        >>> copied(count, None)[0](), copied(count, None)[0]()
+        (1, 1)
+
+    Source: ``copy.deepcopy``, which takes functions for constants.
+    """
+    memo: dict[int, Any] = {}
+    try:
+        twin = _copied(fn, memo)
+        return twin, None if module is None else memo.get(id(module), copy.deepcopy(module, memo))
+    except Exception:  # whatever a part of it raises
+        return fn, module
+
+
+def _copied(fn: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(fn, types.FunctionType):
+        if fn.__closure__ is None:
+            return fn
+        cells = tuple(types.CellType(_copied(c.cell_contents, memo)) for c in fn.__closure__)
+        twin = types.FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
+        twin.__kwdefaults__ = fn.__kwdefaults__
+        twin.__dict__.update(copy.deepcopy(fn.__dict__, memo))
+        return twin
+    if isinstance(fn, types.MethodType):
+        return types.MethodType(fn.__func__, _copied(fn.__self__, memo))
+    if isinstance(fn, functools.partial):
+        options = {name: _copied(value, memo) for name, value in fn.keywords.items()}
+        return functools.partial(
+            _copied(fn.func, memo), *(_copied(value, memo) for value in fn.args), **options
+        )
+    return copy.deepcopy(fn, memo)
+
+
+def make_random(module: nn.Module) -> None:
+    """Let constant parameters of a copy be random, so that no bias or gain hides a mistake.
+
+    Args:
+        module: a copy that nobody else uses; it is changed, and in evaluation mode afterwards.
 
     Example:
         >>> plain = nn.LayerNorm(4)
-        >>> bool((working_copy(plain).weight == plain.weight).all())
+        >>> make_random(plain)
+        >>> bool((plain.weight == 1.0).all())
         False
 
-    Source: ``copy.deepcopy``.
+    Source: biases start at 0 and gains at 1 in most libraries.
     """
-    twin = copy.deepcopy(module).eval()
+    module.eval()
     draw = torch.Generator().manual_seed(7)
     with torch.no_grad():
-        for parameter in twin.parameters():
+        for parameter in module.parameters():
             if not parameter.is_floating_point() or parameter.numel() < 2:
                 continue
             parameter.requires_grad_(True)
@@ -97,4 +144,3 @@ def working_copy(module: nn.Module) -> nn.Module:
                 noise = torch.randn(parameter.shape, generator=draw)
                 size = 0.3 if parameter.dim() < 2 else parameter.shape[-1] ** -0.5
                 parameter.add_((size * noise).to(parameter))
-    return twin

@@ -93,8 +93,9 @@ def explain(
         fits = [h for h in singles if _all(h, ordered, meant)]
         if fits:
             return fits
+    deadline = time.perf_counter() + _SECONDS_FOR_PAIRS
     for layer in layers:
-        fits = _pairs(answered, meant, layer)
+        fits = _pairs(answered, meant, layer, deadline)
         if fits:
             return fits
     return []
@@ -120,7 +121,10 @@ def _forms(mistake: Mistake, meant: Intent, layer: Layer | None) -> list[Hypothe
 
 
 def _pairs(
-    cases: Sequence[tuple[Case, Answer]], meant: Intent, layer: Layer | None
+    cases: Sequence[tuple[Case, Answer]],
+    meant: Intent,
+    layer: Layer | None,
+    deadline: float,
 ) -> list[Hypothesis]:
     base = right(meant, layer)
     failing = [c for c in cases if not agrees(c[1], c[0], base, meant)]
@@ -129,13 +133,12 @@ def _pairs(
     forms = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
     first = failing[:1]
     alone = [h for h in forms if _all(h, first, meant)]  # explains the simplest failing case
-    started = time.perf_counter()
     likely = ((a, b) for a in alone for b in forms)
     rest = combinations(forms, 2)
-    for candidates in (likely, rest):
-        fits = []
+    for candidates in (likely, rest):  # the second only where neither explains the case alone
+        fits: list[Hypothesis] = []
         for a, b in candidates:
-            if time.perf_counter() - started > _SECONDS_FOR_PAIRS:
+            if time.perf_counter() > deadline:
                 return fits
             both = _together(a, b)
             if both is not None and _all(both, ordered, meant):

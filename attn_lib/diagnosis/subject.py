@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_lib.diagnosis.formula import Case, Layer
-from attn_lib.diagnosis.quiet import WithoutDropout
+from attn_lib.diagnosis.quiet import WithoutDropout, copied
 
 _NAMES = {
     "q": {"q", "query", "queries", "xq", "qs"},
@@ -146,6 +146,15 @@ class Subject:
     d_k: int | None = None
     always_without_dropout: bool = False
     raw_out: Tensor | None = None  # the last output as it was returned
+    unused: tuple[Callable, nn.Module | None] | None = None  # copies that were never called
+    original: nn.Module | None = None
+    projections: Mapping[str, str] | None = None
+    reading: int = 0  # which way of reading the projections fits
+    step: Callable | None = None
+    mask_refused: str = ""  # what a mask of the usual sizes raises
+    random: bool = False
+    with_dropout: bool = False
+    always_fresh: bool = False  # a call changes later calls: each call has a copy of its own
 
     @property
     def roles(self) -> set[str]:
@@ -177,7 +186,9 @@ class Subject:
             given |= {"context": given["x"]} if self._required("context") else {}
         counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}
         return {
-            role: to_layout(x.to(self.dtype), self.layout, case.merged, counts.get(role, 1))
+            role: to_layout(
+                x.to(self.dtype, copy=True), self.layout, case.merged, counts.get(role, 1)
+            )
             for role, x in given.items()
             if role in self.roles
         }
@@ -207,7 +218,7 @@ class Subject:
     def call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
         """The function with arguments in its own layout."""
         values = dict(tensors) if mask is None else {**tensors, "mask": mask}
-        args = []
+        args: list[Tensor] = []
         for role in self.positional:
             if role not in values:
                 break
@@ -217,8 +228,20 @@ class Subject:
             named |= {name: None for name, role in self.named.items() if role == "mask"}
         return self.fn(*args, **named, **self.options)
 
+    def fresh(self) -> "Subject":
+        """The same subject with a callable that was never called."""
+        if self.unused is None:
+            return replace(self, always_fresh=False)
+        fn, module = copied(*self.unused)
+        return replace(self, fn=fn, module=module, always_fresh=False)
+
     def answer(self, case: Case) -> Answer:
         """The output for one case, without gradients; never raises."""
+        if self.always_fresh:
+            twin = self.fresh()
+            answer = twin.answer(case)
+            self.raw_out = twin.raw_out
+            return answer
         try:
             with torch.no_grad():
                 return self.ask(case)
@@ -232,7 +255,7 @@ class Subject:
         if "B" not in self.layout and case.batch > 1:
             return self._one_by_one(case)
         tensors, mask = self.tensors(case), self.mask_of(case)
-        if case.training or self.always_without_dropout:
+        if (case.training or self.always_without_dropout) and not self.with_dropout:
             with WithoutDropout():
                 result = self.call(tensors, mask)
         else:

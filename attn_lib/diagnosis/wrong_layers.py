@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attn_lib.diagnosis import formula
-from attn_lib.diagnosis.formula import Run, cut, linear, normed, turned
+from attn_lib.diagnosis.formula import Run, cut, linear, normed, turned, with_gain
 from attn_lib.diagnosis.wrong_scores import Change, skip
 
 
@@ -91,7 +91,7 @@ def _first_kv(run: Run) -> None:
 
 def _one_wide_head(d_k: str) -> Change:
     def stage(run: Run) -> None:
-        _needs(run.merged and run.heads > 1, "splitting heads")
+        _needs(run.merged, "splitting heads")
         run.values["d_k"] = run.q.shape[-1] // run.heads
         run.q, run.k, run.v = (t[:, None] for t in (run.q, run.k, run.v))
 
@@ -103,22 +103,18 @@ def _one_wide_head(d_k: str) -> Change:
 
 
 def _first_head(run: Run) -> None:
-    _needs(run.weights.shape[1] > 1, "more than one head")
     run.out = run.weights[:, :1] @ run.v
 
 
 def _only_first_output(run: Run) -> None:
-    _needs(run.weights.shape[1] > 1, "more than one head")
     run.out = (run.weights[:, :1] @ run.v[:, :1]).expand(-1, run.heads, -1, -1)
 
 
 def _mean_weights(run: Run) -> None:
-    _needs(run.weights.shape[1] > 1, "more than one head")
     run.out = run.weights.mean(dim=1, keepdim=True) @ run.v
 
 
 def _mean_output(run: Run) -> None:
-    _needs(run.weights.shape[1] > 1, "more than one head")
     formula.mix(run)
     run.out = run.out.mean(dim=1, keepdim=True).expand(-1, run.heads, -1, -1)
 
@@ -160,8 +156,6 @@ def projecting(q: str, k: str, v: str, *, sources: str = "xcc") -> Change:
             _needs(sources == "xcc", "a projection")
             run.q, run.k, run.v = (getattr(run, role) for role in (q, k, v))
             return
-        if sources != "xcc":
-            _needs("context" in run.case.tensors, "a context")
         inputs = [run.x if source == "x" else run.context for source in sources]
         roles = zip((q, k, v), inputs, strict=True)
         run.q, run.k, run.v = (linear(run, role, x) for role, x in roles)
@@ -285,6 +279,16 @@ def _turn(
         setattr(run, role, x)
 
 
+def _turn_both(run: Run, of_queries: int, of_keys: int) -> None:
+    _turn(run, "q", sign=of_queries)
+    _turn(run, "k", sign=of_keys)
+
+
+def _turn_twice(run: Run) -> None:
+    _turn(run)
+    _turn(run)
+
+
 def _mixed_pairing(run: Run) -> None:
     x, other = run, "neighbours" if run.intent.rope_pairing == "half" else "half"
     d = x.q.shape[-1]
@@ -308,6 +312,11 @@ def _from_zero(run: Run) -> None:
     _turn(run)
 
 
+def _both_from_zero(run: Run) -> None:
+    run.positions = (torch.arange(run.q.shape[-2]), torch.arange(run.k.shape[-2]))
+    _turn(run)
+
+
 def _over_heads(run: Run) -> None:
     for role in "qk":
         x = getattr(run, role).transpose(1, 2)  # the heads as positions
@@ -321,12 +330,12 @@ def _before_split(run: Run) -> None:
     run.v = cut(run.v, run.kv_heads)
 
 
-_BASES = (10.0, 100.0, 1_000.0, 10_000.0, 100_000.0, 500_000.0, 1_000_000.0)
+_BASES = tuple(m * 10.0**n for n in range(1, 8) for m in (1.0, 2.0, 5.0))
 ROPE_PAIRING = (rotating(lambda run: _turn(run, pairing="other")), rotating(_mixed_pairing))
 ROPE_DIRECTION = (
     rotating(lambda run: _turn(run, sign=-1)),
-    rotating(lambda run: (_turn(run, "q"), _turn(run, "k", sign=-1))[0]),
-    rotating(lambda run: (_turn(run, "k"), _turn(run, "q", sign=-1))[0]),
+    rotating(lambda run: _turn_both(run, 1, -1)),
+    rotating(lambda run: _turn_both(run, -1, 1)),
 )
 ROPE_ON_VALUES = (rotating(lambda run: _turn(run, "qkv")),)
 ROPE_ONLY_QUERIES = (rotating(lambda run: _turn(run, "q")),)
@@ -348,13 +357,13 @@ ROPE_BASE = (
     rotating(lambda run: _turn(run, width=run.q.shape[-1] * run.heads)),
 )
 ROPE_BEFORE_SPLIT: tuple[Change, ...] = ({"split": _before_split, "rotate": skip},)
-ROPE_POSITIONS_RESTART = (rotating(_from_zero),)
+ROPE_POSITIONS_RESTART = (rotating(_from_zero), rotating(_both_from_zero))
 ROPE_KEYS_OFF_BY_ONE = (
     rotating(lambda run: _turn(run, shift=(0, 1))),
     rotating(lambda run: _turn(run, shift=(1, 0))),
 )
 ROPE_MISSING = (rotating(skip),)
-ROPE_TWICE = (rotating(lambda run: (_turn(run), _turn(run))[0]),)
+ROPE_TWICE = (rotating(_turn_twice),)
 ROPE_OVER_HEADS = (rotating(_over_heads),)
 
 
@@ -373,9 +382,8 @@ def _along(axes: int) -> Callable[[Run], None]:
         kind = run.intent.qk_norm or "rms"
         gains = run.layer.norms if run.layer else {}
         for role in "qk":
-            x, gain = normed(getattr(run, role), kind, None, axes), gains.get(role)
-            gain = None if gain is None or gain.numel() != x.shape[-1] else gain
-            setattr(run, role, x if gain is None else x * gain)
+            x = normed(getattr(run, role), kind, {}, role, axes)
+            setattr(run, role, with_gain(x, gains, role))
 
     return change
 
@@ -385,9 +393,8 @@ def _all_heads(run: Run) -> None:
     gains = run.layer.norms if run.layer else {}
     for role in "qk":
         x = getattr(run, role)
-        flat = normed(x.transpose(1, 2).flatten(-2), kind, None)
-        x, gain = cut(flat, x.shape[1]), gains.get(role)
-        setattr(run, role, x if gain is None or gain.numel() != x.shape[-1] else x * gain)
+        flat = normed(x.transpose(1, 2).flatten(-2), kind, {}, role)
+        setattr(run, role, with_gain(cut(flat, x.shape[1]), gains, role))
 
 
 def _one_only(role: str) -> Callable[[Run], None]:

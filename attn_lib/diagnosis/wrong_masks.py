@@ -6,7 +6,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attn_lib.diagnosis.formula import Run, Stage, nearby, read_mask, see_past, triangle
+from attn_lib.diagnosis.formula import (
+    Run,
+    Stage,
+    look_near,
+    mix,
+    nearby,
+    read_mask,
+    see_past,
+    triangle,
+)
 from attn_lib.diagnosis.wrong_scores import Change, skip
 
 
@@ -272,3 +281,44 @@ WINDOW_NOT_CAUSAL: tuple[Change, ...] = (
     {"see_past": skip, "look_near": _window(0)},
 )
 WINDOW_IGNORED: tuple[Change, ...] = ({"look_near": _no_window},)
+
+
+def _triangle_unasked(offset: str) -> Stage:
+    def stage(run: Run) -> None:
+        if run.intent.causal:
+            raise ValueError("a causal mask is meant")
+        T, S = run.scores.shape[-2:]
+        run.reach = triangle(T, S, S - T if offset == "last" else 0)
+
+    return stage
+
+
+CAUSAL_NOT_MEANT: tuple[Change, ...] = (
+    {"see_past": _triangle_unasked("last")},
+    {"see_past": _triangle_unasked("first")},
+)
+
+
+def _whole_blocks(block: int, axis: str, left: float) -> Change:
+    def keys(run: Run) -> None:
+        look_near(run)
+        T, S = run.scores.shape[-2:]
+        if S >= block:
+            kept = (torch.arange(S) < S - S % block).expand(T, S)
+            run.reach = kept if run.reach is None else run.reach & kept
+
+    def queries(run: Run) -> None:
+        mix(run)
+        T = run.out.shape[-2]
+        if T >= block:
+            lost = torch.arange(T) >= T - T % block
+            run.out = run.out.masked_fill(lost[:, None], left)
+
+    return {"look_near": keys} if axis == "keys" else {"mix": queries}
+
+
+BLOCK_REMAINDER = tuple(
+    _whole_blocks(block, axis, left)
+    for block in (2, 4, 8, 16, 32, 64, 128)
+    for axis, left in (("keys", 0.0), ("queries", 0.0), ("queries", math.nan))
+)

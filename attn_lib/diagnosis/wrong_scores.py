@@ -105,6 +105,7 @@ SOFTMAX_SIGMOID = (softmax_by(torch.sigmoid),)
 SOFTMAX_RELU = (
     softmax_by(_relu),
     softmax_by(lambda s: s.clamp(min=0.0) / (s.clamp(min=0.0).sum(-1, keepdim=True) + 1e-6)),
+    softmax_by(lambda s: s.relu() / s.relu().sum(-1, keepdim=True).clamp(min=1e-9)),
     softmax_by(F.relu),
 )
 SOFTMAX_MISSING = (

@@ -1,0 +1,84 @@
+"""Returned weights: those that were used, per head, before dropout."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.formula import Case, compute
+from attn_lib.diagnosis.properties import Findings, numbers
+from attn_lib.diagnosis.search import Hypothesis
+from attn_lib.diagnosis.subject import Answer, Subject
+
+_RATES = ("dropout", "dropout_p", "attn_dropout", "attention_dropout", "p", "drop", "attn_drop")
+
+
+def check_weights(
+    answered: Sequence[tuple[Case, Answer]], hypothesis: Hypothesis, found: Findings
+) -> None:
+    """Compare returned weights with those of the formula that gives the output."""
+    returned = [(c, a.weights) for c, a in answered if a.weights is not None and c.mask is None]
+    for case, weights in returned:
+        run = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change)
+        if _equal(weights, run.weights):
+            continue
+        averaged = run.weights.mean(dim=1, keepdim=True)
+        if weights.shape[1] == 1 and _equal(weights, averaged):
+            found.known("weights_averaged", f"Their shape is {tuple(weights.shape)}.")
+            return
+        raw = run.q @ run.k.mT
+        likely = (run.scores, raw, raw * run.q.shape[-1] ** -0.5)
+        name = "weights_wrong"
+        if any(_equal(weights, s) for s in likely) or any(
+            _equal(weights.masked_fill(run.weights == 0, 0), s.masked_fill(run.weights == 0, 0))
+            for s in likely
+        ):
+            name = "weights_before_softmax"
+        worst = int((weights - run.weights).abs().amax(dim=-1).flatten().argmax())
+        row, expected = (
+            w.expand(run.weights.shape).flatten(0, -2)[worst] for w in (weights, run.weights)
+        )
+        found.known(
+            name,
+            f"{case.words or case.name}, one row:\nactual    {numbers(row)}\n"
+            f"expected  {numbers(expected)}",
+        )
+        return
+    if returned:
+        found.holds.append("returned weights are those that give the output")
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape:
+        return False
+    size = 1.0 + b[b.isfinite()].abs().max().item() if b.isfinite().any() else 1.0
+    return torch.allclose(a, b, atol=1e-4 * size, equal_nan=True)
+
+
+def check_dropped_weights(subject: Subject, draw: Draw, found: Findings) -> None:
+    """In training, returned weights are those before dropout."""
+    if subject.module is None or not _drops(subject.module):
+        return
+    case = draw.case("training", 5, training=True)
+    twin = subject.fresh()
+    twin.with_dropout = True
+    settled = subject.answer(case).weights
+    weights = [twin.answer(case).weights for _ in range(4)]
+    dropped = [w for w in weights if w is not None and settled is not None]
+    dropped = [w for w in dropped if settled is not None and not _equal(w, settled)]
+    if dropped:
+        sums = dropped[0].sum(dim=-1).flatten()
+        found.known(
+            "weights_after_dropout",
+            f"Rows of the weights sum to {sums.min().item():.3g} to {sums.max().item():.3g}.",
+        )
+
+
+def _drops(module: nn.Module) -> bool:
+    for part in module.modules():
+        for name in _RATES:
+            value = getattr(part, name, None)
+            if isinstance(value, float) and 0.0 < value < 1.0:
+                return True
+    return False

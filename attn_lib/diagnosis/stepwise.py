@@ -1,0 +1,242 @@
+"""Step by step with a cache: the pieces together must give what the whole gives."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.formula import Case, Layer, Run, compute, rotate, triangle
+from attn_lib.diagnosis.projections import read_layer
+from attn_lib.diagnosis.properties import Findings, largest, show
+from attn_lib.diagnosis.quiet import WithoutDropout, copied
+from attn_lib.diagnosis.search import equal
+from attn_lib.diagnosis.subject import Subject, from_layout, quoted, to_layout
+
+PIECES = (3, 1, 2, 1)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one piece sees: which positions as keys, all positions for RoPE, and open cells."""
+
+    keys: list[int]
+    of_queries: list[int]
+    of_keys: list[int]
+    reach: Tensor
+
+
+Planner = Callable[[int, int, list[Plan]], Plan]
+
+
+def _plan(
+    keys: list[int], a: int, b: int, *, first: int, before: dict[int, int], reach: Tensor | None
+) -> Plan:
+    """New tokens a to b get positions from ``first`` on; earlier ones keep those they have."""
+    placed = {**before, **{a + i: first + i for i in range(b - a)}}
+    T, S = b - a, len(keys)
+    return Plan(
+        keys,
+        [placed[i] for i in range(a, b)],
+        [placed[i] for i in keys],
+        triangle(T, S, S - T) if reach is None else reach,
+    )
+
+
+def _placed(earlier: list[Plan]) -> dict[int, int]:
+    """The position that each earlier token was given."""
+    return {i: p for plan in earlier for i, p in zip(plan.keys, plan.of_keys, strict=True)}
+
+
+def _right(a: int, b: int, earlier: list[Plan]) -> Plan:
+    return _plan([*range(b)], a, b, first=a, before=_placed(earlier), reach=None)
+
+
+def _at(first: Callable[[int, int], int]) -> Planner:
+    def plan(a: int, b: int, earlier: list[Plan]) -> Plan:
+        return _plan([*range(b)], a, b, first=first(a, b), before=_placed(earlier), reach=None)
+
+    return plan
+
+
+def _queries_restart(a: int, b: int, earlier: list[Plan]) -> Plan:
+    return replace(_right(a, b, earlier), of_queries=[*range(b - a)])
+
+
+def _reaching(reach: Callable[[int, int], Tensor]) -> Planner:
+    def plan(a: int, b: int, earlier: list[Plan]) -> Plan:
+        return replace(_right(a, b, earlier), reach=reach(b - a, b))
+
+    return plan
+
+
+def _own_keys(restart: bool) -> Planner:
+    def plan(a: int, b: int, earlier: list[Plan]) -> Plan:
+        first = 0 if restart else a
+        return _plan([*range(a, b)], a, b, first=first, before={}, reach=None)
+
+    return plan
+
+
+def _first_and_own(restart: bool) -> Planner:
+    def plan(a: int, b: int, earlier: list[Plan]) -> Plan:
+        kept = [*range(PIECES[0])] if earlier else []
+        first = len(kept) if restart else a
+        return _plan([*kept, *range(a, b)], a, b, first=first, before=_placed(earlier), reach=None)
+
+    return plan
+
+
+def _last_and_own(a: int, b: int, earlier: list[Plan]) -> Plan:
+    kept = [i for i in earlier[-1].keys if i >= a - PIECES[len(earlier) - 1]] if earlier else []
+    return _plan([*kept, *range(a, b)], a, b, first=a, before=_placed(earlier), reach=None)
+
+
+def _new_first(a: int, b: int, earlier: list[Plan]) -> Plan:
+    old = earlier[-1].keys if earlier else []
+    return _plan([*range(a, b), *old], a, b, first=a, before=_placed(earlier), reach=None)
+
+
+PLANS: dict[str, tuple[Planner, ...]] = {
+    "rope_positions_restart": (_at(lambda a, b: 0), _queries_restart),
+    "cache_position": (
+        _at(lambda a, b: max(a - 1, 0)),
+        _at(lambda a, b: a + 1 if a else 0),
+        _at(lambda a, b: b),
+        _at(lambda a, b: b if a else 0),
+        _at(lambda a, b: b - 1),
+    ),
+    "cache_mask": (
+        _reaching(lambda T, S: triangle(T, S, 0)),
+        _reaching(lambda T, S: torch.ones(T, S, dtype=torch.bool) if T < S else triangle(T, S, 0)),
+    ),
+    "cache_stale": (_first_and_own(False), _first_and_own(True), _last_and_own),
+    "cache_not_appended": (_own_keys(False), _own_keys(True)),
+    "cache_order": (_new_first,),
+}
+
+
+def check_steps(subject: Subject, draw: Draw, found: Findings) -> None:
+    """Give a sequence in pieces, and compare with the reference for the whole of it."""
+    if subject.step is None:
+        name = next((n for n, role in subject.others.items() if role == "cache"), None)
+        if name is not None:
+            found.unchecked.append(f"the cache ({name}): pass step= to have it checked")
+        return
+    if not draw.intent.causal:
+        found.unchecked.append("step by step: only where causal=True is meant")
+        return
+    layer = _layer(subject)
+    case = draw.case("pieces", sum(PIECES))
+    expected = compute(case, draw.intent, layer).out
+    try:
+        mine = _in_pieces(subject, case)
+    except Exception as error:  # whatever it raises is an answer
+        found.unchecked.append(f"step by step: {quoted(error)}")
+        return
+    if mine.shape == expected.shape and equal(mine, expected, case, draw.intent):
+        found.holds.append(f"pieces of {', '.join(map(str, PIECES))} positions equal the whole")
+        return
+    words = f"pieces of {', '.join(map(str, PIECES))} positions"
+    if mine.shape != expected.shape:
+        found.property(
+            "pieces have another shape than the whole",
+            f"The pieces together have the shape {tuple(mine.shape)}, not {tuple(expected.shape)}.",
+        )
+        return
+    example = show(replace(case, words=words), mine, expected, draw.intent)
+    names = [
+        name
+        for name, planners in PLANS.items()
+        if any(equal(mine, _planned(case, draw, layer, p), case, draw.intent) for p in planners)
+    ]
+    if names:
+        found.known(names[0], example, alike=tuple(names[1:]))
+        return
+    found.property(
+        "pieces differ from the whole",
+        "No known mistake gives these numbers. The sequence in pieces, with the cache, differs by "
+        f"up to {largest(mine, expected):.3g} from the whole, which is right.",
+        example,
+    )
+
+
+def _layer(subject: Subject) -> Layer | None:
+    """The projections as the step function has them, not those of the copy."""
+    if not subject.projects or subject.original is None:
+        return None
+    layers = read_layer(
+        subject.original,
+        heads=subject.heads,
+        kv_heads=subject.kv_heads,
+        projections=subject.projections,
+    )
+    return layers[subject.reading]
+
+
+def _in_pieces(subject: Subject, case: Case) -> Tensor:
+    assert subject.step is not None  # noqa: S101
+    step = copied(subject.step, None)[0]
+    owner = getattr(step, "__self__", None)
+    if isinstance(owner, nn.Module):
+        owner.eval()
+    outs: list[Tensor] = []
+    cache: Any = None
+    with torch.no_grad(), WithoutDropout():
+        for piece in _pieces(case):
+            result = step(*_inputs(subject, piece), cache)
+            if not isinstance(result, tuple | list) or len(result) != 2:
+                raise TypeError(f"step must return (out, cache), got {type(result).__name__}")
+            out, cache = result
+            outs.append(from_layout(out, subject.layout, piece, subject.projects))
+    return torch.cat(outs, dim=-2)
+
+
+def _pieces(case: Case) -> Iterator[Case]:
+    a = 0
+    for size in PIECES:
+        tensors = {role: x[..., a : a + size, :] for role, x in case.tensors.items()}
+        yield replace(case, tensors=tensors)
+        a += size
+
+
+def _inputs(subject: Subject, piece: Case) -> list[Tensor]:
+    counts = {"q": piece.heads, "k": piece.kv_heads, "v": piece.kv_heads}
+    return [
+        to_layout(x.to(subject.dtype), subject.layout, piece.merged, counts.get(role, 1))
+        for role, x in piece.tensors.items()
+    ]
+
+
+def _planned(case: Case, draw: Draw, layer: Layer | None, planner: Planner) -> Tensor:
+    """The output that a wrong cache would give, piece by piece."""
+    outs: list[Tensor] = []
+    plans: list[Plan] = []
+    a = 0
+    for size in PIECES:
+        plan = planner(a, a + size, plans)
+        plans.append(plan)
+        outs.append(_run(case, draw, layer, plan, a, a + size))
+        a += size
+    return torch.cat(outs, dim=-2)
+
+
+def _run(case: Case, draw: Draw, layer: Layer | None, plan: Plan, a: int, b: int) -> Tensor:
+    t = case.tensors
+    if layer is None:
+        tensors = {"q": t["q"][..., a:b, :], "k": t["k"][..., plan.keys, :]}
+        tensors["v"] = t["v"][..., plan.keys, :]
+    else:
+        tensors = {"x": t["x"][..., a:b, :], "context": t["x"][..., plan.keys, :]}
+
+    def see(run: Run) -> None:
+        run.reach = plan.reach
+
+    def place(run: Run) -> None:
+        run.positions = (torch.tensor(plan.of_queries), torch.tensor(plan.of_keys))
+        rotate(run)
+
+    changes = {"see_past": see, "rotate": place}
+    return compute(replace(case, tensors=tensors), draw.intent, layer, changes).out

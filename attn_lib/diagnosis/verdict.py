@@ -1,0 +1,211 @@
+"""From the answers to the findings: hypotheses first, properties where none fits."""
+
+from dataclasses import replace
+
+from attn_lib.diagnosis import properties, returned, stepwise
+from attn_lib.diagnosis.cases import Draw, guessed_cases, masked_cases, plain_cases
+from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
+from attn_lib.diagnosis.gradients import check_gradients
+from attn_lib.diagnosis.properties import Findings, show
+from attn_lib.diagnosis.report import Failure
+from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
+from attn_lib.diagnosis.subject import Answer, Subject
+
+Answered = list[tuple[Case, Answer]]
+
+
+def examine(subject: Subject, intent: Intent, found: Findings) -> None:
+    """Ask the battery, explain the answers, and check what needs no reference.
+
+    Args:
+        subject: with layout, and kind of mask.
+        intent: what is meant, with what was found out.
+        found: filled.
+
+    Raises:
+        ValueError: a function that raises in every call.
+
+    Example:
+        >>> from attn_lib import attention
+        >>> found = Findings()
+        >>> examine(Subject(attention, "mine", ["q", "k", "v"], {}, {}), Intent(), found)
+        >>> found.failures
+        []
+
+    Source: :func:`attn_lib.diagnose`.
+    """
+    draw = Draw(subject, intent)
+    answered = _answers(subject, draw, found)
+    layers: list[Layer | None] = list(subject.layers) or [None]
+    if subject.random:
+        found.unchecked.append("everything else: the output is random")
+        return
+    hypothesis = _explained(subject, draw, answered, intent, layers, found)
+    further(subject, draw, answered, hypothesis, layers[0], found)
+
+
+def _answers(subject: Subject, draw: Draw, found: Findings) -> Answered:
+    cases = plain_cases(draw)
+    if subject.takes_mask and not subject.mask_refused:
+        cases += masked_cases(draw)
+    pairs = [(case, subject.answer(case)) for case in cases]
+    raised = [(case, answer) for case, answer in pairs if answer.out is None]
+    if len(raised) == len(pairs):
+        raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
+    found.unchecked += [f"{case.words or case.name}: {answer.raised}" for case, answer in raised]
+    if subject.takes_mask and subject.mask_refused:
+        guessed = [(case, subject.answer(case)) for case in guessed_cases(draw)]
+        pairs += guessed
+        if all(answer.out is None for _, answer in guessed):
+            found.failures.append(
+                Failure(
+                    None,
+                    "the mask raises",
+                    f"A mask of the shape {subject.mask_shape} raises in every call.",
+                    example=subject.mask_refused,
+                )
+            )
+    return [(case, answer) for case, answer in pairs if answer.out is not None]
+
+
+def _explained(
+    subject: Subject,
+    draw: Draw,
+    answered: Answered,
+    intent: Intent,
+    layers: list[Layer | None],
+    found: Findings,
+) -> Hypothesis | None:
+    """The hypothesis that gives every answer, if there is one; its mistakes are reported."""
+    same_shape = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
+    hypotheses = explain(same_shape, intent, layers) if same_shape else []
+    if not hypotheses and any(case.training for case, _ in same_shape):
+        evaluated = [(case, answer) for case, answer in same_shape if not case.training]
+        hypotheses = explain(evaluated, intent, layers)
+        if hypotheses:
+            properties.check_training(subject, draw, found)
+    if not hypotheses:
+        _report_unknown(subject, draw, answered, intent, layers[0], found)
+        return None
+    if hypotheses[0].mistakes:
+        _report_known(hypotheses, same_shape, intent, found)
+    elif len(same_shape) < len(answered):
+        _report_unknown(subject, draw, answered, intent, hypotheses[0].layer, found)
+    else:
+        found.holds.append(f"equal to the reference in {len(answered)} different calls")
+    if subject.mask_refused and not found.failures:
+        found.failures.append(
+            Failure(
+                None,
+                "the mask raises",
+                f"A mask of the shape {subject.mask_shape} raises unless sizes are equal.",
+                example=subject.mask_refused,
+            )
+        )
+    return hypotheses[0]
+
+
+def _shape_fits(case: Case, answer: Answer, intent: Intent, layer: Layer | None) -> bool:
+    return answer.out is not None and answer.out.shape == compute(case, intent, layer).out.shape
+
+
+def _report_known(
+    hypotheses: list[Hypothesis], answered: Answered, intent: Intent, found: Findings
+) -> None:
+    first = hypotheses[0]
+    for i, mistake in enumerate(first.mistakes):
+        others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
+        part = replace(first, change=first.parts[i] if len(first.parts) > i else first.change)
+        example = _example(answered, intent, part, first)
+        found.known(mistake, example, alike=tuple(sorted(others)))
+
+
+def _example(answered: Answered, intent: Intent, part: Hypothesis, whole: Hypothesis) -> str:
+    """The smallest case in which the mistake alone changes something."""
+    base = right(intent, whole.layer)
+    for case, answer in sorted(answered, key=lambda c: (c[0].mask is not None, c[0].lengths)):
+        expected = compute(case, base.intent, base.layer).out
+        try:
+            alone = compute(case, part.intent, part.layer, part.change).out
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            continue
+        if answer.out is not None and not equal(alone, expected, case, intent):
+            return show(case, answer.out, expected, intent)
+    return ""
+
+
+def _report_unknown(
+    subject: Subject,
+    draw: Draw,
+    answered: Answered,
+    intent: Intent,
+    layer: Layer | None,
+    found: Findings,
+) -> None:
+    """The property that breaks; where none does, the inputs for which the output differs."""
+    before = len(found.failures)
+    base = right(intent, layer)
+    wrong = [(c, a) for c, a in answered if not agrees(a, c, base, intent)]
+    properties.check_batch(subject, draw, found)
+    if len(found.failures) > before:
+        return
+    if wrong and subject.takes_mask and all(case.mask is not None for case, _ in wrong):
+        properties.check_closed_keys(subject, draw, found)
+        if len(found.failures) > before:
+            return
+    wrong.sort(key=lambda c: (c[0].mask is not None, c[0].lengths))
+    case, answer = wrong[0]
+    expected = compute(case, intent, layer).out
+    if answer.out is not None and answer.out.shape == expected.shape:
+        example = show(case, answer.out, expected, intent)
+    else:
+        shape = None if answer.out is None else tuple(answer.out.shape)
+        example = (
+            f"{case.words}: an output of shape {shape}, expected {tuple(expected.shape)}, "
+            "in the book's order of axes"
+        )
+    names = {c.name for c, _ in wrong}
+    right_ones = [c.words or c.name for c, _ in answered if c.name not in names]
+    likely = (
+        "No known mistake gives these numbers. The output differs from that of attention in "
+        f"{len(wrong)} of {len(answered)} calls"
+    )
+    likely += f"; it is right for {', '.join(right_ones[:6])}." if right_ones else "."
+    facts = properties.facts(subject, draw)
+    found.failures.append(
+        Failure(None, "the output is not attention's", " ".join([likely, *facts]), example=example)
+    )
+
+
+def further(
+    subject: Subject,
+    draw: Draw,
+    answered: Answered,
+    hypothesis: Hypothesis | None,
+    layer: Layer | None,
+    found: Findings,
+) -> None:
+    """Properties beside the numbers; most of them only where the numbers are right."""
+    properties.check_arguments(subject, draw, found)
+    if hypothesis is not None:
+        returned.check_weights(answered, hypothesis, found)
+        returned.check_dropped_weights(subject, draw, found)
+    named = {failure.mistake for failure in found.failures}
+    if hypothesis is None or hypothesis.mistakes:
+        if subject.step is not None:
+            found.unchecked.append("step by step: the whole is wrong already")
+        return
+    layer = hypothesis.layer
+    subject.reading = next((i for i, one in enumerate(subject.layers) if one is layer), 0)
+    if named - {"dropout_in_evaluation"}:
+        return
+    if subject.takes_mask and not subject.mask_refused:
+        properties.check_empty_row(subject, draw, layer, found)
+    properties.check_batch(subject, draw, found)
+    properties.check_strides(subject, draw, found)
+    properties.check_training(subject, draw, found)
+    properties.check_clones(subject, found)
+    properties.check_half(subject, draw, layer, found)
+    if not {failure.mistake for failure in found.failures} - {"dropout_in_evaluation"}:
+        check_gradients(subject, draw, layer, found)
+    stepwise.check_steps(subject, draw, found)
