@@ -166,13 +166,12 @@ class Layer(nn.Module):
 
     def open_at(self, T, S):
         """(T, S), True where a causal layer may attend."""
-        if self.wrong == "causal_cached_length":
-            known = self.seen.setdefault("length", T)
-            late = torch.arange(S) > torch.arange(T)[:, None]
-            return ~(late & (torch.arange(T)[:, None] < known) & (torch.arange(S) < known))
         if self.wrong == "causal_only_in_training" and not self.training:
             return torch.ones(T, S, dtype=torch.bool)
         back = (torch.arange(T)[:, None] + (S - T) - torch.arange(S)).double()
+        if self.wrong == "causal_cached_length":
+            rows, columns = self.seen.setdefault("lengths", (T, S))
+            return ~((back < 0) & (torch.arange(T)[:, None] < rows) & (torch.arange(S) < columns))
         band = (back >= 0) if self.window is None else (back >= 0) & (back < self.window)
         return BANDS[self.wrong](back, self.window) if self.wrong in BANDS else band
 

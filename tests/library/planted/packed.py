@@ -273,8 +273,12 @@ class _(WithWeights):
 
 @called("weights_before_softmax")
 class _(WithWeights):
+    def mask(self, att, T):
+        self.scores = super().mask(att, T)
+        return self.scores
+
     def mix(self, att, v):
-        return self.attn_dropout(att) @ v, att.clamp(min=1e-30).log()
+        return self.attn_dropout(att) @ v, self.__dict__.pop("scores")
 
 
 @called("weights_averaged")
