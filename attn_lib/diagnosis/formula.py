@@ -54,6 +54,7 @@ class Case:
     merged: bool = False  # the heads lie side by side in the last axis
     heads: int = 1
     kv_heads: int = 1
+    ignored: Tensor | None = None  # (B, T) rows that are not compared
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -358,10 +359,12 @@ def open_rows(case: Case, intent: Intent) -> Tensor | None:
     """(B, T) rows that may attend to something; None where all may."""
     T, S = case.lengths
     allowed = torch.ones(case.batch, T, S, dtype=torch.bool) if case.mask is None else case.mask
+    allowed = allowed.all(dim=1) if allowed.dim() == 4 else allowed
     if intent.causal:
         allowed = allowed & triangle(T, S, 0 if intent.causal == "top_left" else S - T)
     rows = allowed.any(dim=-1)
     if intent.window is not None:
         distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
         rows = (allowed & (distance < intent.window)).any(dim=-1)
+    rows = rows if case.ignored is None else rows & ~case.ignored
     return None if rows.all() else rows

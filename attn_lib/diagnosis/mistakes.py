@@ -400,6 +400,7 @@ _CAUSAL = (
         "Leave the causal mask out, or say causal=True.",
         _SDPA,
         masks.CAUSAL_NOT_MEANT,
+        empties=True,
     ),
     Mistake(
         "causal_sees_one_ahead",

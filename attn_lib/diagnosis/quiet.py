@@ -63,6 +63,9 @@ class WithoutDropout(TorchFunctionMode):
             self.active = self.active or bool(training and p)
             x = args[0] if args else kwargs["input"]
             return (x, torch.ones_like(x)) if func is torch.native_dropout else x
+        if func is F.multi_head_attention_forward:
+            self.active = self.active or bool(kwargs.get("training", True) and args[10])
+            kwargs["training"] = False
         if func is F.scaled_dot_product_attention:
             self.active = self.active or bool(kwargs.get("dropout_p", (*args, 0, 0, 0)[4]))
             if len(args) > 4:

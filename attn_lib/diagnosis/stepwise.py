@@ -137,7 +137,9 @@ def check_steps(subject: Subject, draw: Draw, found: Findings) -> None:
         found.unchecked.append(f"step by step: {quoted(error)}")
         return
     if mine.shape == expected.shape and equal(mine, expected, case, draw.intent):
-        found.holds.append(f"pieces of {', '.join(map(str, PIECES))} positions equal the whole")
+        found.holds.append(
+            f"pieces of {', '.join(map(str, PIECES))} positions, with the cache, equal the whole"
+        )
         return
     words = f"pieces of {', '.join(map(str, PIECES))} positions"
     if mine.shape != expected.shape:

@@ -152,6 +152,7 @@ class Subject:
     reading: int = 0  # which way of reading the projections fits
     step: Callable | None = None
     mask_refused: str = ""  # what a mask of the usual sizes raises
+    refuses_cross: bool = False  # queries and keys of different lengths raise
     random: bool = False
     with_dropout: bool = False
     always_fresh: bool = False  # a call changes later calls: each call has a copy of its own
@@ -255,12 +256,14 @@ class Subject:
         if "B" not in self.layout and case.batch > 1:
             return self._one_by_one(case)
         tensors, mask = self.tensors(case), self.mask_of(case)
-        if (case.training or self.always_without_dropout) and not self.with_dropout:
-            with WithoutDropout():
-                result = self.call(tensors, mask)
-        else:
-            result = self.call(tensors, mask)
-        return self.parse(result, case)
+        quiet = case.training and not self.with_dropout
+        call = self.quiet_call if quiet or self.always_without_dropout else self.call
+        return self.parse(call(tensors, mask), case)
+
+    def quiet_call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
+        """As :meth:`call`, with every dropout switched off."""
+        with WithoutDropout():
+            return self.call(tensors, mask)
 
     def _one_by_one(self, case: Case) -> Answer:
         """A function without a batch axis, example by example."""

@@ -1,13 +1,14 @@
 """From the answers to the findings: hypotheses first, properties where none fits."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from attn_lib.diagnosis import properties, returned, stepwise
+from attn_lib.diagnosis import outside, properties, returned, stepwise
 from attn_lib.diagnosis.cases import Draw, guessed_cases, masked_cases, plain_cases
 from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
 from attn_lib.diagnosis.gradients import check_gradients
 from attn_lib.diagnosis.properties import Findings, show
-from attn_lib.diagnosis.report import Failure
+from attn_lib.diagnosis.report import Failure, Note
 from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
 from attn_lib.diagnosis.subject import Answer, Subject
 
@@ -53,6 +54,7 @@ def _answers(subject: Subject, draw: Draw, found: Findings) -> Answered:
     if len(raised) == len(pairs):
         raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
     found.unchecked += [f"{case.words or case.name}: {answer.raised}" for case, answer in raised]
+    subject.refuses_cross = any(c.lengths[0] != c.lengths[1] and c.mask is None for c, _ in raised)
     if subject.takes_mask and subject.mask_refused:
         guessed = [(case, subject.answer(case)) for case in guessed_cases(draw)]
         pairs += guessed
@@ -78,18 +80,22 @@ def _explained(
 ) -> Hypothesis | None:
     """The hypothesis that gives every answer, if there is one; its mistakes are reported."""
     same_shape = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
-    hypotheses = explain(same_shape, intent, layers) if same_shape else []
-    if not hypotheses and any(case.training for case, _ in same_shape):
-        evaluated = [(case, answer) for case, answer in same_shape if not case.training]
-        hypotheses = explain(evaluated, intent, layers)
+    hypotheses: list[Hypothesis] = []
+    for words, attempt in _attempts(subject, same_shape):
+        hypotheses = explain(attempt, intent, layers)
         if hypotheses:
-            properties.check_training(subject, draw, found)
+            same_shape = attempt
+            if words == "training":
+                properties.check_training(subject, draw, found)
+            elif words:
+                found.notes.append(Note(None, words))
+            break
     if not hypotheses:
         _report_unknown(subject, draw, answered, intent, layers[0], found)
         return None
     if hypotheses[0].mistakes:
         _report_known(hypotheses, same_shape, intent, found)
-    elif len(same_shape) < len(answered):
+    elif len(same_shape) < len(answered) and not subject.refuses_cross:
         _report_unknown(subject, draw, answered, intent, hypotheses[0].layer, found)
     else:
         found.holds.append(f"equal to the reference in {len(answered)} different calls")
@@ -103,6 +109,29 @@ def _explained(
             )
         )
     return hypotheses[0]
+
+
+def _attempts(subject: Subject, pairs: Answered) -> Iterator[tuple[str, Answered]]:
+    """All answers, or else those that are left without a kind of them, and how that is said."""
+    if pairs:
+        yield "", pairs
+    if any(case.training for case, _ in pairs):
+        yield "training", [(case, answer) for case, answer in pairs if not case.training]
+    if subject.refuses_cross:
+        same = [(c, a) for c, a in pairs if c.lengths[0] == c.lengths[1]]
+        yield "Queries and keys of different lengths are refused, or broadcast.", same
+    if subject.projects and subject.mask_shape in ("BS", "B11S"):
+        yield (
+            "Outputs of padded positions, which nobody reads, are not attention's.",
+            [(_without_padded_rows(case), answer) for case, answer in pairs],
+        )
+
+
+def _without_padded_rows(case: Case) -> Case:
+    T, S = case.lengths
+    if case.mask is None or T != S:
+        return case
+    return replace(case, ignored=~case.mask.any(dim=-2))
 
 
 def _shape_fits(case: Case, answer: Answer, intent: Intent, layer: Layer | None) -> bool:
@@ -143,6 +172,9 @@ def _report_unknown(
     found: Findings,
 ) -> None:
     """The property that breaks; where none does, the inputs for which the output differs."""
+    if found.state_example:
+        found.unchecked.append("the numbers of each call by itself: some differ from attention's")
+        return
     before = len(found.failures)
     base = right(intent, layer)
     wrong = [(c, a) for c, a in answered if not agrees(a, c, base, intent)]
@@ -171,7 +203,7 @@ def _report_unknown(
         f"{len(wrong)} of {len(answered)} calls"
     )
     likely += f"; it is right for {', '.join(right_ones[:6])}." if right_ones else "."
-    facts = properties.facts(subject, draw)
+    facts = outside.facts(subject, draw, wrong, intent, layer)
     found.failures.append(
         Failure(None, "the output is not attention's", " ".join([likely, *facts]), example=example)
     )

@@ -106,6 +106,11 @@ def _first_head(run: Run) -> None:
     run.out = run.weights[:, :1] @ run.v
 
 
+def _first_head_scores(run: Run) -> None:
+    run.q, run.k = (t[:, :1].expand(-1, run.q.shape[1], -1, -1) for t in (run.q, run.k))
+    formula.score(run)
+
+
 def _only_first_output(run: Run) -> None:
     run.out = (run.weights[:, :1] @ run.v[:, :1]).expand(-1, run.heads, -1, -1)
 
@@ -142,6 +147,7 @@ ONE_HEAD_ONLY: tuple[Change, ...] = (
     _one_wide_head("head"),
     _one_wide_head("model"),
     {"mix": _first_head},
+    {"score": _first_head_scores},
     {"mix": _only_first_output},
 )
 HEADS_AVERAGED: tuple[Change, ...] = ({"mix": _mean_weights}, {"mix": _mean_output})
@@ -161,6 +167,11 @@ def projecting(q: str, k: str, v: str, *, sources: str = "xcc") -> Change:
         run.q, run.k, run.v = (linear(run, role, x) for role, x in roles)
 
     return {"project": stage}
+
+
+def _exchanged(run: Run) -> None:
+    formula.project(run)
+    run.q, run.k = run.k, run.q
 
 
 def _unprojected_values(run: Run) -> None:
@@ -222,7 +233,7 @@ QUERY_KEY_SHARED = (
 )
 ALL_SHARED = (projecting("q", "q", "q"), projecting("k", "k", "k"), projecting("v", "v", "v"))
 KEY_VALUE_SWAPPED = (projecting("q", "v", "k"),)
-QUERY_KEY_SWAPPED = (projecting("k", "q", "v"),)
+QUERY_KEY_SWAPPED: tuple[Change, ...] = (projecting("k", "q", "v"), {"project": _exchanged})
 ORDER_ROTATED = (
     projecting("v", "k", "q"),
     projecting("k", "v", "q"),
