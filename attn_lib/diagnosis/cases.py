@@ -102,7 +102,7 @@ def plain_cases(draw: Draw) -> list[Case]:
     if subject.crosses:
         cases.append(draw.case("longer", 67, 133, words="67 queries and 133 keys"))
     if subject.module is not None:
-        cases.append(draw.case("training", 5, training=True, words="training mode, no dropout"))
+        cases.append(draw.case("training", 5, training=True, words="training mode without dropout"))
     return cases
 
 

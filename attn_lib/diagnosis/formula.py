@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NONE = torch.empty(0)  # what is not computed yet; nothing writes into it
 Stage = Callable[["Run"], None]
 
 
@@ -78,19 +79,17 @@ class Run:
     intent: Intent
     layer: Layer | None
     values: dict[str, Any] = field(default_factory=dict)  # options of a mistake, and extras
-    x: Tensor = field(default_factory=lambda: torch.empty(0))
-    context: Tensor = field(default_factory=lambda: torch.empty(0))
-    q: Tensor = field(default_factory=lambda: torch.empty(0))
-    k: Tensor = field(default_factory=lambda: torch.empty(0))
-    v: Tensor = field(default_factory=lambda: torch.empty(0))
-    positions: tuple[Tensor, Tensor] = field(
-        default_factory=lambda: (torch.empty(0), torch.empty(0))
-    )
+    x: Tensor = _NONE
+    context: Tensor = _NONE
+    q: Tensor = _NONE
+    k: Tensor = _NONE
+    v: Tensor = _NONE
+    positions: tuple[Tensor, Tensor] = (_NONE, _NONE)
     given: Tensor | None = None  # (B, 1 or H, T, S) or broadcasting; True = may attend
     reach: Tensor | None = None  # (T, S) of causal and window
-    scores: Tensor = field(default_factory=lambda: torch.empty(0))
-    weights: Tensor = field(default_factory=lambda: torch.empty(0))
-    out: Tensor = field(default_factory=lambda: torch.empty(0))
+    scores: Tensor = _NONE
+    weights: Tensor = _NONE
+    out: Tensor = _NONE
 
     @property
     def heads(self) -> int:

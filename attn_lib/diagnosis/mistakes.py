@@ -436,7 +436,7 @@ _CAUSAL = (
         "the causal mask is aligned at the first key",
         "Where T and S differ, the queries are taken for the first positions, not the last.",
         "tril(ones(T, S)), or is_causal=True with T != S",
-        "tril(ones(T, S), diagonal=S - T)",
+        'tril(ones(T, S), diagonal=S - T); or say causal="top_left" if that is meant',
         "https://github.com/pytorch/pytorch/issues/108108",
         masks.CAUSAL_TOP_LEFT,
         empties=True,
@@ -1111,7 +1111,7 @@ _PROPERTIES = (
     Mistake(
         "weights_before_softmax",
         "returned weights are scores",
-        "What is returned as weights are the scores before the softmax.",
+        "What is returned as weights are scores: the softmax of it gives the weights.",
         "return out, scores",
         "return out, weights",
         "https://github.com/pytorch/pytorch/issues/64509",

@@ -199,35 +199,23 @@ def check_half(subject: Subject, draw: Draw, layer: Layer | None, found: Finding
     """Half precision: the dtype of the output, numbers that overflow, the size of the error."""
     if subject.dtype != torch.float32:
         return
-    case = draw.case("half", 6)
+    if subject.module is not None and subject.fresh().module is subject.original:
+        found.unchecked.append("half precision: the module cannot be copied")
+        return
+    case, errors = draw.case("half", 6), []
     if not subject.projects:
-        tensors = {**case.tensors, "q": 10.0 * case.tensors["q"]}
-        case = Case(**{**vars(case), "tensors": tensors})
-    case = with_padding(draw, case) if subject.takes_mask else case
-    errors = []
+        case = Case(**{**vars(case), "tensors": {**case.tensors, "q": 10.0 * case.tensors["q"]}})
+    masked = with_padding(draw, case) if subject.takes_mask else None
     for dtype in (torch.float16, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
-        twin = subject.fresh()
-        if twin.module is not None:
-            if twin.module is subject.original:
-                found.unchecked.append("half precision: the module cannot be copied")
-                return
-            twin.module.to(dtype)
-        twin.dtype = dtype
-        answer = twin.answer(case)
-        if answer.out is None:
-            if "overflow" in answer.raised:
-                found.known("mask_fill_overflows_half", f"In {name}: {answer.raised}")
-            else:
-                found.unchecked.append(f"{name}: the call raises {answer.raised}")
-            continue
-        raw = twin.raw_out
-        if raw is not None and raw.dtype != dtype:
-            found.known("output_dtype", f"Inputs of {name} give an output of {raw.dtype}.")
-        rounded = {r: x.to(dtype).double() for r, x in case.tensors.items()}
-        expected = compute(Case(**{**vars(case), "tensors": rounded}), draw.intent, layer).out
-        floor = torch.finfo(dtype).eps * expected.abs().max().item()
-        errors.append((name, largest(answer.out, expected) / floor))
+        answer = _in_dtype(subject, case, dtype, name, found)
+        if masked is not None:
+            _in_dtype(subject, masked, dtype, f"{name} with a mask", found)
+        if answer is not None:
+            rounded = {r: x.to(dtype).double() for r, x in case.tensors.items()}
+            expected = compute(Case(**{**vars(case), "tensors": rounded}), draw.intent, layer).out
+            floor = torch.finfo(dtype).eps * expected.abs().max().item()
+            errors.append((name, largest(answer, expected) / floor))
     if subject.projects:
         return
     if any(error > 2.0 for _, error in errors):
@@ -235,6 +223,30 @@ def check_half(subject: Subject, draw: Draw, layer: Layer | None, found: Finding
         found.known("not_float32_inside", f"The largest error is {', '.join(texts)}.")
     elif errors:
         found.holds.append("half precision: the error is at most two rounding steps")
+
+
+def _in_dtype(
+    subject: Subject, case: Case, dtype: torch.dtype, name: str, found: Findings
+) -> Tensor | None:
+    """The output in half precision, and what is wrong with it apart from its numbers."""
+    twin = subject.fresh()
+    twin.dtype = dtype
+    if twin.module is not None:
+        twin.module.to(dtype)
+    answer = twin.answer(case)
+    if answer.out is None:
+        if "overflow" in answer.raised:
+            found.known("mask_fill_overflows_half", f"In {name}: {answer.raised}")
+        else:
+            found.unchecked.append(f"{name}: the call raises {answer.raised}")
+        return None
+    got = twin.raw_out.dtype if twin.raw_out is not None else dtype
+    text = f"Inputs of {name} give an output of {str(got).removeprefix('torch.')}."
+    if got != dtype and case.mask is None:
+        found.known("output_dtype", text)
+    elif got != dtype and "output_dtype" not in {failure.mistake for failure in found.failures}:
+        found.notes.append(Note(None, text))
+    return answer.out
 
 
 def check_empty_row(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:

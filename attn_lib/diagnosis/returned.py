@@ -17,24 +17,22 @@ _RATES = ("dropout", "dropout_p", "attn_dropout", "attention_dropout", "p", "dro
 def check_weights(
     answered: Sequence[tuple[Case, Answer]], hypothesis: Hypothesis, found: Findings
 ) -> None:
-    """Compare returned weights with those of the formula that gives the output."""
+    """Compare returned weights with those of the formula that gives the output.
+
+    Scores before the scale are among what is called before the softmax.
+    """
     returned = [(c, a.weights) for c, a in answered if a.weights is not None and c.mask is None]
     for case, weights in returned:
         run = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change)
         if _equal(weights, run.weights):
             continue
         averaged = run.weights.mean(dim=1, keepdim=True)
-        if weights.shape[1] == 1 and _equal(weights, averaged):
+        if weights.shape[1] == 1 < run.weights.shape[1] and _equal(weights, averaged):
             found.known("weights_averaged", f"Their shape is {tuple(weights.shape)}.")
             return
-        raw = run.q @ run.k.mT
-        likely = (run.scores, raw, raw * run.q.shape[-1] ** -0.5)
-        name = "weights_wrong"
-        if any(_equal(weights, s) for s in likely) or any(
-            _equal(weights.masked_fill(run.weights == 0, 0), s.masked_fill(run.weights == 0, 0))
-            for s in likely
-        ):
-            name = "weights_before_softmax"
+        scaled = weights * run.q.shape[-1] ** -0.5
+        early = _of_scores(weights, run.weights) or _of_scores(scaled, run.weights)
+        name = "weights_before_softmax" if early else "weights_wrong"
         worst = int((weights - run.weights).abs().amax(dim=-1).flatten().argmax())
         row, expected = (
             w.expand(run.weights.shape).flatten(0, -2)[worst] for w in (weights, run.weights)
@@ -47,6 +45,14 @@ def check_weights(
         return
     if returned:
         found.holds.append("returned weights are those that give the output")
+
+
+def _of_scores(returned: Tensor, weights: Tensor) -> bool:
+    """Whether the softmax of what is returned gives the weights."""
+    if returned.shape != weights.shape:
+        return False
+    opened = returned.masked_fill(weights == 0.0, -torch.inf)
+    return any(_equal(scores.softmax(dim=-1), weights) for scores in (returned, opened))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -1,7 +1,8 @@
 """Which known mistakes reproduce the function's numbers in every case: hypotheses on trial."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -12,8 +13,6 @@ from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
 from attn_lib.diagnosis.mistakes import MISTAKES, Mistake
 from attn_lib.diagnosis.subject import Answer
 from attn_lib.diagnosis.wrong_scores import Change
-
-_SECONDS_FOR_PAIRS = 0.8
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,8 @@ def mostly_equal(mine: Tensor, theirs: Tensor, case: Case, intent: Intent) -> bo
     gap = (mine - theirs).abs().nan_to_num(0.0 if bool(mine.isnan().equal(theirs.isnan())) else 9.0)
     size = 1.0 + theirs.abs().nan_to_num(0.0).max().item()
     close = gap.amax(dim=-1) < 5.0 * case.tolerance * size
-    return (
-        (bool(close.double().mean() > 0.6)
-        and gap.max().item() < 0.05 * size)
-        or (case.tolerance > 1e-3 and gap.max().item() < 0.6 * size)
+    return (bool(close.double().mean() > 0.6) and gap.max().item() < 0.05 * size) or (
+        case.tolerance > 1e-3 and gap.max().item() < 0.6 * size
     )
 
 
@@ -79,23 +76,31 @@ def right(intent: Intent, layer: Layer | None) -> Hypothesis:
 
 
 def explain(
-    cases: Sequence[tuple[Case, Answer]], meant: Intent, layers: Sequence[Layer | None]
+    cases: Sequence[tuple[Case, Answer]],
+    meant: Intent,
+    layers: Sequence[Layer | None],
+    *,
+    depth: int = 3,
+    deadline: float = math.inf,
 ) -> list[Hypothesis]:
     """The smallest sets of known mistakes that give every answer.
 
     Args:
-        cases: each case with the function's answer; some of them differ from the reference.
+        cases: each case with the function's answer.
         meant: what the author means.
         layers: ways of reading a module's projections, the likeliest first.
+        depth: 1: one mistake, or none; 2: two mistakes, one of which explains the simplest
+            failing case alone; 3: two that explain it together.
+        deadline: when to stop looking, by ``time.perf_counter``.
 
     Returns:
-        Hypotheses of one mistake, or else of two; empty if none fits.
+        Hypotheses of as few mistakes as the depth allows; empty if none fits.
 
     Example:
         >>> x = torch.ones(1, 1, 2, 4, dtype=torch.float64).cumsum(-2)
         >>> case = Case("two positions", {"q": x, "k": x, "v": x})
         >>> wrong = Answer((x @ x.mT).softmax(dim=-1) @ x)
-        >>> [found.mistakes for found in explain([(case, wrong)], Intent(), [None])][0]
+        >>> explain([(case, wrong)], Intent(), [None], depth=1)[0].mistakes
         ('scale_missing',)
 
     Source: hypothesis testing.
@@ -105,16 +110,14 @@ def explain(
         base = right(meant, layer)
         failing = [c for c in answered if not agrees(c[1], c[0], base, meant)]
         if not failing:
-            return [base]
+            return [base] if depth == 1 else []
         failing.sort(key=lambda c: (c[0].mask is not None, _cost(c[0])))
         ordered = failing + [c for c in answered if c not in failing]
-        singles = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
-        fits = [h for h in singles if _all(h, ordered, meant)]
-        if fits:
-            return fits
-    deadline = time.perf_counter() + _SECONDS_FOR_PAIRS
-    for layer in layers:
-        fits = _pairs(answered, meant, layer, deadline)
+        forms = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
+        if depth == 1:
+            fits = [h for h in forms if _all(h, ordered, meant)]
+        else:
+            fits = _pairs(forms, ordered, meant, depth, deadline)
         if fits:
             return fits
     return []
@@ -140,31 +143,36 @@ def _forms(mistake: Mistake, meant: Intent, layer: Layer | None) -> list[Hypothe
 
 
 def _pairs(
-    cases: Sequence[tuple[Case, Answer]],
+    forms: list[Hypothesis],
+    ordered: Sequence[tuple[Case, Answer]],
     meant: Intent,
-    layer: Layer | None,
+    depth: int,
     deadline: float,
 ) -> list[Hypothesis]:
-    base = right(meant, layer)
-    failing = [c for c in cases if not agrees(c[1], c[0], base, meant)]
-    failing.sort(key=lambda c: (c[0].mask is not None, _cost(c[0])))
-    ordered = failing + [c for c in cases if c not in failing]
-    forms = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
-    first = failing[:1]
-    alone = [h for h in forms if _all(h, first, meant)]  # explains the simplest failing case
-    likely = ((a, b) for a in alone for b in forms)
-    rest = combinations(forms, 2)
-    for candidates in (likely, rest):  # the second only where neither explains the case alone
-        fits: list[Hypothesis] = []
-        for a, b in candidates:
-            if time.perf_counter() > deadline:
-                return fits
-            both = _together(a, b)
-            if both is not None and _all(both, ordered, meant):
-                fits.append(both)
-        if fits:
-            return fits
-    return []
+    first = ordered[:1]
+    candidates: Iterable[tuple[Hypothesis, Hypothesis]]
+    if depth == 2:
+        alone = [h for h in forms if _all(h, first, meant)]
+        candidates = ((a, b) for a in alone for b in forms)
+    else:  # neither alone explains the case: both change it
+        candidates = combinations([h for h in forms if _changes(h, first[0][0], meant)], 2)
+    fits: list[Hypothesis] = []
+    for a, b in candidates:
+        if time.perf_counter() > deadline:
+            break
+        both = _together(a, b)
+        if both is not None and _all(both, ordered, meant):
+            fits.append(both)
+    return fits
+
+
+def _changes(hypothesis: Hypothesis, case: Case, meant: Intent) -> bool:
+    """Whether a mistake gives another output in this case than the reference."""
+    try:
+        out = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change).out
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        return False
+    return not equal(out, compute(case, meant, hypothesis.layer).out, case, meant)
 
 
 def _together(a: Hypothesis, b: Hypothesis) -> Hypothesis | None:

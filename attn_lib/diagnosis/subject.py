@@ -226,7 +226,8 @@ class Subject:
             args.append(values.pop(role))
         named = {name: values[role] for name, role in self.named.items() if role in values}
         if mask is None and "mask" in self.named.values() and self._required("mask"):
-            named |= {name: None for name, role in self.named.items() if role == "mask"}
+            nothing = {name: None for name, role in self.named.items() if role == "mask"}
+            return self.fn(*args, **named, **nothing, **self.options)
         return self.fn(*args, **named, **self.options)
 
     def fresh(self) -> "Subject":

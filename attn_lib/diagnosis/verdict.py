@@ -1,5 +1,6 @@
 """From the answers to the findings: hypotheses first, properties where none fits."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from attn_lib.diagnosis.report import Failure, Note
 from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
 from attn_lib.diagnosis.subject import Answer, Subject
 
+_SECONDS = 0.7  # for pairs of mistakes
+_PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
 Answered = list[tuple[Case, Answer]]
 
 
@@ -79,19 +82,12 @@ def _explained(
     found: Findings,
 ) -> Hypothesis | None:
     """The hypothesis that gives every answer, if there is one; its mistakes are reported."""
+    # outputs of another shape are no evidence for or against a mistake
     same_shape = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
-    hypotheses: list[Hypothesis] = []
-    for words, attempt in _attempts(subject, same_shape):
-        hypotheses = explain(attempt, intent, layers)
-        if hypotheses:
-            same_shape = attempt
-            if words == "training":
-                properties.check_training(subject, draw, found)
-            elif words:
-                found.notes.append(Note(None, words))
-            break
+    hypotheses = _search(subject, draw, same_shape, intent, layers, found)
     if not hypotheses:
-        _report_unknown(subject, draw, answered, intent, layers[0], found)
+        if {failure.mistake for failure in found.failures}.isdisjoint(_PROPERTIES):
+            _report_unknown(subject, draw, answered, intent, layers[0], found)
         return None
     if hypotheses[0].mistakes:
         _report_known(hypotheses, same_shape, intent, found)
@@ -109,6 +105,45 @@ def _explained(
             )
         )
     return hypotheses[0]
+
+
+def _search(
+    subject: Subject,
+    draw: Draw,
+    pairs: Answered,
+    intent: Intent,
+    layers: list[Layer | None],
+    found: Findings,
+) -> list[Hypothesis]:
+    """One mistake before two, all answers before some of them, and properties between."""
+    deadline = time.perf_counter() + _SECONDS
+    for depth in (1, 2, 3):
+        if depth == 3 and (found.state_example or _property(subject, draw, pairs, intent, found)):
+            return []
+        for words, attempt in _attempts(subject, pairs):
+            hypotheses = explain(attempt, intent, layers, depth=depth, deadline=deadline)
+            if hypotheses:
+                if words == "training":
+                    properties.check_training(subject, draw, found)
+                elif words:
+                    found.notes.append(Note(None, words))
+                return hypotheses
+    return []
+
+
+def _property(
+    subject: Subject, draw: Draw, pairs: Answered, intent: Intent, found: Findings
+) -> bool:
+    """Whether a property that needs no reference breaks; then it is reported."""
+    before = len(found.failures)
+    properties.check_batch(subject, draw, found)
+    layer = subject.layers[0] if subject.projects else None
+    base = right(intent, layer)
+    wrong = [case for case, answer in pairs if not agrees(answer, case, base, intent)]
+    if len(found.failures) == before and subject.takes_mask and wrong:
+        if all(case.mask is not None for case in wrong):
+            properties.check_closed_keys(subject, draw, found)
+    return len(found.failures) > before
 
 
 def _attempts(subject: Subject, pairs: Answered) -> Iterator[tuple[str, Answered]]:
@@ -175,16 +210,8 @@ def _report_unknown(
     if found.state_example:
         found.unchecked.append("the numbers of each call by itself: some differ from attention's")
         return
-    before = len(found.failures)
     base = right(intent, layer)
     wrong = [(c, a) for c, a in answered if not agrees(a, c, base, intent)]
-    properties.check_batch(subject, draw, found)
-    if len(found.failures) > before:
-        return
-    if wrong and subject.takes_mask and all(case.mask is not None for case, _ in wrong):
-        properties.check_closed_keys(subject, draw, found)
-        if len(found.failures) > before:
-            return
     wrong.sort(key=lambda c: (c[0].mask is not None, c[0].lengths))
     case, answer = wrong[0]
     expected = compute(case, intent, layer).out
