@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import planted
 from planted.plants import Plant
-from planted.right import RIGHT
+from planted.right_modules import RIGHT  # the right ones of both files
 
 from attn_lib import diagnose, diagnose_rope
 
