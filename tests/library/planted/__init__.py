@@ -14,6 +14,7 @@ for _name in (
     "modules_planted",
     "packed_planted",
     "cross",
+    "published",
     "ropes",
     "rotary_planted",
 ):

@@ -112,7 +112,8 @@ def of_module(plant: Plant, layer):
             same = layer.to(dtype)
             x = drawn(B, T, width, seed=i, dtype=dtype)
             mask = masks(plant, B, H, T, T)
-            yield outcome(same, x, x, mask)
+            given = [x, mask] if plant.form == "published" else [x, x, mask]
+            yield outcome(same, *given)
             if mask.dim() == 2 and T != B:  # an example without a key
                 mask[1] = plant.intent["mask"] == "blocked"
                 yield outcome(same, x, x, mask)
