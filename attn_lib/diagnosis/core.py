@@ -12,7 +12,7 @@ from attn_lib.diagnosis.cases import Draw
 from attn_lib.diagnosis.formula import Intent
 from attn_lib.diagnosis.projections import read_layer
 from attn_lib.diagnosis.properties import Findings
-from attn_lib.diagnosis.quiet import copied, make_random, quietly
+from attn_lib.diagnosis.quiet import copied, make_random, quietly, unchanged
 from attn_lib.diagnosis.report import Note, Report
 from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Subject, read_arguments
 from attn_lib.diagnosis.verdict import examine
@@ -132,7 +132,7 @@ def diagnose(
         rope_base=rope_base,
         rope_pairing=rope_pairing,
     )
-    with quietly():
+    with quietly(), unchanged(_module_of(fn) if module is None else module):
         subject = _subject(fn, arguments, options, module, heads, kv_heads, projections)
         subject.d_k, subject.step = d_k, step
         found = Findings()
@@ -199,6 +199,13 @@ def _subject(
         )
         dtypes = {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
         subject.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    if "x" in subject.roles and not subject.layers:
+        names = [] if subject.module is None else [n for n, _ in subject.module.named_parameters()]
+        raise ValueError(
+            "fn takes x, but no projections of queries, keys and values are found: pass module= "
+            "if fn is a function around a module, or projections= "
+            f"(from q, k, v, out or qkv to the names of parameters); found {names}"
+        )
     subject.unused = copied(subject.fn, subject.module)
     return subject
 
@@ -255,6 +262,9 @@ def _explore(
     if state is not None:
         named = state if intent.causal else "state_between_calls"
         found.known(named, found.state_example)
+    intent, inside = explore.find_inside(subject, intent)
+    if inside:
+        found.assumed.append(f"it is meant to have {inside}")
     if subject.takes_mask:
         intent = _explore_mask(subject, intent, found, mask, mask_shape)
     return intent
@@ -273,8 +283,9 @@ def _explore_mask(
         return intent
     subject.polarity, subject.mask_shape = known
     if mask is None:
-        words = {"attend": "True = may attend", "blocked": "True = closed", "additive": "added"}
-        found.assumed.append(f"the mask's polarity: {words[subject.polarity]}")
+        words = {"attend": "True = may attend", "blocked": "True = closed"}
+        words["additive"] = "it is added, 0 or −inf"
+        found.assumed.append(f"what the mask means: {words[subject.polarity]}")
     if mask_shape is None:
         found.assumed.append(f"the mask's shape: {subject.mask_shape}")
     intent = replace(intent, polarity=subject.polarity)

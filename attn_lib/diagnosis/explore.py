@@ -1,12 +1,13 @@
 """What the caller did not say, found out by looking at the function from outside."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attn_lib.diagnosis.cases import Draw, key_masks, matrix_mask, with_empty_row
-from attn_lib.diagnosis.formula import Case, Intent, compute
+from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
 from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Subject
 
 
@@ -199,14 +200,14 @@ def find_empty(subject: Subject, draw: Draw) -> str | None:
         answer = subject.answer(case)
         if answer.out is None or case.mask is None:
             return None
-        layer = subject.layers[0] if subject.projects else None
         rows = ~case.mask.any(dim=-1)  # (B, T)
         for name in ("nan", "zeros", "uniform"):
-            intent = Intent(**{**vars(draw.intent), "empty": name, "causal": False, "window": None})
-            expected = compute(case, intent, layer).out
-            mine, theirs = _rows(answer.out, rows), _rows(expected, rows)
-            if torch.allclose(mine, theirs, atol=1e-4, rtol=1e-3, equal_nan=True):
-                return name
+            intent = replace(draw.intent, empty=name, causal=False, window=None)
+            for layer in _layers(subject):
+                expected = compute(case, intent, layer).out
+                mine, theirs = _rows(answer.out, rows), _rows(expected, rows)
+                if torch.allclose(mine, theirs, atol=1e-4, rtol=1e-3, equal_nan=True):
+                    return name
         return "other"
     except ValueError:
         return None
@@ -215,3 +216,61 @@ def find_empty(subject: Subject, draw: Draw) -> str | None:
 def _rows(out: Tensor, rows: Tensor) -> Tensor:
     """The rows of (B, T, ·) or (B, H, T, ·) that are chosen."""
     return out[rows] if out.dim() == 3 else out.transpose(1, 2)[rows]
+
+
+def find_inside(subject: Subject, intent: Intent) -> tuple[Intent, str]:
+    """Norms of queries and keys, and RoPE, if exactly they make the output right.
+
+    Args:
+        subject: what is called.
+        intent: what is meant; what it says already is left as it is.
+
+    Returns:
+        The intent, and what was found in words, or "".
+
+    Example:
+        >>> from attn_lib import attention
+        >>> find_inside(Subject(attention, "mine", ["q", "k", "v"], {}, {}), Intent())[1]
+        ''
+
+    Source: the rotary bases of published models.
+    """
+    case = Draw(subject, intent).case("inside", 5)
+    answer = subject.answer(case)
+    if answer.out is None:
+        return intent, ""
+    norms = [intent.qk_norm]
+    if intent.qk_norm is None and subject.projects and "q" in subject.layers[0].norms:
+        norms = [None, "rms", "layer"]
+    ropes: list[tuple[float | None, str]] = [(intent.rope_base, intent.rope_pairing)]
+    if intent.rope_base is None:
+        ropes += [(b, p) for b in (1e4, 5e5, 1e6) for p in ("half", "neighbours")]
+    for rope_base, pairing in ropes:
+        for kind in norms:
+            meant = replace(intent, rope_base=rope_base, rope_pairing=pairing, qk_norm=kind)
+            if any(_gives(answer.out, case, meant, one) for one in _layers(subject)):
+                return meant, _inside(intent, meant)
+    return intent, ""
+
+
+def _gives(out: Tensor, case: Case, meant: Intent, layer: Layer | None) -> bool:
+    try:
+        expected = compute(case, meant, layer).out
+    except RuntimeError:  # a width that cannot be paired
+        return False
+    return out.shape == expected.shape and torch.allclose(out, expected, atol=1e-4, equal_nan=True)
+
+
+def _inside(before: Intent, after: Intent) -> str:
+    texts = []
+    if after.rope_base != before.rope_base:
+        pairs = "halves" if after.rope_pairing == "half" else "neighbours"
+        texts.append(f"RoPE inside, with base {after.rope_base:g}, pairing {pairs}")
+    if after.qk_norm != before.qk_norm:
+        texts.append(f"norms of queries and keys ({after.qk_norm})")
+    return " and ".join(texts)
+
+
+def _layers(subject: Subject) -> list[Layer | None]:
+    """Each way of reading the projections, or None where there are none."""
+    return list(subject.layers) or [None]

@@ -31,7 +31,7 @@ class Intent:
     empty: str = "nan"  # what a row without an open cell gives: nan, zeros or uniform
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """The projections of a module, in double precision; ``out`` may be missing."""
 
@@ -42,7 +42,7 @@ class Layer:
     norms: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
     """One chosen call; tensors in the layout (B, H, T, d), a module's in (B, T, d_model)."""
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from attn_lib.diagnosis import formula
-from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.cases import Draw, without_padded_rows
 from attn_lib.diagnosis.formula import Case, Layer, Run, compute
 from attn_lib.diagnosis.properties import Findings, numbers, with_padding
 from attn_lib.diagnosis.subject import Subject, quoted
@@ -20,6 +20,8 @@ def check_gradients(subject: Subject, draw: Draw, layer: Layer | None, found: Fi
         cases.append(draw.case("4 queries and 6 keys", 4, 6))
     if subject.takes_mask:
         cases.append(with_padding(draw, draw.case("5 positions and a mask", 5)))
+    if subject.ignores_padded:
+        cases = [without_padded_rows(case) for case in cases]
     checked = 0
     for case in cases:
         try:
@@ -34,7 +36,8 @@ def check_gradients(subject: Subject, draw: Draw, layer: Layer | None, found: Fi
             return
     if checked:
         names = "the input" if subject.projects else "q, k and v"
-        found.holds.append(f"gradients to {names} are those of the reference, with a mask too")
+        also = ", with a mask too" if subject.takes_mask else ""
+        found.holds.append(f"gradients to {names} are those of the reference{also}")
 
 
 def _gradients(subject: Subject, case: Case) -> Gradients:
@@ -42,7 +45,7 @@ def _gradients(subject: Subject, case: Case) -> Gradients:
     answer = subject.fresh().ask(Case(**{**vars(case), "tensors": leaves}))
     if answer.out is None or not answer.out.requires_grad:
         return dict.fromkeys(leaves)
-    loss = (answer.out * _direction(answer.out)).sum()
+    loss = (answer.out * _direction(answer.out, case)).sum()
     grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     return dict(zip(leaves, grads, strict=True))
 
@@ -53,14 +56,17 @@ def _expected(case: Case, draw: Draw, layer: Layer | None, change: Change) -> Gr
     if not out.requires_grad:
         return dict.fromkeys(leaves)
     grads = torch.autograd.grad(
-        (out * _direction(out)).sum(), list(leaves.values()), allow_unused=True
+        (out * _direction(out, case)).sum(), list(leaves.values()), allow_unused=True
     )
     return dict(zip(leaves, grads, strict=True))
 
 
-def _direction(out: Tensor) -> Tensor:
+def _direction(out: Tensor, case: Case) -> Tensor:
     """A fixed direction of the output, in which no row and no channel is special."""
-    return torch.linspace(-9.0, 9.0, out.numel(), dtype=torch.float64).view(out.shape).sin()
+    direction = torch.linspace(-9.0, 9.0, out.numel(), dtype=torch.float64).view(out.shape).sin()
+    if case.ignored is None or out.dim() != 3:
+        return direction
+    return direction.masked_fill(case.ignored[..., None], 0.0)
 
 
 def _equal(mine: Gradients, theirs: Gradients) -> bool:

@@ -32,11 +32,14 @@ class Findings:
             if mistake not in {note.mistake for note in self.notes}:
                 self.notes.append(Note(mistake, f"{row.likely} {example}".strip()))
         elif mistake not in {failure.mistake for failure in self.failures}:
+            likely = row.likely
+            if alike:
+                likely += " Or it is one of those named below, which give the same numbers here."
             self.failures.append(
                 Failure(
                     mistake,
                     row.name,
-                    row.likely,
+                    likely,
                     row.look_for,
                     row.repair,
                     example,

@@ -45,6 +45,24 @@ def quietly() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
+@contextmanager
+def unchanged(module: nn.Module | None) -> Iterator[None]:
+    """Restore a module's modes and buffers: also of one that cannot be copied."""
+    parts = [] if module is None else list(module.modules())
+    modes = [part.training for part in parts]
+    buffers = {} if module is None else {n: b.clone() for n, b in module.named_buffers()}
+    try:
+        yield
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.training = mode
+        now = {} if module is None else dict(module.named_buffers())
+        with torch.no_grad():
+            for name, before in buffers.items():
+                if name in now and now[name].shape == before.shape:
+                    now[name].copy_(before)
+
+
 class WithoutDropout(TorchFunctionMode):
     """Every dropout inside returns its input; ``active`` says whether one would have dropped."""
 

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from attn_lib.diagnosis.mistakes import MISTAKES
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -119,10 +121,14 @@ def _parts(failure: Failure) -> list[tuple[str, str]]:
         ("Look for", failure.look_for),
         ("Repair", failure.repair),
         ("Example", failure.example),
-        ("The same numbers", " or ".join(failure.alike)),
+        ("The same numbers here", "; ".join(_in_words(name) for name in failure.alike)),
         ("Seen in", failure.source),
     ]
     return [(label, text) for label, text in found if text]
+
+
+def _in_words(mistake: str) -> str:
+    return f"{MISTAKES[mistake].name} ({mistake})"
 
 
 def _block(text: str, markdown: bool) -> list[str]:

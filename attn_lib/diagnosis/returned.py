@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_lib.diagnosis.cases import Draw
-from attn_lib.diagnosis.formula import Case, compute
+from attn_lib.diagnosis.formula import Case, compute, open_rows
 from attn_lib.diagnosis.properties import Findings, numbers
 from attn_lib.diagnosis.search import Hypothesis
 from attn_lib.diagnosis.subject import Answer, Subject
@@ -24,6 +24,10 @@ def check_weights(
     returned = [(c, a.weights) for c, a in answered if a.weights is not None and c.mask is None]
     for case, weights in returned:
         run = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change)
+        rows = open_rows(case, hypothesis.intent)
+        if rows is not None:  # what an empty row gives is a note, not a mistake
+            closed = ~rows[:, None, :, None]
+            run.weights, weights = (w.masked_fill(closed, 0.0) for w in (run.weights, weights))
         if _equal(weights, run.weights):
             continue
         averaged = run.weights.mean(dim=1, keepdim=True)

@@ -15,7 +15,7 @@ from attn_lib.diagnosis.subject import Answer
 from attn_lib.diagnosis.wrong_scores import Change
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hypothesis:
     """One or two mistakes, each in one of its forms, and what empty rows give."""
 
@@ -108,11 +108,12 @@ def explain(
     answered = [(case, answer) for case, answer in cases if answer.out is not None]
     for layer in layers:
         base = right(meant, layer)
-        failing = [c for c in answered if not agrees(c[1], c[0], base, meant)]
+        fine = [c for c in answered if agrees(c[1], c[0], base, meant)]
+        failing = [c for c in answered if c not in fine]
         if not failing:
             return [base] if depth == 1 else []
         failing.sort(key=lambda c: (c[0].mask is not None, _cost(c[0])))
-        ordered = failing + [c for c in answered if c not in failing]
+        ordered = failing + fine
         forms = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
         if depth == 1:
             fits = [h for h in forms if _all(h, ordered, meant)]

@@ -30,7 +30,7 @@ SHAPES = ("B1TS", "BTS", "BS", "TS", "B11S", "BHTS")
 POLARITIES = ("attend", "blocked", "additive")
 
 
-@dataclass
+@dataclass(eq=False)
 class Answer:
     """What one call gave, in the layout of the case."""
 
@@ -153,6 +153,7 @@ class Subject:
     step: Callable | None = None
     mask_refused: str = ""  # what a mask of the usual sizes raises
     refuses_cross: bool = False  # queries and keys of different lengths raise
+    ignores_padded: bool = False  # outputs at padded positions are not compared
     random: bool = False
     with_dropout: bool = False
     always_fresh: bool = False  # a call changes later calls: each call has a copy of its own

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from attn_lib.diagnosis import outside, properties, returned, stepwise
-from attn_lib.diagnosis.cases import Draw, guessed_cases, masked_cases, plain_cases
+from attn_lib.diagnosis.cases import (
+    Draw,
+    guessed_cases,
+    masked_cases,
+    plain_cases,
+    without_padded_rows,
+)
 from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
 from attn_lib.diagnosis.gradients import check_gradients
 from attn_lib.diagnosis.properties import Findings, show
@@ -14,6 +20,7 @@ from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
 from attn_lib.diagnosis.subject import Answer, Subject
 
 _SECONDS = 0.7  # for pairs of mistakes
+_APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
 _PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
 Answered = list[tuple[Case, Answer]]
 
@@ -127,6 +134,7 @@ def _search(
                     properties.check_training(subject, draw, found)
                 elif words:
                     found.notes.append(Note(None, words))
+                    subject.ignores_padded = any(c.ignored is not None for c, _ in attempt)
                 return hypotheses
     return []
 
@@ -158,15 +166,8 @@ def _attempts(subject: Subject, pairs: Answered) -> Iterator[tuple[str, Answered
     if subject.projects and subject.mask_shape in ("BS", "B11S"):
         yield (
             "Outputs of padded positions, which nobody reads, are not attention's.",
-            [(_without_padded_rows(case), answer) for case, answer in pairs],
+            [(without_padded_rows(case), answer) for case, answer in pairs],
         )
-
-
-def _without_padded_rows(case: Case) -> Case:
-    T, S = case.lengths
-    if case.mask is None or T != S:
-        return case
-    return replace(case, ignored=~case.mask.any(dim=-2))
 
 
 def _shape_fits(case: Case, answer: Answer, intent: Intent, layer: Layer | None) -> bool:
@@ -226,7 +227,8 @@ def _report_unknown(
     names = {c.name for c, _ in wrong}
     right_ones = [c.words or c.name for c, _ in answered if c.name not in names]
     likely = (
-        "No known mistake gives these numbers. The output differs from that of attention in "
+        "None of the known mistakes, alone or in the pairs that were tried, gives these numbers. "
+        "The output differs from that of attention in "
         f"{len(wrong)} of {len(answered)} calls"
     )
     likely += f"; it is right for {', '.join(right_ones[:6])}." if right_ones else "."
@@ -251,12 +253,15 @@ def further(
         returned.check_dropped_weights(subject, draw, found)
     named = {failure.mistake for failure in found.failures}
     if hypothesis is None or hypothesis.mistakes:
-        if subject.step is not None:
-            found.unchecked.append("step by step: the whole is wrong already")
+        found.unchecked.append(
+            "batch, strides, modes, gradients, half precision"
+            + (" and steps" if subject.step is not None else "")
+            + ": once the output is right"
+        )
         return
     layer = hypothesis.layer
     subject.reading = next((i for i, one in enumerate(subject.layers) if one is layer), 0)
-    if named - {"dropout_in_evaluation"}:
+    if named - _APART:
         return
     if subject.takes_mask and not subject.mask_refused:
         properties.check_empty_row(subject, draw, layer, found)
@@ -265,6 +270,6 @@ def further(
     properties.check_training(subject, draw, found)
     properties.check_clones(subject, found)
     properties.check_half(subject, draw, layer, found)
-    if not {failure.mistake for failure in found.failures} - {"dropout_in_evaluation"}:
+    if not {failure.mistake for failure in found.failures} - _APART:
         check_gradients(subject, draw, layer, found)
     stepwise.check_steps(subject, draw, found)

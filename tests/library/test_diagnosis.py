@@ -1,0 +1,428 @@
+"""The machinery of ``diagnose``: reference, variants, adapter, projections, copies, report."""
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import attn_lib
+from attn_lib.diagnosis import Report, diagnose, explore
+from attn_lib.diagnosis.cases import Draw, masked_cases, plain_cases
+from attn_lib.diagnosis.formula import Case, Intent, compute
+from attn_lib.diagnosis.mistakes import MISTAKES
+from attn_lib.diagnosis.projections import read_layer, role_of
+from attn_lib.diagnosis.quiet import WithoutDropout, copied, make_random, quietly, unchanged
+from attn_lib.diagnosis.search import agrees, equal, explain, right
+from attn_lib.diagnosis.stepwise import PIECES, PLANS
+from attn_lib.diagnosis.subject import Answer, Subject, read_arguments, shaped, to_layout
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def case_of(B=2, H=4, T=5, S=7, d_k=6, d_v=3, kv=4, **options):
+    q, k, v = drawn(B, H, T, d_k), drawn(B, kv, S, d_k, seed=1), drawn(B, kv, S, d_v, seed=2)
+    return Case("drawn", {"q": q, "k": k, "v": v}, heads=H, kv_heads=kv, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True},
+        {"scale": 0.7},
+        {"softcap": 1.5},
+        {"causal": True, "softcap": 0.5, "scale": 2.0},
+    ],
+)
+def test_the_formula_is_the_librarys(options):
+    mask = torch.rand(2, 5, 7, generator=torch.Generator().manual_seed(3)) < 0.7
+    mask[..., 0] = True
+    case = case_of(mask=mask)
+    out, weights = attn_lib.attention(*case.tensors.values(), mask=mask[:, None], **options)
+    run = compute(case, Intent(**options), None)
+    torch.testing.assert_close(run.out, out)
+    torch.testing.assert_close(run.weights, weights)
+
+
+def test_the_formula_of_a_layer_is_the_librarys():
+    options = {"window": 3, "sinks": True, "rotate": attn_lib.positions.apply_rope}
+    options["qk_norm"] = lambda heads, d_k: nn.RMSNorm(d_k, eps=1e-6)
+    layer = attn_lib.MultiHeadAttention(16, 4, num_kv_heads=2, **options).double()
+    make_random(layer)
+    x = drawn(2, 9, 16)
+    read = read_layer(layer, heads=None, kv_heads=None, projections=None)[0]
+    intent = Intent(causal=True, window=3, rope_base=10_000.0, qk_norm="rms", sinks=layer.sinks)
+    out = compute(Case("layer", {"x": x}), intent, read).out
+    torch.testing.assert_close(out, layer(x, causal=True))
+
+
+def subject_of(fn=attn_lib.attention, **options):
+    return Subject(fn, "mine", *read_arguments(fn, None), **options)
+
+
+INTENTS = [
+    Intent(),
+    Intent(causal=True),
+    Intent(causal="top_left"),
+    Intent(causal=True, window=3),
+    Intent(scale=0.2),
+    Intent(softcap=1.5, causal=True),
+    Intent(sinks=torch.tensor([0.5, 1.0, -1.0])),
+    Intent(rope_base=10_000.0, qk_norm="rms", causal=True),
+    Intent(rope_base=10_000.0, qk_norm="l2", rope_pairing="neighbours"),
+]
+
+
+def visible(mistake):
+    """Whether a row changes the output of some case of the battery, under some intent."""
+    subjects = [subject_of(heads=3)]
+    for options in ({"num_kv_heads": 2, "d_v": 3}, {"qk_norm": lambda heads, d_k: nn.RMSNorm(d_k)}):
+        layer = attn_lib.MultiHeadAttention(16, 4, **options)
+        make_random(layer)
+        layers = read_layer(layer, heads=None, kv_heads=None, projections=None)
+        subjects.append(subject_of(layer, layers=layers, module=layer))
+    subjects.append(subject_of(mask_shape="BS", layout="BTHd", heads=3))
+    for subject in subjects:
+        for intent in INTENTS:
+            if subject.projects and intent.sinks is not None:
+                continue
+            draw = Draw(subject, intent)
+            for case in plain_cases(draw) + masked_cases(draw):
+                expected = compute(case, intent, subject.layers[0] if subject.projects else None)
+                for change in mistake.variants:
+                    try:
+                        run = compute(case, intent, expected.layer, change)
+                    except (RuntimeError, ValueError, IndexError, TypeError):
+                        continue
+                    if not equal(run.out, expected.out, case, intent):
+                        return True
+    return False
+
+
+@pytest.mark.parametrize("name", [name for name, row in MISTAKES.items() if row.variants])
+def test_the_battery_sees_every_variant(name):
+    assert visible(MISTAKES[name])
+
+
+def test_rows_are_written_alike():
+    for name, row in MISTAKES.items():
+        assert re.fullmatch(r"[a-z0-9_]+", name)
+        assert row.likely[0].isupper(), name
+        assert row.likely.endswith("."), name
+        assert not row.name.endswith("."), name
+        assert row.source.startswith("https://"), name
+        assert row.look_for, name
+        assert row.repair, name
+    assert len({row.likely for row in MISTAKES.values()}) == len(MISTAKES)
+    assert len(MISTAKES) >= 45
+    assert set(PLANS) <= set(MISTAKES)
+    assert sum(PIECES) > max(PIECES) > 1 in PIECES
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("q_proj.weight", "q"),
+        ("attn.to_k.weight", "k"),
+        ("W_v", "v"),
+        ("wo.weight", "out"),
+        ("heads.0.query.weight", "q"),
+        ("c_attn.weight", "qkv"),
+        ("c_proj.weight", "out"),
+        ("Wqkv.weight", "qkv"),
+        ("in_proj_weight", "qkv"),
+        ("to_kv.weight", "kv"),
+        ("to_out.0.weight", "out"),
+        ("fc_out.weight", "out"),
+        ("proj.weight", "out"),
+        ("unifyheads.weight", "out"),
+        ("ln.weight", None),
+    ],
+)
+def test_roles_are_read_from_names(name, role):
+    assert role_of(name) == role
+
+
+@pytest.mark.parametrize(
+    "attribute", ["num_heads", "n_head", "n_heads", "nhead", "heads", "h", "num_attention_heads"]
+)
+def test_heads_are_read_from_attributes(attribute):
+    layer = attn_lib.MultiHeadAttention(12, 3)
+    del layer.num_heads, layer.num_kv_heads, layer.d_k
+    layer.some = nn.Identity()
+    setattr(layer.some, attribute, 3)
+    assert read_layer(layer, heads=None, kv_heads=None, projections=None)[0].heads == 3
+
+
+@pytest.mark.parametrize("attribute", ["n_kv", "n_kv_heads", "num_key_value_heads"])
+def test_key_heads_are_read_from_attributes(attribute):
+    layer = attn_lib.MultiHeadAttention(16, 4, num_kv_heads=2)
+    del layer.num_kv_heads
+    setattr(layer, attribute, 2)
+    assert read_layer(layer, heads=None, kv_heads=None, projections=None)[0].kv_heads == 2
+    delattr(layer, attribute)  # then from the widths
+    assert read_layer(layer, heads=None, kv_heads=None, projections=None)[0].kv_heads == 2
+    setattr(layer, attribute, 2)
+    with pytest.raises(ValueError, match="contradicts"):
+        read_layer(layer, heads=None, kv_heads=4, projections=None)
+
+
+def test_projections_that_are_named_by_hand():
+    layer = nn.Module()
+    layer.one, layer.two = nn.Linear(6, 18), nn.Linear(6, 6)
+    read = read_layer(layer, heads=2, kv_heads=None, projections={"qkv": "one", "out": "two"})
+    assert torch.equal(read[0].weights["k"], layer.one.weight[6:12].double())
+    with pytest.raises(ValueError, match="there are one"):
+        read_layer(layer, heads=2, kv_heads=None, projections={"q": "three"})
+    assert read_layer(layer, heads=2, kv_heads=None, projections=None) == []
+
+
+def test_a_closure_is_copied_with_what_it_remembers():
+    seen, layer = [], nn.Linear(2, 2)
+
+    def fn(x):
+        seen.append(x)
+        return layer(x)
+
+    twin, module = copied(fn, layer)
+    twin(torch.ones(2))
+    assert not seen
+    assert module is not layer
+    assert torch.equal(module.weight, layer.weight)
+    step, _ = copied(layer.forward, layer)
+    assert step.__self__ is not layer
+
+
+def test_what_cannot_be_copied_stays_as_it_is():
+    class Stubborn(nn.Linear):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("no")
+
+    layer = Stubborn(2, 2)
+    assert copied(layer, layer) == (layer, layer)
+
+
+def test_modes_and_buffers_are_restored():
+    layer = nn.BatchNorm1d(3).eval()
+    with unchanged(layer):
+        layer.train()(torch.randn(5, 3))
+    assert not layer.training
+    assert torch.equal(layer.running_mean, torch.zeros(3))
+
+
+def test_every_dropout_is_switched_off():
+    x = torch.ones(200)
+    q = torch.randn(1, 1, 30, 8)
+    layer = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    with WithoutDropout() as mode:
+        assert torch.equal(F.dropout(x), x)
+        assert torch.equal(F.dropout(x, 0.3, training=True), x)
+        assert torch.equal(nn.Dropout(0.5)(x), x)
+        assert torch.equal(torch.dropout(x, 0.5, True), x)
+        whole = F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+        assert torch.equal(whole, F.scaled_dot_product_attention(q, q, q, None, 0.5))
+        assert torch.equal(layer(q[0], q[0], q[0])[0], layer(q[0], q[0], q[0])[0])
+    assert mode.active
+    torch.testing.assert_close(whole, F.scaled_dot_product_attention(q, q, q))
+
+
+def test_random_states_are_restored(capsys):
+    before = torch.get_rng_state()
+    with quietly():
+        torch.rand(3)
+        print("nothing")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("layout", ["BHTd", "BTHd", "TBHd", "HTd", "THd", "BTd", "TBd", "Td"])
+def test_every_layout_is_found_or_can_be_said(layout):
+    def mine(q, k, v):
+        letters = layout if "H" in layout else layout.replace("T", "HT")
+        letters = letters if "B" in letters else "B" + letters
+        back = ["BHTd".index(c) for c in letters]
+        q, k, v = (t.unsqueeze(layout.index("T")) if "H" not in layout else t for t in (q, k, v))
+        q, k, v = (t[None] if "B" not in layout else t for t in (q, k, v))
+        q, k, v = (t.permute([letters.index(c) for c in "BHTd"]) for t in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v).permute(back)
+        out = out[0] if "B" not in layout else out
+        return out.squeeze(layout.index("T")) if "H" not in layout else out
+
+    assert diagnose(mine, layout=layout).failures == []
+
+
+def test_masks_are_said_in_every_shape():
+    mask = torch.ones(2, 3, 4, dtype=torch.bool)
+    mask[1, :, 2] = False
+    shapes = {"B1TS": (2, 1, 3, 4), "BTS": (2, 3, 4), "BS": (2, 4), "B11S": (2, 1, 1, 4)}
+    for shape, expected in shapes.items():
+        assert shaped(mask, shape).shape == expected
+    with pytest.raises(ValueError, match="all examples"):
+        shaped(mask, "TS")
+    mask[0, 1, 1] = False
+    with pytest.raises(ValueError, match="all queries"):
+        shaped(mask, "BS")
+    assert to_layout(drawn(2, 3, 5, 4), "THd"[:0] + "BTHd", False, 3).shape == (2, 5, 3, 4)
+
+
+def plain(q, k, v, mask=None):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    return scores.softmax(dim=-1) @ v
+
+
+@pytest.mark.parametrize("polarity", ["attend", "blocked", "additive"])
+@pytest.mark.parametrize("shape", ["B1TS", "BTS", "BS", "TS"])
+def test_the_kind_of_mask_is_found(polarity, shape):
+    def mine(q, k, v, mask=None):
+        if mask is None:
+            return plain(q, k, v)
+        assert mask.dim() == len(shape)
+        mask = ~mask if polarity == "blocked" else mask
+        if shape not in ("B1TS", "TS"):
+            mask = mask[:, None] if shape == "BTS" else mask[:, None, None]
+        if polarity == "additive":
+            return (q @ k.mT / math.sqrt(q.shape[-1]) + mask).softmax(dim=-1) @ v
+        return plain(q, k, v, mask)
+
+    subject = subject_of(mine)
+    found = explore.find_mask(subject, Intent(), polarity=None, shape=None)
+    assert found == (polarity, shape)
+
+
+@pytest.mark.parametrize(
+    ("empty", "words"), [("nan", "NaN"), ("uniform", "equally"), ("other", "neither")]
+)
+def test_empty_rows_are_a_note(empty, words):
+    def mine(q, k, v, mask=None):
+        out = plain(q, k, v, mask)
+        if mask is not None and empty != "nan":
+            v = (
+                v.mean(dim=-2, keepdim=True)
+                if empty == "uniform"
+                else torch.ones_like(v[..., :1, :])
+            )
+            out = torch.where(mask.any(dim=-1, keepdim=True), out, v)
+        return out
+
+    report = diagnose(mine)
+    assert report.failures == []
+    assert any(words in note.text for note in report.notes)
+
+
+def test_two_mistakes_are_two_failures():
+    def mine(q, k, v, mask=None):
+        scores = q @ k.mT
+        if mask is not None:
+            scores = scores.masked_fill(mask, -math.inf)
+        return scores.softmax(dim=-1) @ v
+
+    report = diagnose(mine, mask="attend")
+    assert sorted(report.mistakes) == ["mask_inverted", "scale_missing"]
+    assert all("actual" in failure.example for failure in report.failures)
+
+
+def test_two_mistakes_that_act_together():
+    def mine(q, k, v):
+        return (v.mT @ (q @ k.mT).softmax(dim=-2).mT).mT
+
+    assert sorted(diagnose(mine).mistakes) == ["scale_missing", "softmax_over_queries"]
+
+
+def test_a_mistake_must_fit_everywhere():
+    case = case_of(S=5, d_v=6)
+    wrong = compute(case, Intent(), None, MISTAKES["scale_missing"].variants[0]).out
+    other = case_of(T=3, S=5, d_v=6)
+    answers = [(case, Answer(wrong)), (other, Answer(torch.zeros(2, 4, 3, 6).double()))]
+    assert explain(answers[:1], Intent(), [None], depth=1)[0].mistakes == ("scale_missing",)
+    assert explain(answers, Intent(), [None], depth=1) == []
+    assert agrees(Answer(raised="no"), case, right(Intent(), None), Intent())
+
+
+def test_sizes_that_make_mistakes_alike_are_said():
+    torch.manual_seed(0)
+    layer = attn_lib.MultiHeadAttention(16, 4, scale=0.25)  # d_k = H = 4, 1/sqrt(16) = 1/4
+    failure = diagnose(layer).failures[0]
+    assert {failure.mistake, *failure.alike} >= {"scale_by_model_width", "scale_by_d_k"}
+    assert "Or it is one of those named below" in failure.likely
+
+
+def test_rope_and_norms_that_nobody_mentioned_are_found():
+    options = {"rotate": attn_lib.positions.apply_rope}
+    options["qk_norm"] = lambda heads, d_k: nn.RMSNorm(d_k, eps=1e-6)
+    report = diagnose(attn_lib.MultiHeadAttention(16, 4, **options), arguments="x")
+    assert report.failures == []
+    assert any("RoPE" in text and "rms" in text for text in report.assumed)
+
+
+def test_a_window_that_nobody_mentioned_is_found():
+    layer = attn_lib.MultiHeadAttention(16, 4, window=4)
+    report = diagnose(layer, arguments="x", options={"causal": True})
+    assert report.failures == []
+    assert any("window of 4" in text for text in report.assumed)
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (lambda x, cache: x, "must return (out, cache), got Tensor"),
+        (lambda x, cache: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_said(step, words):
+    layer = attn_lib.MultiHeadAttention(12, 3)
+    report = diagnose(layer, options={"causal": True}, causal=True, step=step)
+    assert any(words in text for text in report.unchecked)
+
+
+def test_steps_of_a_function():
+    def step(q, k, v, cache):
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+        return attn_lib.attention(q, k, v, causal=True)[0], (k, v)
+
+    fn = lambda q, k, v: attn_lib.attention(q, k, v, causal=True)  # noqa: E731
+    assert any("cache" in text for text in diagnose(fn, causal=True, step=step).holds)
+
+
+def test_a_cache_that_is_not_checked_is_named():
+    report = diagnose(attn_lib.MultiHeadAttention(12, 3))
+    assert any("cache" in text and "step=" in text for text in report.unchecked)
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "error", "words"),
+    [
+        (nn.MultiheadAttention, {}, TypeError, "the class MultiheadAttention"),
+        (3, {}, TypeError, "callable"),
+        (plain, {"layout": "BHSD"}, ValueError, "'BTHd'"),
+        (plain, {"mask": "keep"}, ValueError, "'blocked'"),
+        (plain, {"mask_shape": "SB"}, ValueError, "'B1TS'"),
+        (plain, {"causal": "yes"}, ValueError, "'top_left'"),
+        (plain, {"window": 0}, ValueError, "at least 1"),
+        (plain, {"arguments": "q, k, w"}, ValueError, "'w'"),
+        (lambda a, b: a, {}, ValueError, "arguments="),
+        (lambda x: x, {}, ValueError, "module="),
+        (torch.relu, {}, ValueError, "accepts no inputs"),
+    ],
+)
+def test_errors_say_what_would_fit(fn, options, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        diagnose(fn, **options)
+
+
+def test_a_report_is_data_text_and_markdown():
+    report = diagnose(lambda q, k, v: (q @ k.mT).softmax(dim=-1) @ v)
+    assert report.as_dict()["failures"][0]["mistake"] == "scale_missing"
+    markdown = report._repr_markdown_()
+    assert "1. **The scale is missing.**" in markdown
+    assert "```text" in markdown
+    for line in ("actual", "expected"):
+        assert markdown.count(line) == str(report).count(line) == 1
+    assert str(Report("mine")) == repr(Report("mine")) == "mine: no mistake found."
