@@ -114,9 +114,9 @@ def of_module(plant: Plant, layer):
             mask = masks(plant, B, H, T, T)
             given = [x, mask] if plant.form == "published" else [x, x, mask]
             yield outcome(same, *given)
-            if mask.dim() == 2 and T != B:  # an example without a key
-                mask[1] = plant.intent["mask"] == "blocked"
-                yield outcome(same, x, x, mask)
+            if plant.intent.get("mask_shape") == "BS":  # an example without a key
+                given[-1][1] = plant.intent["mask"] == "blocked"
+                yield outcome(same, *given)
             layer.float()
     if "step" in plant.intent:
         yield outcome(lambda x: in_pieces(layer.step, x), drawn(2, sum(PIECES), width, seed=4))

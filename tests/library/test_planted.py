@@ -1,0 +1,90 @@
+"""Planted mistakes are named, each by its name alone; right attentions are passed in silence.
+
+By default one form and one size of each mistake; ``--all-planted`` runs all.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import planted
+import pytest
+import torch
+from confusion import judged, main, passed
+from planted.observe import differs
+from planted.right_modules import RIGHT  # the right ones of both files
+
+from attn_lib.diagnosis.mistakes import MISTAKES
+
+BY_MISTAKE: dict[str, list[planted.Plant]] = {}
+for _plant in planted.PLANTS:
+    BY_MISTAKE.setdefault(_plant.mistake, []).append(_plant)
+
+
+def chosen(everything: bool):
+    """All plants and sizes, or one of each mistake, the forms in turn."""
+    for i, plants in enumerate(BY_MISTAKE.values()):
+        some = plants if everything else [plants[i % len(plants)]]
+        for plant in some:
+            for size in (0, 1) if everything else (i % 2,):
+                yield pytest.param(plant, size, id=f"{plant.name}-{size}")
+
+
+def pytest_generate_tests(metafunc):
+    if "plant" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("--all-planted")
+        metafunc.parametrize(("plant", "size"), list(chosen(everything)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_planted_mistake_is_named_alone(plant, size):
+    verdict = judged(plant, size)
+    assert verdict.right, f"{verdict.said}\n{verdict.text}"
+    assert verdict.seconds < 10.0  # 2 on a machine that does nothing else
+
+
+def test_a_planted_mistake_differs_from_the_right_one(plant, size):
+    """Somewhere; and the right one differs from itself nowhere, so that this test can fail."""
+    assert differs(plant, size)
+    assert not differs(replace(plant, build=plant.right), size)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_attention_is_passed(name):
+    verdict = passed(name)
+    assert verdict.right, verdict.text
+
+
+def test_every_known_mistake_is_planted_in_two_forms():
+    assert set(BY_MISTAKE) == set(MISTAKES)
+    for mistake, plants in BY_MISTAKE.items():
+        assert len({plant.form for plant in plants}) >= 2, mistake
+
+
+def test_nothing_is_planted_twice():
+    names = [plant.name for plant in planted.PLANTS]
+    assert len(names) == len(set(names))
+
+
+def test_what_is_planted_shares_no_code_with_the_library():
+    """But for the right ones, of which some are the library's own."""
+    files = Path(planted.__file__).parent.glob("*.py")
+    using = {path.name for path in files if "attn_lib" in path.read_text()}
+    assert using == {"right.py"}
+
+
+def test_the_table_shows_what_is_misnamed(capsys, monkeypatch):
+    assert main(["scale_missing-function-0"]) == 0
+    assert capsys.readouterr().out.startswith("scale_missing  scale_missing 1\n")
+    (index,) = (i for i, p in enumerate(planted.PLANTS) if p.name == "scale_missing-function")
+    monkeypatch.setitem(
+        planted.PLANTS, index, replace(planted.PLANTS[index], mistake="scale_twice")
+    )
+    assert main(["scale_twice-function-0"]) > 0
+    assert "--- scale_twice-function-0: scale_missing" in capsys.readouterr().out
