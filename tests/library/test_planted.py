@@ -82,9 +82,7 @@ def test_what_is_planted_shares_no_code_with_the_library():
 def test_the_table_shows_what_is_misnamed(capsys, monkeypatch):
     assert main(["scale_missing-function-0"]) == 0
     assert capsys.readouterr().out.startswith("scale_missing  scale_missing 1\n")
-    (index,) = (i for i, p in enumerate(planted.PLANTS) if p.name == "scale_missing-function")
-    monkeypatch.setitem(
-        planted.PLANTS, index, replace(planted.PLANTS[index], mistake="scale_twice")
-    )
+    (plant,) = (p for p in planted.PLANTS if p.name == "scale_missing-function")
+    monkeypatch.setattr(planted, "PLANTS", [replace(plant, mistake="scale_twice")])
     assert main(["scale_twice-function-0"]) > 0
     assert "--- scale_twice-function-0: scale_missing" in capsys.readouterr().out
