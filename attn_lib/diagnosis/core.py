@@ -8,13 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from attn_lib.diagnosis import explore, properties
+from attn_lib.diagnosis.arguments import read_arguments
 from attn_lib.diagnosis.cases import Draw
 from attn_lib.diagnosis.formula import Intent
+from attn_lib.diagnosis.layouts import LAYOUTS, POLARITIES, SHAPES
 from attn_lib.diagnosis.projections import read_layer
-from attn_lib.diagnosis.properties import Findings
+from attn_lib.diagnosis.properties import Findings, grouped
 from attn_lib.diagnosis.quiet import copied, make_random, quietly, unchanged
 from attn_lib.diagnosis.report import Note, Report
-from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Subject, read_arguments
+from attn_lib.diagnosis.subject import Subject
 from attn_lib.diagnosis.verdict import examine
 
 
@@ -142,6 +144,7 @@ def diagnose(
             subject.heads = subject.heads or len(intent.sinks)
         intent = _explore(subject, intent, found, layout, mask, mask_shape, causal, window)
         examine(subject, intent, found)
+        found.unchecked = grouped(found.unchecked)
     return Report(
         subject.name, found.failures, found.notes, found.holds, found.unchecked, found.assumed
     )
@@ -252,11 +255,12 @@ def _explore(
     if causal is None and window is None:
         if explore.find_causal(subject, draw):
             intent = replace(intent, causal=True)
-            found.assumed.append("it is meant to be causal: some keys have no influence")
+            found.guessed.append("it is meant to be causal: some keys have no influence")
             width = explore.find_window(subject, Draw(subject, intent))
             if width is not None:
                 intent = replace(intent, window=width)
-                found.assumed.append(f"it is meant to have a window of {width}")
+                found.guessed.append(f"it is meant to have a window of {width}")
+            found.assumed += found.guessed
     elif causal is None:
         intent = replace(intent, causal=True)
     if state is not None:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from attn_lib.diagnosis.cases import Draw, key_masks, matrix_mask, with_empty_row
 from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
-from attn_lib.diagnosis.subject import LAYOUTS, POLARITIES, SHAPES, Subject
+from attn_lib.diagnosis.layouts import LAYOUTS, POLARITIES, SHAPES
+from attn_lib.diagnosis.subject import Subject
 
 
 def find_layout(subject: Subject, intent: Intent) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from attn_lib.diagnosis import wrong_layers as layers
 from attn_lib.diagnosis import wrong_masks as masks
+from attn_lib.diagnosis import wrong_rotary as rotary
 from attn_lib.diagnosis import wrong_scores as scores
 from attn_lib.diagnosis.wrong_scores import Change
 
@@ -829,7 +830,7 @@ _ROTARY = (
         "rotate_half with angles repeated by repeat_interleave, or x[..., ::2] with halves",
         "Use one order for the pairs, that of the weights.",
         _GITHUB + "raiyanyahya/how-to-train-your-gpt/issues/6",
-        layers.ROPE_PAIRING,
+        rotary.ROPE_PAIRING,
     ),
     Mistake(
         "rope_direction",
@@ -838,7 +839,7 @@ _ROTARY = (
         "x * cos - rotate_half(x) * sin, a swapped sign in rotate_half",
         "x * cos + rotate_half(x) * sin with rotate_half = cat(-second, first)",
         _ROFORMER,
-        layers.ROPE_DIRECTION,
+        rotary.ROPE_DIRECTION,
     ),
     Mistake(
         "rope_on_values",
@@ -847,7 +848,7 @@ _ROTARY = (
         "v = apply_rope(v)",
         "Only queries and keys are rotated.",
         _ROFORMER,
-        layers.ROPE_ON_VALUES,
+        rotary.ROPE_ON_VALUES,
     ),
     Mistake(
         "rope_only_queries",
@@ -856,7 +857,7 @@ _ROTARY = (
         "k without apply_rope",
         "Rotate both.",
         _ROFORMER,
-        layers.ROPE_ONLY_QUERIES,
+        rotary.ROPE_ONLY_QUERIES,
     ),
     Mistake(
         "rope_only_keys",
@@ -865,7 +866,7 @@ _ROTARY = (
         "q without apply_rope",
         "Rotate both.",
         _ROFORMER,
-        layers.ROPE_ONLY_KEYS,
+        rotary.ROPE_ONLY_KEYS,
     ),
     Mistake(
         "rope_base",
@@ -874,7 +875,7 @@ _ROTARY = (
         "base ** (i / d) with i counted in steps of 1, or a default base",
         "position / base ** (2 i / d_k)",
         _GITHUB + "allenai/OLMo/issues/806",
-        layers.ROPE_BASE,
+        rotary.ROPE_BASE,
     ),
     Mistake(
         "rope_before_split",
@@ -883,7 +884,7 @@ _ROTARY = (
         "apply_rope(self.q_proj(x)) before view(B, T, H, d)",
         "Split first, then rotate each head.",
         _ROFORMER,
-        layers.ROPE_BEFORE_SPLIT,
+        rotary.ROPE_BEFORE_SPLIT,
     ),
     Mistake(
         "rope_positions_restart",
@@ -892,7 +893,7 @@ _ROTARY = (
         "torch.arange(x.shape[1]) in a call with a cache",
         "torch.arange(seen, seen + T)",
         _GITHUB + "Blaizzy/mlx-vlm/issues/1983",
-        layers.ROPE_POSITIONS_RESTART,
+        rotary.ROPE_POSITIONS_RESTART,
     ),
     Mistake(
         "rope_keys_off_by_one",
@@ -901,7 +902,7 @@ _ROTARY = (
         "arange(1, T + 1) for one of the two",
         "The same positions for both.",
         _GITHUB + "fla-org/flash-linear-attention/issues/766",
-        layers.ROPE_KEYS_OFF_BY_ONE,
+        rotary.ROPE_KEYS_OFF_BY_ONE,
     ),
     Mistake(
         "rope_missing",
@@ -910,7 +911,7 @@ _ROTARY = (
         "a rotated copy that is not used",
         "q, k = apply_rope(q), apply_rope(k)",
         _ROFORMER,
-        layers.ROPE_MISSING,
+        rotary.ROPE_MISSING,
     ),
     Mistake(
         "rope_twice",
@@ -919,7 +920,7 @@ _ROTARY = (
         "apply_rope on keys from a cache that holds rotated ones",
         "Rotate once, before the cache.",
         _GITHUB + "EleutherAI/gpt-neox/pull/363",
-        layers.ROPE_TWICE,
+        rotary.ROPE_TWICE,
     ),
     Mistake(
         "rope_over_heads",
@@ -928,7 +929,7 @@ _ROTARY = (
         "apply_rope on (B, T, H, d) where (B, H, T, d) is meant",
         "Transpose first.",
         _ROFORMER,
-        layers.ROPE_OVER_HEADS,
+        rotary.ROPE_OVER_HEADS,
     ),
     Mistake(
         "qk_norm_axis",
@@ -937,7 +938,7 @@ _ROTARY = (
         "normalize(q, dim=1), a norm of H * d_k before the heads are split",
         "Norm over the last axis, after the heads are split.",
         "https://arxiv.org/abs/2010.04245",
-        layers.QK_NORM_AXIS,
+        rotary.QK_NORM_AXIS,
     ),
     Mistake(
         "qk_norm_after_rope",
@@ -946,7 +947,7 @@ _ROTARY = (
         "q_norm(apply_rope(q))",
         "apply_rope(q_norm(q))",
         "https://arxiv.org/abs/2010.04245",
-        layers.QK_NORM_AFTER_ROPE,
+        rotary.QK_NORM_AFTER_ROPE,
     ),
     Mistake(
         "qk_norm_missing",
@@ -955,7 +956,7 @@ _ROTARY = (
         "q_norm or k_norm that is not called",
         "q, k = q_norm(q), k_norm(k)",
         "https://arxiv.org/abs/2010.04245",
-        layers.QK_NORM_MISSING,
+        rotary.QK_NORM_MISSING,
     ),
 )
 

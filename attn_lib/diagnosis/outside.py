@@ -7,6 +7,7 @@ from torch import Tensor
 
 from attn_lib.diagnosis.cases import LONG, Draw
 from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
+from attn_lib.diagnosis.projections import unexplained
 from attn_lib.diagnosis.properties import largest
 from attn_lib.diagnosis.subject import Answer, Subject
 
@@ -39,6 +40,14 @@ def facts(
     Source: attention is linear in v, and its weights are averages.
     """
     texts = _where(wrong, intent, layer)
+    if subject.projects and subject.module is not None:
+        others = unexplained(subject.module, subject.projections)
+        if others:
+            shown = ", ".join(others[:6])
+            texts.append(
+                f"The module also has {shown}, which attention has no use for: if that is a "
+                "block, pass its attention alone."
+            )
     if not subject.projects:
         texts += _weights(subject, draw, intent)
         texts += _queries(subject, draw)

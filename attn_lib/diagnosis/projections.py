@@ -61,6 +61,9 @@ _WIDTHS: tuple[str, ...] = (
 )
 
 
+_NORM = re.compile(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)")
+
+
 def role_of(name: str) -> str | None:
     """The role of a parameter, from its name.
 
@@ -136,11 +139,35 @@ def read_layer(
     return layers
 
 
+def unexplained(module: nn.Module, projections: Mapping[str, str] | None) -> list[str]:
+    """Names of parameters that no part of attention explains.
+
+    Args:
+        module: with named parameters.
+        projections: as in :func:`read_layer`.
+
+    Returns:
+        Names without ``.weight`` or ``.bias``, each once.
+
+    Example:
+        >>> unexplained(nn.TransformerEncoderLayer(4, 2), None)
+        ['linear1', 'linear2', 'norm1', 'norm2']
+
+    Source: the names that published modules use.
+    """
+    parameters: dict[str, Tensor] = dict(module.named_parameters())
+    named = {n for names in _named(module, parameters, projections).values() for n in names}
+    used = {re.sub(r"[._]?(weight|bias)$", "", n) for n in named}
+    norms = {n for n, part in module.named_modules() if _NORM.fullmatch(n.rpartition(".")[2])}
+    stems = [re.sub(r"[._]?(weight|bias)$", "", n) for n in parameters if "sink" not in n]
+    return sorted({stem for stem in stems if stem not in used and stem not in norms})
+
+
 def _norms(module: nn.Module) -> dict[str, Tensor]:
     """Gains, biases and eps of the norms of queries and keys."""
     found: dict[str, Tensor] = {}
     for name, part in module.named_modules():
-        match = re.fullmatch(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)", name.rpartition(".")[2])
+        match = _NORM.fullmatch(name.rpartition(".")[2])
         if match is None:
             continue
         role = match[1]

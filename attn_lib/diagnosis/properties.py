@@ -24,6 +24,7 @@ class Findings:
     unchecked: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     state_example: str = ""
+    guessed: list[str] = field(default_factory=list)  # what is assumed of causal and window
 
     def known(self, mistake: str, example: str, *, alike: tuple[str, ...] = ()) -> None:
         """Add a failure, or a note, of the table."""
@@ -51,6 +52,15 @@ class Findings:
     def property(self, name: str, likely: str, example: str = "") -> None:
         """Add a failure that is not in the table."""
         self.failures.append(Failure(None, name, likely, example=example))
+
+
+def grouped(texts: list[str]) -> list[str]:
+    """Texts "case: message", with the cases of one message together."""
+    cases: dict[str, list[str]] = {}
+    for text in texts:
+        case, _, message = text.partition(": ")
+        cases.setdefault(message, []).append(case)
+    return [f"{'; '.join(names)}: {text}" if text else names[0] for text, names in cases.items()]
 
 
 def numbers(x: Tensor) -> str:
@@ -196,60 +206,6 @@ def check_strides(subject: Subject, draw: Draw, found: Findings) -> None:
     elif mine is not None and theirs is not None:
         example = f"The same values, stored in another order: up to {largest(mine, theirs):.3g}."
         found.known("not_contiguous", example)
-
-
-def check_half(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:
-    """Half precision: the dtype of the output, numbers that overflow, the size of the error."""
-    if subject.dtype != torch.float32:
-        return
-    if subject.module is not None and subject.fresh().module is subject.original:
-        found.unchecked.append("half precision: the module cannot be copied")
-        return
-    case, errors = draw.case("half", 6), []
-    if not subject.projects:
-        case = Case(**{**vars(case), "tensors": {**case.tensors, "q": 10.0 * case.tensors["q"]}})
-    masked = with_padding(draw, case) if subject.takes_mask else None
-    for dtype in (torch.float16, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        answer = _in_dtype(subject, case, dtype, name, found)
-        if masked is not None:
-            _in_dtype(subject, masked, dtype, f"{name} with a mask", found)
-        if answer is not None:
-            rounded = {r: x.to(dtype).double() for r, x in case.tensors.items()}
-            expected = compute(Case(**{**vars(case), "tensors": rounded}), draw.intent, layer).out
-            floor = torch.finfo(dtype).eps * expected.abs().max().item()
-            errors.append((name, largest(answer, expected) / floor))
-    if subject.projects:
-        return
-    if any(error > 2.0 for _, error in errors):
-        texts = [f"{error:.2g} rounding steps in {name}" for name, error in errors]
-        found.known("not_float32_inside", f"The largest error is {', '.join(texts)}.")
-    elif errors:
-        found.holds.append("half precision: the error is at most two rounding steps")
-
-
-def _in_dtype(
-    subject: Subject, case: Case, dtype: torch.dtype, name: str, found: Findings
-) -> Tensor | None:
-    """The output in half precision, and what is wrong with it apart from its numbers."""
-    twin = subject.fresh()
-    twin.dtype = dtype
-    if twin.module is not None:
-        twin.module.to(dtype)
-    answer = twin.answer(case)
-    if answer.out is None:
-        if "overflow" in answer.raised:
-            found.known("mask_fill_overflows_half", f"In {name}: {answer.raised}")
-        else:
-            found.unchecked.append(f"{name}: the call raises {answer.raised}")
-        return None
-    got = twin.raw_out.dtype if twin.raw_out is not None else dtype
-    text = f"Inputs of {name} give an output of {str(got).removeprefix('torch.')}."
-    if got != dtype and case.mask is None:
-        found.known("output_dtype", text)
-    elif got != dtype and "output_dtype" not in {failure.mistake for failure in found.failures}:
-        found.notes.append(Note(None, text))
-    return answer.out
 
 
 def check_empty_row(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from attn_lib.diagnosis.formula import Case, Intent, Run, rotate
+from attn_lib.diagnosis.layouts import to_layout
 from attn_lib.diagnosis.mistakes import MISTAKES
 from attn_lib.diagnosis.properties import Findings, largest, numbers
 from attn_lib.diagnosis.quiet import quietly
 from attn_lib.diagnosis.report import Failure, Report
-from attn_lib.diagnosis.subject import quoted, to_layout
+from attn_lib.diagnosis.subject import quoted
 from attn_lib.diagnosis.wrong_scores import Change
 
 _PAIRINGS = ("half", "neighbours")

@@ -14,6 +14,7 @@ from attn_lib.diagnosis.cases import (
 )
 from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
 from attn_lib.diagnosis.gradients import check_gradients
+from attn_lib.diagnosis.precision import check_precision
 from attn_lib.diagnosis.properties import Findings, show
 from attn_lib.diagnosis.report import Failure, Note
 from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
@@ -51,8 +52,35 @@ def examine(subject: Subject, intent: Intent, found: Findings) -> None:
     if subject.random:
         found.unchecked.append("everything else: the output is random")
         return
+    intent = _meant(subject, answered, intent, layers, found)
+    draw.intent = intent
     hypothesis = _explained(subject, draw, answered, intent, layers, found)
     further(subject, draw, answered, hypothesis, layers[0], found)
+
+
+def _meant(
+    subject: Subject,
+    answered: Answered,
+    intent: Intent,
+    layers: list[Layer | None],
+    found: Findings,
+) -> Intent:
+    """The intent, or else, if only that can be explained, without what was assumed."""
+    if not found.guessed:
+        return intent
+    pairs = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
+    for meant in (intent, replace(intent, window=None), replace(intent, causal=False, window=None)):
+        for _, attempt in _attempts(subject, pairs):
+            hypotheses = explain(attempt, meant, layers, depth=1)
+            if hypotheses and hypotheses[0].mistakes != ("causal_not_meant",):
+                kept = [meant.causal != intent.causal, meant.window != intent.window]
+                found.assumed = [
+                    text
+                    for text in found.assumed
+                    if not any(k and text in found.guessed[i] for i, k in enumerate(kept))
+                ]
+                return meant
+    return intent
 
 
 def _answers(subject: Subject, draw: Draw, found: Findings) -> Answered:
@@ -269,7 +297,7 @@ def further(
     properties.check_strides(subject, draw, found)
     properties.check_training(subject, draw, found)
     properties.check_clones(subject, found)
-    properties.check_half(subject, draw, layer, found)
+    check_precision(subject, draw, layer, found)
     if not {failure.mistake for failure in found.failures} - _APART:
         check_gradients(subject, draw, layer, found)
     stepwise.check_steps(subject, draw, found)

@@ -1,0 +1,107 @@
+"""The roles of a function's parameters: from their names, or from what the caller says."""
+
+import inspect
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import nn
+
+_NAMES = {
+    "q": {"q", "query", "queries", "xq", "qs"},
+    "k": {"k", "key", "keys", "xk", "ks"},
+    "v": {"v", "value", "values", "xv", "vs", "val"},
+    "x": {"x", "hidden_states", "input", "inputs", "tokens", "src", "tgt", "embeddings", "hidden"}
+    | {"embeds", "x_q", "inp", "sequence", "seq", "query_states", "input_tensor"},
+    "context": {"context", "encoder_hidden_states", "memory", "source", "y", "kv", "x_kv", "ctx"}
+    | {"key_value_states", "enc", "encoder_output", "cond"},
+    "mask": {"mask", "attn_mask", "attention_mask", "padding_mask", "key_padding_mask", "m"}
+    | {"pad_mask", "src_mask", "key_mask", "masks", "allowed", "keep"},
+    "causal": {"causal", "is_causal"},
+    "cache": {"cache", "past", "past_key_value", "past_key_values", "kv_cache", "layer_past"},
+}
+
+
+def read_arguments(
+    fn: Callable, text: str | None
+) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    """Roles of positional arguments, of named ones, and of further parameters of the function.
+
+    Args:
+        fn: any callable.
+        text: what the caller said, as ``"q, k, v, attn_mask=mask"``.
+
+    Returns:
+        ``(positional, named, others)``: roles in order; names to roles; other names to roles.
+
+    Raises:
+        ValueError: a role that is not known, or parameters whose roles cannot be found.
+
+    Example:
+        >>> read_arguments(lambda values, keys, query, mask=None: None, None)[1]
+        {'values': 'v', 'keys': 'k', 'query': 'q', 'mask': 'mask'}
+
+    Source: ``inspect.signature``.
+    """
+    if text is not None:
+        return _said(text)
+    if fn is F.scaled_dot_product_attention:
+        return ["q", "k", "v"], {"attn_mask": "mask"}, {"is_causal": "causal"}
+    try:
+        called = fn.forward if isinstance(fn, nn.Module) else fn
+        parameters = inspect.signature(called).parameters.values()
+    except (TypeError, ValueError):
+        return ["q", "k", "v"], {}, {}
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for parameter in parameters:
+        role = _role(parameter.name)
+        required = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if role in ("causal", "cache"):
+            others[parameter.name] = role
+        elif role is not None and role not in named.values():
+            if parameter.kind is parameter.POSITIONAL_ONLY:
+                positional.append(role)
+            else:
+                named[parameter.name] = role
+        elif required:
+            raise ValueError(
+                f"the role of the parameter {parameter.name!r} is not known: pass arguments=, "
+                'for instance arguments="q, k, v, mask" or arguments="x, memory=context"'
+            )
+    roles = {*positional, *named.values()}
+    if not ({"q", "k", "v"} <= roles or "x" in roles or "q" in roles):
+        raise ValueError(
+            "fn must take q, k and v, or x: say which of its parameters these are with "
+            'arguments=, for instance arguments="q, k, v" or arguments="x"'
+        )
+    return positional, named, others
+
+
+def _said(text: str) -> tuple[list[str], dict[str, str], dict[str, str]]:
+    positional: list[str] = []
+    named: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for item in text.replace(",", " ").split():
+        name, equals, role = item.partition("=")
+        role = role or name
+        if role not in _NAMES:
+            role = _role(role) or role
+        if role not in _NAMES:
+            raise ValueError(f"arguments must name the roles {', '.join(_NAMES)}; got {role!r}")
+        if role in ("causal", "cache"):
+            others[name] = role
+        elif equals:
+            named[name] = role
+        else:
+            positional.append(role)
+    return positional, named, others
+
+
+def _role(name: str) -> str | None:
+    plain = name.strip("_")
+    plain = plain if plain in ("Q", "K", "V", "X") else plain.lower()
+    return next((role for role, names in _NAMES.items() if plain.lower() in names), None)
