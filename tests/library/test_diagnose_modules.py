@@ -6,12 +6,30 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from test_diagnose import broken, one_thread, sdpa, torch_layer
 from torch import nn
 
 from attn_lib import diagnose
 
-__all__ = ["one_thread"]  # for these tests too
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def sdpa(q, k, v, attn_mask=None):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+
+
+def torch_layer(**options):
+    torch.manual_seed(0)
+    return nn.MultiheadAttention(12, 3, batch_first=True, **options)
+
+
+def broken(q, k, v):
+    raise RuntimeError("shape of nothing")
 
 
 # ---------------------------------------------------------------- steps

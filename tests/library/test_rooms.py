@@ -31,6 +31,8 @@ ORDER = [
     "training",
     "plotting",
     "exercises",
+    "diagnosis",
+    "__main__",
 ]
 
 
