@@ -78,7 +78,7 @@ _SCALE = (
         "The scale is applied twice: once to q, or by a library call, and once more to the scores.",
         "q = q * scale, and later scores * scale or scaled_dot_product_attention(q, ...)",
         "Keep one of the two.",
-        _GITHUB + "huggingface/transformers/issues/39408",
+        _SDPA,
         scores.SCALE_TWICE,
     ),
     Mistake(
@@ -165,7 +165,7 @@ _SOFTMAX = (
         "The scores or the weights are rounded to half precision although the inputs are not.",
         "scores.half(), .bfloat16(), or a hard-coded dtype around the softmax",
         "softmax(scores.float(), dim=-1).to(q.dtype)",
-        _GITHUB + "huggingface/transformers/issues/39408",
+        _GITHUB + "apple/axlearn/pull/18",
         scores.SOFTMAX_LOW_PRECISION,
     ),
     Mistake(
@@ -183,7 +183,7 @@ _SOFTMAX = (
         "Closed weights are set to zero after the softmax, so that the rows no longer sum to 1.",
         "weights = softmax(scores); weights = weights * mask",
         "scores.masked_fill(~mask, -inf) before the softmax",
-        _GITHUB + "rasbt/LLMs-from-scratch/issues/1061",
+        _SDPA,
         scores.SOFTMAX_BEFORE_MASK,
     ),
     Mistake(
@@ -259,7 +259,7 @@ _MASKS = (
         "The scores are multiplied by the mask before the softmax: a score of 0 is not closed.",
         "scores = scores * mask",
         "scores.masked_fill(~mask, -inf)",
-        _GITHUB + "QwenLM/Qwen/issues/933",
+        _SDPA,
         masks.MASK_MULTIPLIED,
     ),
     Mistake(
@@ -336,7 +336,7 @@ _MASKS = (
         "The given mask and the causal mask are not both applied.",
         "mask | causal, or an if/else between the two",
         "mask & causal",
-        _GITHUB + "annotated-transformer/issues/118",
+        "https://github.com/keras-team/keras/issues/23038",
         masks.MASK_OR_CAUSAL,
     ),
     Mistake(
@@ -362,7 +362,7 @@ _MASKS = (
         "Closed scores are set to 0 or 1 before the softmax, which closes nothing.",
         "masked_fill(~mask, 0), masked_fill(~mask, 1e-9)",
         "scores.masked_fill(~mask, -inf)",
-        _GITHUB + "QwenLM/Qwen/issues/933",
+        _SDPA,
         masks.MASK_ZEROES_SCORES,
     ),
     Mistake(
@@ -379,7 +379,7 @@ _MASKS = (
         "The output depends on a key or value that is closed to the query.",
         "everything between the scores and the softmax",
         "Closed weights must be exactly zero.",
-        _GITHUB + "rasbt/LLMs-from-scratch/issues/1061",
+        _GITHUB + "onnx/onnx/issues/7865",
     ),
 )
 
@@ -467,7 +467,7 @@ _CAUSAL = (
         "The causal mask is made in the first call and kept for other lengths.",
         "if self.mask is None: self.mask = tril(...)",
         "Make the mask for the length of each call, or slice one that is long enough.",
-        _GITHUB + "shiyu-coder/Kronos/issues/199",
+        _AIAYN,
     ),
     Mistake(
         "window_one_more",
@@ -521,7 +521,7 @@ _CAUSAL = (
         "The scores are not bounded: the softcap is missing.",
         "a softcap argument that is not used",
         "scores = softcap * tanh(scores / softcap)",
-        "https://arxiv.org/abs/2408.00118",
+        _GITHUB + "sgl-project/sgl-kernel-xpu/pull/491",
         scores.SOFTCAP_MISSING,
     ),
     Mistake(
@@ -530,7 +530,7 @@ _CAUSAL = (
         "The softcap is applied after the mask, which turns -inf into -softcap: closed keys open.",
         "tanh after masked_fill or after adding the mask",
         "Softcap first, then the mask.",
-        _GITHUB + "onnx/onnx/pull/7274",
+        _GITHUB + "onnx/onnx/issues/7865",
         scores.SOFTCAP_AFTER_MASK,
     ),
     Mistake(
@@ -548,7 +548,7 @@ _CAUSAL = (
         "The unscaled scores are capped, and scaled afterwards.",
         "tanh(scores / softcap) before * scale",
         "Scale first, then the softcap.",
-        "https://arxiv.org/abs/2408.00118",
+        _GITHUB + "huggingface/trl/pull/5691",
         scores.SOFTCAP_BEFORE_SCALE,
     ),
     Mistake(
@@ -557,7 +557,7 @@ _CAUSAL = (
         "The scores are clamped, or not multiplied by the softcap again after the tanh.",
         "scores.clamp(-softcap, softcap), or tanh(scores / softcap) alone",
         "scores = softcap * tanh(scores / softcap)",
-        "https://arxiv.org/abs/2408.00118",
+        _GITHUB + "microsoft/onnxruntime/pull/21683",
         scores.SOFTCAP_CLAMPED,
     ),
 )
@@ -569,7 +569,7 @@ _HEADS = (
         "The heads are split by a view to (B, H, T, d), which mixes positions and heads.",
         "x.view(B, H, T, d)",
         "x.view(B, T, H, d).transpose(1, 2)",
-        _GITHUB + "jsbaan/transformer-from-scratch/pull/6",
+        _GITHUB + "hyunwoongko/transformer/issues/15",
         layers.HEADS_SPLIT,
     ),
     Mistake(
@@ -578,7 +578,7 @@ _HEADS = (
         "The heads are merged by a view of (B, H, T, d), which mixes positions and heads.",
         "out.reshape(B, T, H * d) of (B, H, T, d)",
         "out.transpose(1, 2).reshape(B, T, H * d)",
-        _GITHUB + "ajhalthor/Transformer-Neural-Network/issues/4",
+        _GITHUB + "ajhalthor/Transformer-Neural-Network/pull/4",
         layers.HEADS_MERGED,
     ),
     Mistake(
@@ -588,7 +588,7 @@ _HEADS = (
         "each other, and no position to another.",
         "x.view(B, T, H, d) followed by q @ k.transpose(-2, -1)",
         "x.view(B, T, H, d).transpose(1, 2)",
-        _GITHUB + "hyunwoongko/transformer/issues/15",
+        _GITHUB + "harvardnlp/annotated-transformer/issues/118",
         layers.HEADS_NOT_MOVED,
     ),
     Mistake(
@@ -597,7 +597,7 @@ _HEADS = (
         "Head h gets the channels h, h + H, h + 2H, …, not d_k channels side by side.",
         "x.view(B, T, d, H)",
         "x.view(B, T, H, d)",
-        _GITHUB + "ajhalthor/Transformer-Neural-Network/issues/4",
+        _GITHUB + "lsdefine/attention-is-all-you-need-keras/issues/36",
         layers.HEADS_INTERLEAVED,
     ),
     Mistake(
@@ -606,7 +606,7 @@ _HEADS = (
         "The heads are put side by side in reverse order.",
         "flip, or a loop that inserts at the front",
         "head 0 first",
-        _GITHUB + "ajhalthor/Transformer-Neural-Network/issues/4",
+        _GITHUB + "lsdefine/attention-is-all-you-need-keras/issues/36",
         layers.HEADS_REVERSED,
     ),
     Mistake(
@@ -654,7 +654,7 @@ _PROJECTIONS = (
         "Queries and keys come from one projection, so that the scores are symmetric.",
         "k = self.q_proj(x), or the same tensor for q and k",
         "k = self.k_proj(x)",
-        _GITHUB + "rasbt/LLMs-from-scratch/issues/697",
+        _GITHUB + "Khaliladib11/Transformer-from-scratch/issues/1",
         layers.QUERY_KEY_SHARED,
     ),
     Mistake(
@@ -663,7 +663,7 @@ _PROJECTIONS = (
         "Queries, keys and values all come from one projection.",
         "q = k = v = self.proj(x)",
         "three projections",
-        _GITHUB + "rasbt/LLMs-from-scratch/issues/697",
+        _GITHUB + "Khaliladib11/Transformer-from-scratch/issues/1",
         layers.ALL_SHARED,
     ),
     Mistake(
@@ -681,7 +681,7 @@ _PROJECTIONS = (
         "Queries are used as keys and keys as queries.",
         "k, q, v = ..., k @ q.transpose(-2, -1)",
         "q @ k.transpose(-2, -1)",
-        _GITHUB + "karpathy/nanoGPT/issues/170",
+        _AIAYN,
         layers.QUERY_KEY_SWAPPED,
         empties=True,
     ),
@@ -700,7 +700,7 @@ _PROJECTIONS = (
         "The projections start with equal weights, so that queries equal keys at the start.",
         "copy.deepcopy(nn.Linear(...)) for each of them",
         "Make each projection anew, or initialise each.",
-        "https://github.com/harvardnlp/annotated-transformer/blob/master/the_annotated_transformer.py",
+        _GITHUB + "harvardnlp/annotated-transformer/issues/98",
     ),
     Mistake(
         "output_projection_missing",
@@ -708,7 +708,7 @@ _PROJECTIONS = (
         "The heads are only put side by side: the output projection is not applied.",
         "return out before self.out_proj(out)",
         "return self.out_proj(out)",
-        _GITHUB + "uvadlc_notebooks/issues/65",
+        _GITHUB + "ethen8181/machine-learning/issues/13",
         layers.OUTPUT_MISSING,
     ),
     Mistake(
@@ -726,7 +726,7 @@ _PROJECTIONS = (
         "In cross-attention the keys are projected from x instead of context.",
         "self.k_proj(x)",
         "self.k_proj(context)",
-        _AIAYN,
+        _GITHUB + "OpenNMT/OpenNMT-py/pull/1130",
         layers.KEYS_FROM_X,
     ),
     Mistake(
@@ -735,7 +735,7 @@ _PROJECTIONS = (
         "In cross-attention the values are projected from x instead of context.",
         "self.v_proj(x)",
         "self.v_proj(context)",
-        _AIAYN,
+        _GITHUB + "OpenNMT/OpenNMT-py/pull/1130",
         layers.VALUES_FROM_X,
     ),
     Mistake(
@@ -753,7 +753,7 @@ _PROJECTIONS = (
         "The keys are used as values too.",
         "v = self.k_proj(x), or out = weights @ k",
         "v = self.v_proj(x)",
-        _AIAYN,
+        _GITHUB + "yflyzhang/AnnotatedTransformer/issues/1",
         layers.VALUE_IS_KEY,
     ),
     Mistake(
@@ -937,7 +937,7 @@ _ROTARY = (
         "The norm of queries and keys runs over another axis than d_k.",
         "normalize(q, dim=1), a norm of H * d_k before the heads are split",
         "Norm over the last axis, after the heads are split.",
-        "https://arxiv.org/abs/2010.04245",
+        _GITHUB + "vllm-project/vllm/pull/16311",
         rotary.QK_NORM_AXIS,
     ),
     Mistake(
@@ -946,7 +946,7 @@ _ROTARY = (
         "The norm's gain is applied after the rotation, where it should come before.",
         "q_norm(apply_rope(q))",
         "apply_rope(q_norm(q))",
-        "https://arxiv.org/abs/2010.04245",
+        _GITHUB + "tenstorrent/tt-metal/pull/50302",
         rotary.QK_NORM_AFTER_ROPE,
     ),
     Mistake(
@@ -955,7 +955,7 @@ _ROTARY = (
         "The norm of queries, of keys or of both is not applied.",
         "q_norm or k_norm that is not called",
         "q, k = q_norm(q), k_norm(k)",
-        "https://arxiv.org/abs/2010.04245",
+        _GITHUB + "lucidrains/x-transformers/issues/352",
         rotary.QK_NORM_MISSING,
     ),
 )
@@ -1018,7 +1018,7 @@ _PROPERTIES = (
         "Two equal calls give different outputs with another call between them: something is kept.",
         "self.something = ... in forward, a mutable default argument, a global",
         "Keep nothing between calls.",
-        _GITHUB + "shiyu-coder/Kronos/issues/199",
+        _GITHUB + "harvardnlp/annotated-transformer/issues/94",
     ),
     Mistake(
         "not_deterministic",
@@ -1140,7 +1140,7 @@ _PROPERTIES = (
         "With half-precision inputs, the softmax is taken of scores rounded to half precision.",
         "softmax(scores, dim=-1) of float16 or bfloat16 scores",
         "softmax(scores.float(), dim=-1).to(q.dtype)",
-        _GITHUB + "NVIDIA/apex/issues/1105",
+        _GITHUB + "huggingface/diffusers/issues/3483",
         note=True,
     ),
     Mistake(
@@ -1157,7 +1157,7 @@ _PROPERTIES = (
         "Inputs of equal values that are stored in another order give another output.",
         "as_strided, storage(), data_ptr, a view of transposed memory",
         "Use reshape, or .contiguous() first.",
-        _GITHUB + "hyunwoongko/transformer/issues/15",
+        _SDPA,
     ),
     Mistake(
         "block_remainder_dropped",

@@ -52,7 +52,7 @@ def _in_dtype(
         twin.module.to(dtype)
     answer = twin.answer(case)
     if answer.out is None:
-        if "overflow" in answer.raised:
+        if "overflow" in answer.raised and dtype in _HALF:
             found.known("mask_fill_overflows_half", f"In {name}: {answer.raised}")
         else:
             found.unchecked.append(f"{name}: {answer.raised}")

@@ -122,7 +122,7 @@ def _parts(failure: Failure) -> list[tuple[str, str]]:
         ("Repair", failure.repair),
         ("Example", failure.example),
         ("The same numbers here", "; ".join(_in_words(name) for name in failure.alike)),
-        ("Seen in", failure.source),
+        ("Source", failure.source),
     ]
     return [(label, text) for label, text in found if text]
 
