@@ -301,7 +301,10 @@ def _explore_mask(
     }
     if empty in words:
         found.notes.append(
-            Note(None, f"A query that may attend to nothing {words[empty]}; here it gives zeros.")
+            Note(
+                None,
+                f"A query that may attend to nothing {words[empty]}; in attn_lib it gives zeros.",
+            )
         )
     return replace(intent, empty=empty if empty in ("nan", "zeros", "uniform") else "nan")
 

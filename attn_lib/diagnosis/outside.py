@@ -45,7 +45,7 @@ def facts(
         if others:
             shown = ", ".join(others[:6])
             texts.append(
-                f"The module also has {shown}, which attention has no use for: if that is a "
+                f"The module also has {shown}, which attention has no use for: if this is a "
                 "block, pass its attention alone."
             )
     if not subject.projects:

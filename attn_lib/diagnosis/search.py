@@ -26,6 +26,9 @@ class Hypothesis:
     layer: Layer | None
 
 
+Memo = dict[tuple[int, int], tuple[list[Hypothesis], list[Hypothesis]]]
+
+
 def equal(mine: Tensor, theirs: Tensor, case: Case, intent: Intent) -> bool:
     """Whether two outputs agree in all rows that may attend to something."""
     if mine.shape != theirs.shape:
@@ -82,6 +85,7 @@ def explain(
     *,
     depth: int = 3,
     deadline: float = math.inf,
+    memo: Memo | None = None,
 ) -> list[Hypothesis]:
     """The smallest sets of known mistakes that give every answer.
 
@@ -92,6 +96,7 @@ def explain(
         depth: 1: one mistake, or none; 2: two mistakes, one of which explains the simplest
             failing case alone; 3: two that explain it together.
         deadline: when to stop looking, by ``time.perf_counter``.
+        memo: what earlier calls with the same intent and layers found out.
 
     Returns:
         Hypotheses of as few mistakes as the depth allows; empty if none fits.
@@ -106,6 +111,7 @@ def explain(
     Source: hypothesis testing.
     """
     answered = [(case, answer) for case, answer in cases if answer.out is not None]
+    memo = {} if memo is None else memo
     for layer in layers:
         base = right(meant, layer)
         fine = [c for c in answered if agrees(c[1], c[0], base, meant)]
@@ -114,11 +120,15 @@ def explain(
             return [base] if depth == 1 else []
         failing.sort(key=lambda c: (c[0].mask is not None, _cost(c[0])))
         ordered = failing + fine
-        forms = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
+        key = (id(failing[0][0]), id(layer))
+        if key not in memo:
+            forms = [h for m in MISTAKES.values() for h in _forms(m, meant, layer)]
+            memo[key] = forms, [h for h in forms if _all(h, failing[:1], meant)]
+        forms, alone = memo[key]
         if depth == 1:
-            fits = [h for h in forms if _all(h, ordered, meant)]
+            fits = [h for h in alone if _all(h, ordered[1:], meant)]
         else:
-            fits = _pairs(forms, ordered, meant, depth, deadline)
+            fits = _pairs(forms, alone, ordered, meant, depth, deadline)
         if fits:
             return fits
     return []
@@ -145,6 +155,7 @@ def _forms(mistake: Mistake, meant: Intent, layer: Layer | None) -> list[Hypothe
 
 def _pairs(
     forms: list[Hypothesis],
+    alone: list[Hypothesis],
     ordered: Sequence[tuple[Case, Answer]],
     meant: Intent,
     depth: int,
@@ -153,7 +164,6 @@ def _pairs(
     first = ordered[:1]
     candidates: Iterable[tuple[Hypothesis, Hypothesis]]
     if depth == 2:
-        alone = [h for h in forms if _all(h, first, meant)]
         candidates = ((a, b) for a in alone for b in forms)
     else:  # neither alone explains the case: both change it
         candidates = combinations([h for h in forms if _changes(h, first[0][0], meant)], 2)

@@ -17,7 +17,7 @@ from attn_lib.diagnosis.gradients import check_gradients
 from attn_lib.diagnosis.precision import check_precision
 from attn_lib.diagnosis.properties import Findings, show
 from attn_lib.diagnosis.report import Failure, Note
-from attn_lib.diagnosis.search import Hypothesis, agrees, equal, explain, right
+from attn_lib.diagnosis.search import Hypothesis, Memo, agrees, equal, explain, right
 from attn_lib.diagnosis.subject import Answer, Subject
 
 _SECONDS = 0.7  # for pairs of mistakes
@@ -69,9 +69,11 @@ def _meant(
     if not found.guessed:
         return intent
     pairs = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
+    attempts = list(_attempts(subject, pairs))
     for meant in (intent, replace(intent, window=None), replace(intent, causal=False, window=None)):
-        for _, attempt in _attempts(subject, pairs):
-            hypotheses = explain(attempt, meant, layers, depth=1)
+        memo: Memo = {}
+        for _, attempt in attempts:
+            hypotheses = explain(attempt, meant, layers, depth=1, memo=memo)
             if hypotheses and hypotheses[0].mistakes != ("causal_not_meant",):
                 kept = [meant.causal != intent.causal, meant.window != intent.window]
                 found.assumed = [
@@ -152,11 +154,13 @@ def _search(
 ) -> list[Hypothesis]:
     """One mistake before two, all answers before some of them, and properties between."""
     deadline = time.perf_counter() + _SECONDS
+    memo: Memo = {}
+    attempts = list(_attempts(subject, pairs))
     for depth in (1, 2, 3):
         if depth == 3 and (found.state_example or _property(subject, draw, pairs, intent, found)):
             return []
-        for words, attempt in _attempts(subject, pairs):
-            hypotheses = explain(attempt, intent, layers, depth=depth, deadline=deadline)
+        for words, attempt in attempts:
+            hypotheses = explain(attempt, intent, layers, depth=depth, deadline=deadline, memo=memo)
             if hypotheses:
                 if words == "training":
                     properties.check_training(subject, draw, found)
