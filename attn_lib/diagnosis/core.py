@@ -246,9 +246,14 @@ def _explore(
         subject.options[flag] = True
     if layout is None and getattr(subject.module, "batch_first", True) is False:
         layout = "TBd"
-    subject.layout = layout or explore.find_layout(subject, intent)
+    subject.mask_shape = mask_shape or subject.mask_shape
+    subject.layout = explore.find_layout(subject, intent, layout)
     if layout is None and not subject.projects:
         found.assumed.append(f"the layout is {subject.layout}")
+    if subject.always_mask:  # before anything is called without one
+        known = explore.find_mask(subject, intent, polarity=mask, shape=mask_shape)
+        subject.polarity, subject.mask_shape = known or (mask or "attend", mask_shape or "B1TS")
+        found.assumed.append("fn needs a mask: where none is meant, one that closes nothing")
     draw = Draw(subject, intent)
     properties.check_repeats(subject, draw, found)
     state = None if subject.random else properties.check_state(subject, draw, found)

@@ -12,15 +12,17 @@ from attn_lib.diagnosis.layouts import LAYOUTS, POLARITIES, SHAPES
 from attn_lib.diagnosis.subject import Subject
 
 
-def find_layout(subject: Subject, intent: Intent) -> str:
+def find_layout(subject: Subject, intent: Intent, said: str | None = None) -> str:
     """The first layout in which the function accepts queries and keys of different lengths.
 
     Args:
-        subject: what is called; its layout is left as it was.
+        subject: what is called; its layout is left as it was, but whether it needs a mask is
+            noted.
         intent: what is meant.
+        said: the layout, where the caller says it.
 
     Returns:
-        One of ``LAYOUTS``.
+        One of ``LAYOUTS``, or what was said.
 
     Raises:
         ValueError: a function that accepts none of them; the message of the first is quoted.
@@ -33,29 +35,29 @@ def find_layout(subject: Subject, intent: Intent) -> str:
 
     Source: the layouts of PyTorch, FlashAttention and ``nn.MultiheadAttention``.
     """
-    before, raised = subject.layout, ""
     options: tuple[str, ...] = ("BTd", "TBd") if subject.projects else LAYOUTS
     if not subject.projects and subject.heads and subject.heads > 1:
         options = tuple(o for o in LAYOUTS if o not in ("Td", "HTd", "THd"))
-    try:
+    options = options if said is None else (said,)
+    raised = ""
+    shapes: list[str | None] = [None, *(_mask_options(subject, None) if subject.takes_mask else ())]
+    for shape in shapes:  # without a mask first, then with one that closes nothing
         for sizes in ((4, 7), (5, 5)) if subject.crosses else ((5, 5),):
             for layout in options:
-                subject.layout = layout
-                answer = subject.fresh().answer(Draw(subject, intent).case("layout", *sizes))
+                twin = replace(subject.fresh(), layout=layout, always_mask=shape is not None)
+                twin.mask_shape = shape or subject.mask_shape
+                case = Draw(twin, intent).case("layout", *sizes)
+                answer = twin.answer(case)
                 if answer.out is not None:
-                    expected = compute(
-                        Draw(subject, intent).case("layout", *sizes),
-                        intent,
-                        subject.layers[0] if subject.projects else None,
-                    ).out
-                    if answer.out.shape == expected.shape:
+                    if _fits(answer.out, case, twin, intent):
+                        subject.always_mask = shape is not None
                         return layout
                     raised = raised or f"an output of shape {tuple(answer.out.shape)}"
                 raised = raised or answer.raised
-    finally:
-        subject.layout = before
+    masked = ", with a mask or without one" if subject.takes_mask else ""
     raise ValueError(
-        f"fn accepts no inputs in any of the layouts {', '.join(options)}; the first gave: {raised}"
+        f"fn accepts no inputs in any of the layouts {', '.join(options)}{masked}: "
+        f"say layout=, mask= or mask_shape= if they are known; the first call gave: {raised}"
     )
 
 

@@ -196,8 +196,9 @@ def check_strides(subject: Subject, draw: Draw, found: Findings) -> None:
         tensors = subject.tensors(case)
         strided = {r: x.transpose(0, -1).contiguous().transpose(0, -1) for r, x in tensors.items()}
         with torch.no_grad():
-            mine = subject.parse(subject.quiet_call(tensors, None), case).out
-            theirs = subject.parse(subject.quiet_call(strided, None), case).out
+            mask = subject.mask_of(case)
+            mine = subject.parse(subject.quiet_call(tensors, mask), case).out
+            theirs = subject.parse(subject.quiet_call(strided, mask), case).out
     except Exception as error:
         found.unchecked.append(f"inputs that are not contiguous: {quoted(error)}")
         return

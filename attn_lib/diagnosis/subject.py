@@ -51,6 +51,7 @@ class Subject:
     mask_refused: str = ""  # what a mask of the usual sizes raises
     refuses_cross: bool = False  # queries and keys of different lengths raise
     ignores_padded: bool = False  # outputs at padded positions are not compared
+    always_mask: bool = False  # a call without a mask raises: one that closes nothing is passed
     random: bool = False
     with_dropout: bool = False
     always_fresh: bool = False  # a call changes later calls: each call has a copy of its own
@@ -105,9 +106,10 @@ class Subject:
 
     def mask_of(self, case: Case) -> Tensor | None:
         """The case's mask with the polarity and the shape of the function."""
-        if case.mask is None:
+        if case.mask is None and not self.always_mask:
             return None
-        mask = shaped(case.mask, self.mask_shape)
+        opened = torch.ones(case.batch, *case.lengths, dtype=torch.bool)
+        mask = shaped(opened if case.mask is None else case.mask, self.mask_shape)
         if "B" not in self.layout and mask.shape[0] == 1 and self.mask_shape != "TS":
             mask = mask[0]
         if self.polarity == "additive":

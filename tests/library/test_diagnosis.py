@@ -298,6 +298,21 @@ def test_the_kind_of_mask_is_found(polarity, shape):
     assert found == (polarity, shape)
 
 
+@pytest.mark.parametrize("polarity", ["attend", "blocked", "additive"])
+def test_a_mask_that_is_needed_in_every_call(polarity):
+    def mine(q, k, v, mask):
+        if polarity == "additive":
+            return (q @ k.mT / math.sqrt(q.shape[-1]) + mask).softmax(dim=-1) @ v
+        return plain(q, k, v, mask if polarity == "attend" else ~mask)
+
+    report = diagnose(mine)
+    assert report.failures == []
+    assert any("needs a mask" in text for text in report.assumed)
+    assert not report.unchecked
+    with pytest.raises(ValueError, match="with a mask or without one.*ZeroDivisionError"):
+        diagnose(lambda q, k, v, mask: 1 / 0)
+
+
 @pytest.mark.parametrize(
     ("empty", "words"), [("nan", "NaN"), ("uniform", "equally"), ("other", "neither")]
 )
