@@ -303,13 +303,13 @@ def test_a_mask_that_is_needed_in_every_call(polarity):
     def mine(q, k, v, mask):
         if polarity == "additive":
             return (q @ k.mT / math.sqrt(q.shape[-1]) + mask).softmax(dim=-1) @ v
-        return plain(q, k, v, mask if polarity == "attend" else ~mask)
+        return plain(q, k, v, ~mask if polarity == "blocked" else mask.clone())
 
     report = diagnose(mine)
     assert report.failures == []
     assert any("needs a mask" in text for text in report.assumed)
     assert not report.unchecked
-    with pytest.raises(ValueError, match="with a mask or without one.*ZeroDivisionError"):
+    with pytest.raises(ValueError, match=r"with a mask or without one.*ZeroDivisionError"):
         diagnose(lambda q, k, v, mask: 1 / 0)
 
 
