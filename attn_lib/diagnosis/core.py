@@ -7,17 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_lib.diagnosis import explore, properties
 from attn_lib.diagnosis.arguments import read_arguments
-from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.assume import Said, investigate
 from attn_lib.diagnosis.formula import Intent
 from attn_lib.diagnosis.layouts import LAYOUTS, POLARITIES, SHAPES
 from attn_lib.diagnosis.projections import read_layer
-from attn_lib.diagnosis.properties import Findings, grouped
 from attn_lib.diagnosis.quiet import copied, make_random, quietly, unchanged
-from attn_lib.diagnosis.report import Note, Report
+from attn_lib.diagnosis.report import Report
 from attn_lib.diagnosis.subject import Subject
-from attn_lib.diagnosis.verdict import examine
 
 
 def diagnose(
@@ -137,14 +134,11 @@ def diagnose(
     with quietly(), unchanged(_module_of(fn) if module is None else module):
         subject = _subject(fn, arguments, options, module, heads, kv_heads, projections)
         subject.d_k, subject.step = d_k, step
-        found = Findings()
         if intent.sinks is None:
             intent = replace(intent, sinks=_sinks(subject))
         elif not subject.projects:
             subject.heads = subject.heads or len(intent.sinks)
-        intent = _explore(subject, intent, found, layout, mask, mask_shape, causal, window)
-        examine(subject, intent, found)
-        found.unchecked = grouped(found.unchecked)
+        found = investigate(subject, intent, Said(layout, mask, mask_shape, causal, window))
     return Report(
         subject.name, found.failures, found.notes, found.holds, found.unchecked, found.assumed
     )
@@ -229,98 +223,6 @@ def _sinks(subject: Subject) -> Tensor | None:
     named = dict(subject.module.named_parameters())
     found = [p for n, p in named.items() if "sink" in n.rpartition(".")[2]]
     return found[0].detach().double().flatten() if found else None
-
-
-def _explore(
-    subject: Subject,
-    intent: Intent,
-    found: Findings,
-    layout: str | None,
-    mask: str | None,
-    mask_shape: str | None,
-    causal: bool | str | None,
-    window: int | None,
-) -> Intent:
-    flag = next((name for name, role in subject.others.items() if role == "causal"), None)
-    if causal and flag is not None and flag not in subject.options:
-        subject.options[flag] = True
-    if layout is None and getattr(subject.module, "batch_first", True) is False:
-        layout = "TBd"
-    subject.mask_shape = mask_shape or subject.mask_shape
-    subject.layout = explore.find_layout(subject, intent, layout)
-    if layout is None and not subject.projects:
-        found.assumed.append(f"the layout is {subject.layout}")
-    if subject.always_mask:  # before anything is called without one
-        known = explore.find_mask(subject, intent, polarity=mask, shape=mask_shape)
-        subject.polarity, subject.mask_shape = known or (mask or "attend", mask_shape or "B1TS")
-        found.assumed.append("fn needs a mask: where none is meant, one that closes nothing")
-    draw = Draw(subject, intent)
-    properties.check_repeats(subject, draw, found)
-    state = None if subject.random else properties.check_state(subject, draw, found)
-    if causal is None and window is None:
-        if explore.find_causal(subject, draw):
-            intent = replace(intent, causal=True)
-            found.guessed.append("it is meant to be causal: some keys have no influence")
-            width = explore.find_window(subject, Draw(subject, intent))
-            if width is not None:
-                intent = replace(intent, window=width)
-                found.guessed.append(f"it is meant to have a window of {width}")
-            found.assumed += found.guessed
-    elif causal is None:
-        intent = replace(intent, causal=True)
-    if state is not None:
-        named = state if intent.causal else "state_between_calls"
-        found.known(named, found.state_example)
-    intent, inside = explore.find_inside(subject, intent)
-    if inside:
-        found.assumed.append(f"it is meant to have {inside}")
-    if subject.takes_mask:
-        intent = _explore_mask(subject, intent, found, mask, mask_shape)
-    return intent
-
-
-def _explore_mask(
-    subject: Subject, intent: Intent, found: Findings, mask: str | None, mask_shape: str | None
-) -> Intent:
-    known = explore.find_mask(subject, intent, polarity=mask, shape=mask_shape)
-    if known is None and mask is not None and mask_shape is not None:
-        return _refused(subject, intent, mask, mask_shape)
-    if known is None:
-        found.unchecked.append("masks: no mask of a known shape and polarity is accepted")
-        subject.positional = [r for r in subject.positional if r != "mask"]
-        subject.named = {n: r for n, r in subject.named.items() if r != "mask"}
-        return intent
-    subject.polarity, subject.mask_shape = known
-    if mask is None:
-        words = {"attend": "True = may attend", "blocked": "True = closed"}
-        words["additive"] = "it is added, 0 or −inf"
-        found.assumed.append(f"what the mask means: {words[subject.polarity]}")
-    if mask_shape is None:
-        found.assumed.append(f"the mask's shape: {subject.mask_shape}")
-    intent = replace(intent, polarity=subject.polarity)
-    empty = explore.find_empty(subject, Draw(subject, intent))
-    words = {
-        "nan": "gives NaN",
-        "uniform": "attends to all positions equally",
-        "other": "gives neither zeros, nor NaN, nor the mean of the values",
-    }
-    if empty in words:
-        found.notes.append(
-            Note(
-                None,
-                f"A query that may attend to nothing {words[empty]}; in attn_lib it gives zeros.",
-            )
-        )
-    return replace(intent, empty=empty if empty in ("nan", "zeros", "uniform") else "nan")
-
-
-def _refused(subject: Subject, intent: Intent, mask: str, mask_shape: str) -> Intent:
-    """A mask that the caller describes, and that raises: perhaps not where sizes are equal."""
-    subject.polarity, subject.mask_shape = mask, mask_shape
-    draw = Draw(subject, intent)
-    answer = subject.answer(properties.with_padding(draw, draw.case("mask", 5)))
-    subject.mask_refused = answer.raised or "the output has another shape"
-    return replace(intent, polarity=mask)
 
 
 def assert_attention(fn: Callable, **adapter: Any) -> None:

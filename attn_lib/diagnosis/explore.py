@@ -12,8 +12,8 @@ from attn_lib.diagnosis.layouts import LAYOUTS, POLARITIES, SHAPES
 from attn_lib.diagnosis.subject import Subject
 
 
-def find_layout(subject: Subject, intent: Intent, said: str | None = None) -> str:
-    """The first layout in which the function accepts queries and keys of different lengths.
+def find_layouts(subject: Subject, intent: Intent, said: str | None = None) -> list[str]:
+    """The layouts in which the function accepts queries and keys of different lengths.
 
     Args:
         subject: what is called; its layout is left as it was, but whether it needs a mask is
@@ -22,7 +22,7 @@ def find_layout(subject: Subject, intent: Intent, said: str | None = None) -> st
         said: the layout, where the caller says it.
 
     Returns:
-        One of ``LAYOUTS``, or what was said.
+        Some of ``LAYOUTS``, the likeliest first, or what was said.
 
     Raises:
         ValueError: a function that accepts none of them; the message of the first is quoted.
@@ -30,7 +30,7 @@ def find_layout(subject: Subject, intent: Intent, said: str | None = None) -> st
     Example:
         >>> from attn_lib import attention
         >>> mine = Subject(attention, "mine", ["q", "k", "v"], {}, {})
-        >>> find_layout(mine, Intent())
+        >>> find_layouts(mine, Intent())[0]
         'BHTd'
 
     Source: the layouts of PyTorch, FlashAttention and ``nn.MultiheadAttention``.
@@ -39,7 +39,7 @@ def find_layout(subject: Subject, intent: Intent, said: str | None = None) -> st
     if not subject.projects and subject.heads and subject.heads > 1:
         options = tuple(o for o in LAYOUTS if o not in ("Td", "HTd", "THd"))
     options = options if said is None else (said,)
-    raised = ""
+    raised, found = "", list[str]()
     shapes: list[str | None] = [None, *(_mask_options(subject, None) if subject.takes_mask else ())]
     for shape in shapes:  # without a mask first, then with one that closes nothing
         for sizes in ((4, 7), (5, 5)) if subject.crosses else ((5, 5),):
@@ -50,10 +50,13 @@ def find_layout(subject: Subject, intent: Intent, said: str | None = None) -> st
                 answer = twin.answer(case)
                 if answer.out is not None:
                     if _fits(answer.out, case, twin, intent):
-                        subject.always_mask = shape is not None
-                        return layout
+                        found.append(layout)
+                        continue
                     raised = raised or f"an output of shape {tuple(answer.out.shape)}"
                 raised = raised or answer.raised
+            if found:
+                subject.always_mask = shape is not None
+                return found
     masked = ", with a mask or without one" if subject.takes_mask else ""
     raise ValueError(
         f"fn accepts no inputs in any of the layouts {', '.join(options)}{masked}: "
@@ -104,7 +107,7 @@ def find_window(subject: Subject, draw: Draw) -> int | None:
     seen = influence(subject, draw.case("window", 24))
     rows = seen.sum(dim=-1)
     width = int(rows.max())
-    return width if width < 20 and bool((rows[width:] == width).all()) else None
+    return width if 1 < width < 20 and bool((rows[width:] == width).all()) else None
 
 
 def _mask_options(subject: Subject, shape: str | None) -> Iterator[str]:

@@ -24,6 +24,7 @@ class Findings:
     unchecked: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
     state_example: str = ""
+    seconds: float = 0.7  # to look for pairs of mistakes
     guessed: list[str] = field(default_factory=list)  # what is assumed of causal and window
 
     def known(self, mistake: str, example: str, *, alike: tuple[str, ...] = ()) -> None:

@@ -142,13 +142,24 @@ def check_steps(subject: Subject, draw: Draw, found: Findings) -> None:
             f"pieces of {', '.join(map(str, PIECES))} positions, with the cache, equal the whole"
         )
         return
-    words = f"pieces of {', '.join(map(str, PIECES))} positions"
+    _report(draw, layer, case, mine, expected, found)
+
+
+def _report(
+    draw: Draw,
+    layer: Layer | None,
+    case: Case,
+    mine: Tensor,
+    expected: Tensor,
+    found: Findings,
+) -> None:
     if mine.shape != expected.shape:
         found.property(
             "pieces have another shape than the whole",
             f"The pieces together have the shape {tuple(mine.shape)}, not {tuple(expected.shape)}.",
         )
         return
+    words = f"pieces of {', '.join(map(str, PIECES))} positions"
     example = show(replace(case, words=words), mine, expected, draw.intent)
     names = [
         name

@@ -20,9 +20,8 @@ from attn_lib.diagnosis.report import Failure, Note
 from attn_lib.diagnosis.search import Hypothesis, Memo, agrees, equal, explain, right
 from attn_lib.diagnosis.subject import Answer, Subject
 
-_SECONDS = 0.7  # for pairs of mistakes
 _APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
-_PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
+PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
 Answered = list[tuple[Case, Answer]]
 
 
@@ -123,7 +122,7 @@ def _explained(
     same_shape = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
     hypotheses = _search(subject, draw, same_shape, intent, layers, found)
     if not hypotheses:
-        if {failure.mistake for failure in found.failures}.isdisjoint(_PROPERTIES):
+        if {failure.mistake for failure in found.failures}.isdisjoint(PROPERTIES):
             _report_unknown(subject, draw, answered, intent, layers[0], found)
         return None
     if hypotheses[0].mistakes:
@@ -153,7 +152,7 @@ def _search(
     found: Findings,
 ) -> list[Hypothesis]:
     """One mistake before two, all answers before some of them, and properties between."""
-    deadline = time.perf_counter() + _SECONDS
+    deadline = time.perf_counter() + found.seconds
     memo: Memo = {}
     attempts = list(_attempts(subject, pairs))
     for depth in (1, 2, 3):

@@ -227,6 +227,11 @@ def _channels_reversed(run: Run) -> None:
     run.out = run.out.flip(-1)
 
 
+def _reversed_in_each_head(run: Run) -> None:
+    formula.mix(run)
+    run.out = run.out.flip(-1)
+
+
 QUERY_KEY_SHARED = (
     projecting("q", "q", "v"),
     projecting("k", "k", "v"),
@@ -257,4 +262,7 @@ OUTPUT_TRANSPOSED: tuple[Change, ...] = ({"output": _transposed_output},)
 OUTPUT_BIAS_TWICE: tuple[Change, ...] = ({"output": _output_bias(2)},)
 OUTPUT_BIAS_MISSING: tuple[Change, ...] = ({"output": _output_bias(0)},)
 RESIDUAL_ADDED: tuple[Change, ...] = ({"output": _residual},)
-CHANNELS_REVERSED: tuple[Change, ...] = ({"output": _channels_reversed},)
+CHANNELS_REVERSED: tuple[Change, ...] = (
+    {"output": _channels_reversed},
+    {"mix": _reversed_in_each_head},
+)

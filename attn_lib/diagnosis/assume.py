@@ -1,0 +1,146 @@
+"""What is not said is found out, each assumption is said, and a wrong one is dropped."""
+
+from dataclasses import dataclass, replace
+
+from attn_lib.diagnosis import explore, properties
+from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.formula import Intent
+from attn_lib.diagnosis.properties import Findings, grouped
+from attn_lib.diagnosis.report import Note
+from attn_lib.diagnosis.subject import Subject
+from attn_lib.diagnosis.verdict import PROPERTIES, examine
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the caller says of the inputs, and what may be found out instead."""
+
+    layout: str | None = None
+    mask: str | None = None
+    mask_shape: str | None = None
+    causal: bool | str | None = None
+    window: int | None = None
+
+
+def investigate(subject: Subject, intent: Intent, said: Said) -> Findings:
+    """Examine the function in the first layout that it accepts, and explains what it does.
+
+    Args:
+        subject: what is called.
+        intent: what is meant.
+        said: what need not be found out.
+
+    Returns:
+        Findings: those of the first layout, unless only another one explains the answers.
+
+    Raises:
+        ValueError: a function that accepts no input.
+
+    Example:
+        >>> from attn_lib import attention
+        >>> mine = Subject(attention, "mine", ["q", "k", "v"], {}, {})
+        >>> investigate(mine, Intent(), Said()).assumed
+        ['the layout is BHTd']
+
+    Source: :func:`attn_lib.diagnose`.
+    """
+    flag = next((name for name, role in subject.others.items() if role == "causal"), None)
+    if said.causal and flag is not None and flag not in subject.options:
+        subject.options[flag] = True
+    layout = said.layout
+    if layout is None and getattr(subject.module, "batch_first", True) is False:
+        layout = "TBd"
+    subject.mask_shape = said.mask_shape or subject.mask_shape
+    first: Findings | None = None
+    for candidate in explore.find_layouts(subject, intent, layout):
+        twin, found = replace(subject.fresh(), layout=candidate), Findings()
+        if first is not None:
+            found.seconds = 0.0  # for pairs of mistakes
+        if layout is None and (first is not None or not subject.projects):
+            found.assumed.append(f"the layout is {candidate}")
+        examine(twin, _assume(twin, intent, said, found), found)
+        found.unchecked = grouped(found.unchecked)
+        if {failure.mistake for failure in found.failures}.isdisjoint({None, *PROPERTIES}):
+            return found
+        first = found if first is None else first
+    assert first is not None  # noqa: S101
+    return first
+
+
+def _assume(subject: Subject, intent: Intent, said: Said, found: Findings) -> Intent:
+    if subject.always_mask:  # before anything is called without one
+        known = explore.find_mask(subject, intent, polarity=said.mask, shape=said.mask_shape)
+        other = (said.mask or "attend", said.mask_shape or "B1TS")
+        subject.polarity, subject.mask_shape = known or other
+        found.assumed.append("fn needs a mask: where none is meant, one that closes nothing")
+    draw = Draw(subject, intent)
+    properties.check_repeats(subject, draw, found)
+    state = None if subject.random else properties.check_state(subject, draw, found)
+    intent = _assume_causal(subject, intent, said, found)
+    if state is not None:
+        named = state if intent.causal else "state_between_calls"
+        found.known(named, found.state_example)
+    intent, inside = explore.find_inside(subject, intent)
+    if inside:
+        found.assumed.append(f"it is meant to have {inside}")
+    return _assume_mask(subject, intent, found, said) if subject.takes_mask else intent
+
+
+def _assume_causal(subject: Subject, intent: Intent, said: Said, found: Findings) -> Intent:
+    if said.causal is not None:
+        return intent
+    if said.window is not None:
+        return replace(intent, causal=True)
+    if not explore.find_causal(subject, Draw(subject, intent)):
+        return intent
+    intent = replace(intent, causal=True)
+    found.guessed.append("it is meant to be causal: some keys have no influence")
+    width = explore.find_window(subject, Draw(subject, intent))
+    if width is not None:
+        intent = replace(intent, window=width)
+        found.guessed.append(f"it is meant to have a window of {width}")
+    found.assumed += found.guessed
+    return intent
+
+
+def _assume_mask(subject: Subject, intent: Intent, found: Findings, said: Said) -> Intent:
+    mask, mask_shape = said.mask, said.mask_shape
+    known = explore.find_mask(subject, intent, polarity=mask, shape=mask_shape)
+    if known is None and mask is not None and mask_shape is not None:
+        return _refused(subject, intent, mask, mask_shape)
+    if known is None:
+        found.unchecked.append("masks: no mask of a known shape and polarity is accepted")
+        subject.positional = [r for r in subject.positional if r != "mask"]
+        subject.named = {n: r for n, r in subject.named.items() if r != "mask"}
+        return intent
+    subject.polarity, subject.mask_shape = known
+    if mask is None:
+        words = {"attend": "True = may attend", "blocked": "True = closed"}
+        words["additive"] = "it is added, 0 or −inf"
+        found.assumed.append(f"what the mask means: {words[subject.polarity]}")
+    if mask_shape is None:
+        found.assumed.append(f"the mask's shape: {subject.mask_shape}")
+    intent = replace(intent, polarity=subject.polarity)
+    empty = explore.find_empty(subject, Draw(subject, intent))
+    words = {
+        "nan": "gives NaN",
+        "uniform": "attends to all positions equally",
+        "other": "gives neither zeros, nor NaN, nor the mean of the values",
+    }
+    if empty in words:
+        found.notes.append(
+            Note(
+                None,
+                f"A query that may attend to nothing {words[empty]}; in attn_lib it gives zeros.",
+            )
+        )
+    return replace(intent, empty=empty if empty in ("nan", "zeros", "uniform") else "nan")
+
+
+def _refused(subject: Subject, intent: Intent, mask: str, mask_shape: str) -> Intent:
+    """A mask that the caller describes, and that raises: perhaps not where sizes are equal."""
+    subject.polarity, subject.mask_shape = mask, mask_shape
+    draw = Draw(subject, intent)
+    answer = subject.answer(properties.with_padding(draw, draw.case("mask", 5)))
+    subject.mask_refused = answer.raised or "the output has another shape"
+    return replace(intent, polarity=mask)
