@@ -194,6 +194,9 @@ def _subject(
         subject.layers = read_layer(
             subject.module, heads=heads, kv_heads=kv_heads, projections=projections
         )
+        half = any(p.dtype in (torch.float16, torch.bfloat16) for p in subject.module.parameters())
+        if half and subject.module is not original:
+            subject.module.float()  # a copy: what is wrong is told from what is rounded
         dtypes = {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
         subject.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if "x" in subject.roles and not subject.layers:

@@ -1077,6 +1077,14 @@ _PROPERTIES = (
         _AIAYN,
     ),
     Mistake(
+        "gradient_missing",
+        "no gradient at all",
+        "The output is right, but no gradient reaches any of the inputs.",
+        "@torch.no_grad(), torch.inference_mode(), out.detach(), .data, .numpy()",
+        "Leave the output in the graph.",
+        _AIAYN,
+    ),
+    Mistake(
         "gradient_wrong",
         "gradients differ",
         "The output is right, but its gradient is not that of attention.",

@@ -35,7 +35,7 @@ def facts(
     Example:
         >>> mine = Subject(lambda q, k, v: v * 1.5, "mine", ["q", "k", "v"], {}, {})
         >>> facts(mine, Draw(mine, Intent()), [], Intent(), None)[0]
-        'Rows of the weights sum to 1.5, not to 1.'
+        'Where every value is 1, the output is 1.5, not 1.'
 
     Source: attention is linear in v, and its weights are averages.
     """
@@ -48,6 +48,9 @@ def facts(
                 f"The module also has {shown}, which attention has no use for: if this is a "
                 "block, pass its attention alone."
             )
+    lost = sum(bool(a.out is not None and a.out.isnan().all()) for _, a in wrong)
+    if lost:
+        return [*texts, f"In {lost} of these calls the whole output is NaN."]
     if not subject.projects:
         texts += _weights(subject, draw, intent)
         texts += _queries(subject, draw)
@@ -67,7 +70,8 @@ def _where(wrong: Sequence[tuple[Case, Answer]], intent: Intent, layer: Layer | 
     same = heads and all(h.shape == heads[0].shape for h in heads)
     if same and not bool(torch.stack(heads).any(dim=0).all()):
         numbers = torch.stack(heads).any(dim=0).nonzero().flatten().tolist()
-        return [f"Only {listed('head', numbers)} of {len(heads[0])} differ."]
+        verb = "differs" if len(numbers) == 1 else "differ"
+        return [f"Only {listed('head', numbers)} of {len(heads[0])} {verb}."]
     return []
 
 
@@ -89,47 +93,53 @@ def _weights(subject: Subject, draw: Draw, intent: Intent) -> list[str]:
         v = v.transpose(1, 2).flatten(-2) if case.merged else v
         zero = subject.answer(_with(case, v=torch.zeros_like(v))).out
         one, two = (subject.answer(_with(case, v=n * v)).out for n in (1.0, 2.0))
-        if zero is None or one is None or two is None or one.shape != two.shape:
+        all_one = subject.answer(_with(case, v=torch.ones_like(v))).out
+        if zero is None or one is None or two is None or all_one is None:
             continue
+        if not all(bool(out.isfinite().all()) for out in (zero, one, two, all_one)):
+            return []
         if zero.abs().max().item() > 1e-5:
             size = zero.abs().max().item()
             return [f"With values of zero the output is not zero, but up to {size:.3g}."]
         if largest(two, 2.0 * one) > 1e-4:
             return ["The output is not linear in v: doubling the values does not double it."]
+        texts = _ones(all_one) if intent.sinks is None else []
         expected = compute(_with(case, v=v), intent, None).out
         if one.shape == expected.shape and not case.merged:
-            return _rows(one, expected, intent)
-        return []
+            texts += _rows(one, expected)
+        return texts
     return []
 
 
-def _rows(weights: Tensor, expected: Tensor, intent: Intent) -> list[str]:
+def _ones(out: Tensor) -> list[str]:
+    low, high = out.min().item(), out.max().item()
+    if max(abs(low - 1.0), abs(high - 1.0)) < 1e-3:
+        return []
+    shown = f"{low:.3g}" if high - low < 1e-3 else f"{low:.3g} to {high:.3g}"
+    return [f"Where every value is 1, the output is {shown}, not 1."]
+
+
+def _rows(weights: Tensor, expected: Tensor) -> list[str]:
     texts = []
-    sums = weights.sum(dim=-1)
-    low, high = sums.min().item(), sums.max().item()
-    if intent.sinks is None and max(abs(low - 1.0), abs(high - 1.0)) > 1e-3:
-        shown = f"{low:.3g}" if high - low < 1e-3 else f"{low:.3g} to {high:.3g}"
-        texts.append(f"Rows of the weights sum to {shown}, not to 1.")
     if weights.min().item() < -1e-5:
-        texts.append(f"Weights are as low as {weights.min().item():.3g}: below 0.")
+        low = weights.min().item()
+        texts.append(f"With unit vectors as values, the output is as low as {low:.3g}, below 0.")
     used = weights.abs().flatten(0, -2).amax(dim=0) > 1e-7
     meant = expected.abs().flatten(0, -2).amax(dim=0) > 1e-7
     lost, extra = (meant & ~used).nonzero(), (used & ~meant).nonzero()
     if lost.numel():
         texts.append(
             f"With {len(used)} keys, {listed('key', lost.flatten().tolist())} "
-            f"{'is' if lost.numel() == 1 else 'are'} never used."
+            f"{'gets' if lost.numel() == 1 else 'get'} no weight in any row."
         )
     if extra.numel():
         texts.append(f"Used although closed: {listed('key', extra.flatten().tolist())}.")
     rows = ((weights - expected).abs() > 1e-4).any(dim=-1).flatten(0, -2).any(dim=0)
     if rows.any() and not rows.all():
         numbers = rows.nonzero().flatten().tolist()
-        texts.append(
-            f"With {len(rows)} queries, only {listed('query', numbers)} differ.".replace(
-                "querys", "queries"
-            )
-        )
+        one = len(numbers) == 1
+        which = listed("query", numbers).replace("querys", "queries")
+        texts.append(f"With {len(rows)} queries, only {which} {'differs' if one else 'differ'}.")
     return texts
 
 
@@ -139,9 +149,11 @@ def _queries(subject: Subject, draw: Draw) -> list[str]:
     case = draw.case("queries", 6)
     base = subject.answer(case).out
     larger = subject.answer(_with(case, q=3.0 * case.tensors["q"])).out
-    if base is not None and larger is not None and largest(base, larger) < 1e-5:
+    if base is None or not bool(base.isfinite().all()):
+        return []
+    if larger is not None and largest(base, larger) < 1e-5:
         texts.append("Three times larger queries give the same output.")
-    if not draw.intent.causal and draw.intent.rope_base is None and base is not None:
+    if not draw.intent.causal and draw.intent.rope_base is None:
         order = torch.tensor([3, 0, 4, 1, 5, 2])
         k, v = (case.tensors[role][..., order, :] for role in "kv")
         moved = subject.answer(_with(case, k=k, v=v)).out

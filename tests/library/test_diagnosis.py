@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import attn_lib
+from attn_lib import __main__
 from attn_lib.diagnosis import Report, diagnose, explore
 from attn_lib.diagnosis.arguments import read_arguments
 from attn_lib.diagnosis.cases import Draw, masked_cases, plain_cases
@@ -443,3 +444,185 @@ def test_a_report_is_data_text_and_markdown():
     for line in ("actual", "expected"):
         assert markdown.count(line) == str(report).count(line) == 1
     assert str(Report("mine")) == repr(Report("mine")) == "mine: no mistake found."
+
+
+def without_last_key(q, k, v):
+    return plain(q, k[..., :-1, :], v[..., :-1, :]) if k.shape[-2] > 2 else plain(q, k, v)
+
+
+def cosine(q, k, v):
+    return (F.normalize(q, dim=-1) @ k.mT).softmax(dim=-1) @ v
+
+
+def one_head_only_differs(q, k, v):
+    return torch.cat([3.0 * plain(q, k, v)[:, :1], plain(q, k, v)[:, 1:]], dim=1)
+
+
+def last_row_differs(q, k, v):
+    out = plain(q, k, v)
+    return torch.cat([out[..., :-1, :], out[..., -1:, :] * 0.5], dim=-2)
+
+
+def decays(q, k, v):
+    distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+    return (q @ k.mT / math.sqrt(q.shape[-1]) - 0.3 * distance.abs()).softmax(dim=-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (without_last_key, "key 69 gets no weight"),
+        (cosine, "Three times larger queries give the same output"),
+        (one_head_only_differs, "Only head 0 of 3 differs."),
+        (last_row_differs, "only query 69 differs."),
+        (decays, "Keys in another order"),
+        (lambda q, k, v: plain(q, k, v).round(decimals=1), "not linear in v"),
+        (lambda q, k, v: plain(q, k, v) + 0.5, "values of zero"),
+        (lambda q, k, v: 1.1 * plain(q, k, v) - 0.2 * v.mean(-2, True), "as low as"),
+        (
+            lambda q, k, v: 1.25 * plain(q, k, v),
+            "Where every value is 1, the output is 1.25, not 1.",
+        ),
+    ],
+)
+def test_what_is_true_of_an_unknown_mistake(fn, words):
+    report = diagnose(fn, layout="BHTd", causal=False)
+    assert report.mistakes == [None]
+    assert words in report.failures[0].likely
+
+
+def test_a_block_is_told_from_its_attention():
+    report = diagnose(nn.TransformerEncoderLayer(12, 3, batch_first=True))
+    assert "linear1, linear2, norm1, norm2" in report.failures[0].likely
+
+
+def test_masks_that_fit_by_accident():
+    def mine(q, k, v, mask=None):
+        return plain(q, k, v, None if mask is None else mask.unsqueeze(1))
+
+    report = diagnose(mine, mask="attend", mask_shape="BS")
+    assert report.mistakes == ["mask_guessed_by_rank"]
+    never = diagnose(
+        lambda q, k, v, mask=None: plain(q, k, v, mask and 1), mask="attend", mask_shape="BS"
+    )
+    assert never.failures[0].name == "the mask raises"
+
+
+def shape_changes(x, cache):
+    return torch.zeros(len(x), 1, 12), cache
+
+
+def noisy_pieces(x, cache):
+    return torch.full_like(x, 0.5), cache
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [(shape_changes, "another shape"), (noisy_pieces, "differ from the whole")],
+)
+def test_pieces_that_no_known_mistake_explains(step, name):
+    layer = attn_lib.MultiHeadAttention(12, 3)
+    report = diagnose(layer, options={"causal": True}, causal=True, step=step)
+    assert report.mistakes == [None]
+    assert name in report.failures[0].name
+    report = diagnose(layer, causal=False, step=step)
+    assert any("causal=True" in text for text in report.unchecked)
+
+
+apply_rope = attn_lib.positions.apply_rope
+
+
+def stretched(x, positions):
+    return 1.5 * apply_rope(x, positions)
+
+
+def half_rotated(q, k, start=0):
+    at = torch.arange(start, start + q.shape[-2])
+    return tuple(torch.cat([apply_rope(x[..., :2], at), x[..., 2:]], dim=-1) for x in (q, k))
+
+
+class Rotary(nn.Module):
+    def forward(self, xq, xk, offset=0):
+        at = torch.arange(offset, offset + xq.shape[-2])
+        return apply_rope(xq, at), apply_rope(xk, at)
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "words"),
+    [
+        (stretched, {}, "length of a row changes by up to 50 %"),
+        (lambda x, positions: apply_rope(x, 3 * positions + 2), {}, "Position 0 is changed"),
+        (half_rotated, {"pairing": "neighbours"}, "No known mistake"),
+        (lambda x, positions: x[..., :4], {}, "has the shape"),
+    ],
+)
+def test_rotations_that_no_known_mistake_explains(fn, options, words):
+    report = attn_lib.diagnose_rope(fn, **options)
+    assert report.mistakes == [None]
+    assert words in report.failures[0].likely
+
+
+def test_right_rotations():
+    assert attn_lib.diagnose_rope(Rotary()).ok
+    assert "'half'" in attn_lib.diagnose_rope(apply_rope, pairing=None).assumed[0]
+    behind = lambda x, p: apply_rope(x.transpose(1, 2), p).transpose(1, 2)  # noqa: E731
+    assert attn_lib.diagnose_rope(behind, layout="BTHd").ok
+    assert attn_lib.diagnose_rope(
+        lambda x: apply_rope(x, torch.arange(x.shape[-2])), layout="Td"
+    ).ok
+
+
+def test_rotations_that_change_their_input():
+    def fn(q, k, positions):
+        q.copy_(apply_rope(q, positions))
+        return q, apply_rope(k, positions)
+
+    assert attn_lib.diagnose_rope(fn).mistakes == ["inplace_arguments"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "error", "words"),
+    [
+        (Rotary, {}, TypeError, "an instance"),
+        (apply_rope, {"pairing": "other"}, ValueError, "'neighbours'"),
+        (apply_rope, {"layout": "BSHD"}, ValueError, "'BTHd'"),
+        (lambda x, positions: 1 / 0, {}, ValueError, "ZeroDivisionError"),
+    ],
+)
+def test_errors_of_diagnose_rope(fn, options, error, words):
+    with pytest.raises(error, match=words):
+        attn_lib.diagnose_rope(fn, **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        (["attn_lib:attention"], 0),
+        (["attn_lib:MultiHeadAttention(12, num_heads=3)", "--markdown"], 0),
+        (["torch.nn.functional:scaled_dot_product_attention", "--scale", "0.5"], 1),
+        (["attn_lib.positions:apply_rope", "--rope"], 0),
+        (["attn_lib:nothing"], 2),
+        (["no_such_module_anywhere:fn"], 2),
+        (["attn_lib"], 2),
+        (["attn_lib:MultiHeadAttention(open)"], 2),
+    ],
+)
+def test_the_command_line(words, status, capsys):
+    assert __main__.main(words) == status
+    out, err = capsys.readouterr()
+    assert bool(out) == (status < 2)
+    assert bool(err) == (status == 2)
+    assert "Traceback" not in err
+
+
+def test_an_output_without_a_graph_is_one_mistake():
+    assert diagnose(torch.no_grad()(plain), arguments="q, k, v").mistakes == ["gradient_missing"]
+
+
+def test_a_layer_in_half_precision_is_right():
+    assert diagnose(attn_lib.MultiHeadAttention(12, 3).half()).failures == []
+
+
+def test_an_output_of_nan_is_said():
+    report = diagnose(lambda q, k, v: plain(q, k, v) * math.nan)
+    assert "the whole output is NaN" in report.failures[0].likely
