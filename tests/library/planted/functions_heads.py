@@ -101,6 +101,12 @@ def weights_without_gradient(q, k, v):
     return attn @ v
 
 
+@planted("gradient_missing", FORM, plain)
+@torch.no_grad()
+def decorated(q, k, v):
+    return scores_of(q, k).softmax(dim=-1) @ v
+
+
 @planted("dropout_in_evaluation", FORM, plain)
 def dropout_always(q, k, v):
     attn = scores_of(q, k).softmax(dim=-1)

@@ -102,3 +102,9 @@ class _(CausalSelfAttention):
 class _(WithWeights):
     def mix(self, att, v):
         return self.attn_dropout(att) @ v, att.flip(1)
+
+
+@called("gradient_missing")
+class _(CausalSelfAttention):
+    def out(self, y, x):
+        return super().out(y, x).detach()

@@ -97,6 +97,7 @@ for _name, _make in {
     "list of heads": lambda: ListOfHeads(3, 12),
     "packed by head": lambda: PackedByHead(24, 4),
     "four linears": lambda: FourLinears(3, 12),
+    "stored in half": lambda: PackedByHead(24, 4).half(),
     "hugging face gpt2": gpt2,
     "hugging face bart": bart,
     "hugging face clip": clip,
