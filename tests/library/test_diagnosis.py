@@ -626,3 +626,101 @@ def test_a_layer_in_half_precision_is_right():
 def test_an_output_of_nan_is_said():
     report = diagnose(lambda q, k, v: plain(q, k, v) * math.nan)
     assert "the whole output is NaN" in report.failures[0].likely
+
+
+def remembers():
+    seen = []
+
+    def fn(q, k, v):
+        seen.append(0)
+        return plain(q * min(len(seen), 4), k, v)
+
+    return fn
+
+
+def cached():
+    kept = []
+
+    def fn(q, k, v):
+        T, S = q.shape[-2], k.shape[-2]
+        kept[:] = kept or [torch.ones(T, S, dtype=torch.bool).tril(S - T)]
+        return plain(q, k, v, kept[0])
+
+    return fn
+
+
+def weighted(change, **options):
+    def fn(q, k, v):
+        out, weights = attn_lib.attention(q, k, v, **options)
+        return out, change(weights, q, k)
+
+    return fn
+
+
+def spreads(q, k, v, mask=None):
+    out = plain(q, k, v, mask)
+    return out * 0.0 if bool(out.isnan().any()) else out
+
+
+def leaks(q, k, v, mask=None):
+    out = plain(q, k, v, mask)
+    return out if mask is None else out + 0.1 * v.mean(dim=-2, keepdim=True)
+
+
+def by_memory(q, k, v):
+    return plain(q, k.as_strided(k.shape, torch.empty(k.shape).stride()), v)
+
+
+def in_place(q, k, v):
+    return plain(q.mul_(2.0) / 2.0, k, v)
+
+
+class Modes(attn_lib.MultiHeadAttention):
+    def _attend(self, q, *others):
+        return super()._attend(q * 2.0 if self.training else q, *others)
+
+
+def cloned():
+    layer = attn_lib.MultiHeadAttention(12, 3)
+    layer.k_proj.load_state_dict(layer.q_proj.state_dict())
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("fn", "options", "mistake"),
+    [
+        (remembers(), {}, "state_between_calls"),
+        (cached(), {"causal": True}, "causal_cached_length"),
+        (lambda q, k, v: plain(q, k, v) + 1e-3 * torch.randn(1), {}, "not_deterministic"),
+        (lambda q, k, v: F.dropout(plain(q, k, v), 0.2), {}, "dropout_in_evaluation"),
+        (lambda q, k, v: plain(q / q.abs().mean(0).add(0.1), k, v), {}, "batch_leak"),
+        (lambda q, k, v: plain(q, k, v.detach()), {}, "gradient_detached_v"),
+        (lambda q, k, v: plain(q.detach(), k.detach(), v), {}, "gradient_detached_weights"),
+        (lambda q, k, v: plain(q.float(), k.float(), v.float()), {}, "output_dtype"),
+        (weighted(lambda w, q, k: q @ k.mT), {}, "weights_before_softmax"),
+        (weighted(lambda w, q, k: w.flip(1)), {}, "weights_wrong"),
+        (weighted(lambda w, q, k: w.mT.mT), {}, None),
+        (spreads, {"mask": "attend"}, "empty_row_spreads"),
+        (leaks, {"mask": "attend"}, "closed_key_reaches_output"),
+        (by_memory, {}, "not_contiguous"),
+        (in_place, {}, "inplace_arguments"),
+        (Modes(12, 3), {}, "train_eval_differ"),
+        (cloned(), {}, "projections_cloned"),
+    ],
+)
+def test_properties_are_named(fn, options, mistake):
+    assert diagnose(fn, **options).mistakes == ([] if mistake is None else [mistake])
+
+
+@pytest.mark.parametrize(
+    ("fn", "mistake"),
+    [
+        (weighted(lambda w, q, k: w.mean(dim=1)), "weights_averaged"),
+        (lambda q, k, v: (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v, "not_float32_inside"),
+        (nn.MultiheadAttention(12, 3, dropout=0.4, batch_first=True), "weights_after_dropout"),
+    ],
+)
+def test_properties_that_are_notes(fn, mistake):
+    report = diagnose(fn)
+    assert report.failures == []
+    assert mistake in {note.mistake for note in report.notes}
