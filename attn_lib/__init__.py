@@ -71,6 +71,10 @@ __all__ = [
 _LATER = ("assert_attention", "diagnose", "diagnose_rope")  # imported when first asked for
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
+
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         from attn_lib import diagnosis

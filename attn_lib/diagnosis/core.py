@@ -189,6 +189,7 @@ def _subject(
     subject.original, subject.projections = original, projections
     subject.fn, subject.module = copied(fn, original)
     if subject.module is not None:
+        subject.module.eval()  # the caller's mode is restored afterwards
         if subject.module is not original:
             make_random(subject.module)
         subject.layers = read_layer(

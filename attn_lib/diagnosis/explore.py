@@ -56,7 +56,8 @@ def find_layouts(subject: Subject, intent: Intent, said: str | None = None) -> l
                 raised = raised or answer.raised
             if found:
                 subject.always_mask = shape is not None
-                return found
+                full = [layout for layout in found if len(layout) == 4]
+                return full or found  # of fewer axes only where four are refused
     masked = ", with a mask or without one" if subject.takes_mask else ""
     raise ValueError(
         f"fn accepts no inputs in any of the layouts {', '.join(options)}{masked}: "

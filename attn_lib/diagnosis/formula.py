@@ -263,8 +263,8 @@ def look_near(run: Run) -> None:
 def nearby(run: Run, window: int) -> Tensor:
     """Cells less than ``window`` positions back."""
     T, S = run.scores.shape[-2:]
-    distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
-    return distance < window
+    first = 0 if run.intent.causal == "top_left" else S - T
+    return torch.arange(T)[:, None] + first - torch.arange(S) < window
 
 
 def close(run: Run) -> None:
@@ -363,7 +363,8 @@ def open_rows(case: Case, intent: Intent) -> Tensor | None:
         allowed = allowed & triangle(T, S, 0 if intent.causal == "top_left" else S - T)
     rows = allowed.any(dim=-1)
     if intent.window is not None:
-        distance = torch.arange(T)[:, None] + (S - T) - torch.arange(S)
+        first = 0 if intent.causal == "top_left" else S - T
+        distance = torch.arange(T)[:, None] + first - torch.arange(S)
         rows = (allowed & (distance < intent.window)).any(dim=-1)
     rows = rows if case.ignored is None else rows & ~case.ignored
     return None if rows.all() else rows

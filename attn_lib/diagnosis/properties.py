@@ -106,7 +106,7 @@ def check_state(subject: Subject, draw: Draw, found: Findings) -> str | None:
     used = subject.fresh()
     for name, now in (
         ("5 positions", case),
-        ("other 5 positions", same_length),
+        ("5 other positions", same_length),
         ("7 positions", other),
         ("the first 5 positions again", case),
     ):
@@ -178,6 +178,12 @@ def check_batch(subject: Subject, draw: Draw, found: Findings) -> None:
     other = {role: torch.cat([x[:1], -2.0 * x[1:]]) for role, x in case.tensors.items()}
     base, moved = subject.answer(case), subject.answer(Case(**{**vars(case), "tensors": other}))
     if base.out is None or moved.out is None or "B" not in subject.layout:
+        return
+    again = subject.answer(case)
+    if again.out is None or not _same(base.out, again.out):
+        found.known(
+            "state_between_calls", "The same call, with another between, gives two outputs."
+        )
         return
     one = Case(**{**vars(case), "tensors": {r: x[:1] for r, x in case.tensors.items()}})
     if equal(base.out[:1], moved.out[:1], one, draw.intent):

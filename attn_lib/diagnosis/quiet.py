@@ -116,7 +116,8 @@ def copied(fn: Callable, module: nn.Module | None) -> tuple[Callable, nn.Module 
     memo: dict[int, Any] = {}
     try:
         twin = _copied(fn, memo)
-        return twin, None if module is None else memo.get(id(module), copy.deepcopy(module, memo))
+        # a module that fn knows by a global name is not part of the copy: then it is itself
+        return twin, None if module is None else memo.get(id(module), module)
     except Exception:  # whatever a part of it raises
         return fn, module
 

@@ -135,7 +135,9 @@ def check_steps(subject: Subject, draw: Draw, found: Findings) -> None:
     try:
         mine = _in_pieces(subject, case)
     except Exception as error:  # whatever it raises is an answer
-        found.unchecked.append(f"step by step: {quoted(error)}")
+        found.property(
+            "the step function cannot be used", "It raises in the first pieces.", quoted(error)
+        )
         return
     if mine.shape == expected.shape and equal(mine, expected, case, draw.intent):
         found.holds.append(

@@ -258,7 +258,7 @@ def _report_unknown(
     names = {c.name for c, _ in wrong}
     right_ones = [c.words or c.name for c, _ in answered if c.name not in names]
     likely = (
-        "None of the known mistakes, alone or in the pairs that were tried, gives these numbers. "
+        "No known mistake that was tried, for what is said and assumed here, gives these numbers. "
         "The output differs from that of attention in "
         f"{len(wrong)} of {len(answered)} calls"
     )
