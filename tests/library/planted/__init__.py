@@ -17,6 +17,11 @@ for _name in (
     "published",
     "ropes",
     "rotary_planted",
+    "third_scores",
+    "third_masks",
+    "third_heads",
+    "third_rotary",
+    "third_state",
 ):
     import_module(f"planted.{_name}")
 

@@ -86,6 +86,8 @@ def in_layout(x, layout):
     """From (B, H, T, d)."""
     if layout == "BHTd":
         return x
+    if layout == "TBHd":
+        return x.permute(2, 0, 1, 3)
     x = x.transpose(1, 2)
     return x.flatten(2) if layout == "BTd" else x
 
@@ -105,7 +107,7 @@ def of_module(plant: Plant, layer):
         x = drawn(3, T, width, seed=i, size=30.0 if T == 37 else 1.0)
         yield outcome(layer, x)
         yield gradients(layer, x)
-        if plant.form in ("layer", "cross") and not plant.intent.get("causal"):
+        if plant.form in ("layer", "cross", "third") and not plant.intent.get("causal"):
             yield outcome(layer, x, drawn(3, 4, width, seed=9))
         if "mask" in plant.intent:
             B, dtype = (T, torch.float16) if i else (3, torch.float32)
