@@ -87,10 +87,17 @@ def _assume(subject: Subject, intent: Intent, said: Said, found: Findings) -> In
 
 
 def _assume_causal(subject: Subject, intent: Intent, said: Said, found: Findings) -> Intent:
-    if said.causal is not None:
-        return intent
-    if said.window is not None:
+    if said.window is not None and said.causal is None:
         return replace(intent, causal=True)
+    if said.causal is False or said.window is not None:
+        return intent
+    if said.causal:
+        width = explore.find_window(subject, Draw(subject, intent))
+        if width is not None:
+            intent = replace(intent, window=width)
+            found.guessed += ["", f"it is meant to have a window of {width}"]
+            found.assumed.append(found.guessed[1])
+        return intent
     if not explore.find_causal(subject, Draw(subject, intent)):
         return intent
     intent = replace(intent, causal=True)

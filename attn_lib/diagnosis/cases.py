@@ -81,7 +81,7 @@ def plain_cases(draw: Draw) -> list[Case]:
     subject = draw.subject
     cases = [
         draw.case("short", 3, words="3 positions"),
-        draw.case("plain", 5, words="5 positions"),
+        draw.case("plain", 5, B=4, words="5 positions"),
     ]
     if not subject.projects:
         cases.append(draw.case("values", 5, d_v=6, words="values of another width than keys"))

@@ -47,6 +47,10 @@ def diagnose(
     diagnosis. What you say of your intent (causal, a window, another scale, …) is never an alarm;
     what you do not say is found out where it can be, and the report says what was assumed.
 
+    Say causal, rope_base and step first, where they apply. For a function that rotates queries
+    and keys, :func:`diagnose_rope`. Parameters of a copied module that are all equal, such as
+    biases of zero, are replaced by random ones, so that nothing hides behind them.
+
     Args:
         fn: a function of queries, keys and values, or a module of ``x`` (and ``context``), with
             or without a mask. It returns the output, or a tuple that starts with it; weights that
@@ -85,7 +89,8 @@ def diagnose(
 
     Returns:
         A :class:`Report`: ``failures``, one for each mistake; ``notes``; ``holds``;
-        ``unchecked``; ``assumed``. Print it, show it in a notebook, or read ``as_dict()``.
+        ``unchecked``; ``assumed``; ``ok``, whether there is no failure: what was not checked, or
+        was assumed, leaves it True. Print it, show it in a notebook, or read ``as_dict()``.
 
     Raises:
         TypeError: a class instead of an instance, or something that cannot be called.
@@ -118,9 +123,17 @@ def diagnose(
         >>> diagnose(layer, options={"causal": True}, causal=True, step=step).ok
         True
 
+        Grouped heads and RoPE, step by step:
+
+        >>> from attn_lib.positions import apply_rope
+        >>> layer = MultiHeadAttention(16, 4, num_kv_heads=2, rotate=apply_rope).eval()
+        >>> options = {"causal": True}
+        >>> diagnose(layer, options=options, causal=True, rope_base=10_000.0, step=step).ok
+        True
+
     Source: the formula of Vaswani et al. (2017); the mistakes: ``attn_lib.diagnosis.mistakes``.
     """
-    _check(fn, layout, mask, mask_shape, causal, qk_norm, rope_pairing, window)
+    _check(fn, layout, mask, mask_shape, causal, qk_norm, rope_pairing, window, rope_base)
     intent = Intent(
         causal=causal or False,
         window=window,
@@ -153,6 +166,7 @@ def _check(
     qk_norm: str | None,
     rope_pairing: str,
     window: int | None,
+    rope_base: float | None,
 ) -> None:
     if isinstance(fn, type):
         raise TypeError(f"fn must be an instance or a function, got the class {fn.__name__}")
@@ -171,6 +185,10 @@ def _check(
             raise ValueError(f"{name} must be one of {listed}; got {value!r}")
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be at least 1, got {window}")
+    if window is not None and causal is False:
+        raise ValueError("window= is of causal queries: say causal=True, or leave causal= out")
+    if isinstance(rope_base, bool) or (rope_base is not None and not rope_base > 1):
+        raise ValueError(f"rope_base must be a number above 1, as 10000.0; got {rope_base!r}")
 
 
 def _subject(
@@ -232,6 +250,9 @@ def _sinks(subject: Subject) -> Tensor | None:
 def assert_attention(fn: Callable, **adapter: Any) -> None:
     """Raise unless :func:`diagnose` finds no mistake: one line in a test suite.
 
+    What was assumed, or could not be checked, passes: see ``assumed`` and ``unchecked`` of its
+    report. For a function that rotates queries and keys, :func:`diagnose_rope`.
+
     Args:
         fn: as in :func:`diagnose`.
         adapter: as in :func:`diagnose`.
@@ -245,6 +266,7 @@ def assert_attention(fn: Callable, **adapter: Any) -> None:
 
     Source: :func:`diagnose`.
     """
+    __tracebackhide__ = True  # pytest shows the line of the test
     report = diagnose(fn, **adapter)
     if not report.ok:
         raise AssertionError(str(report))

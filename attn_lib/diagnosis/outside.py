@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from attn_lib.diagnosis.cases import LONG, Draw
-from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
+from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
 from attn_lib.diagnosis.projections import unexplained
 from attn_lib.diagnosis.properties import largest
+from attn_lib.diagnosis.search import kept
 from attn_lib.diagnosis.subject import Answer, Subject
 
 
@@ -30,12 +31,12 @@ def facts(
 
     Returns:
         Which heads and positions differ; for a function of q, k and v also whether it is linear
-        in v, whether rows of weights sum to 1, and which keys are never used.
+        in v, whether rows of weights sum to 1, and which values have no influence.
 
     Example:
         >>> mine = Subject(lambda q, k, v: v * 1.5, "mine", ["q", "k", "v"], {}, {})
         >>> facts(mine, Draw(mine, Intent()), [], Intent(), None)[0]
-        'Where every value is 1, the output is 1.5, not 1.'
+        'With 70 keys whose values are all 1, the output is 1.5, not 1.'
 
     Source: attention is linear in v, and its weights are averages.
     """
@@ -45,34 +46,53 @@ def facts(
         if others:
             shown = ", ".join(others[:6])
             texts.append(
-                f"The module also has {shown}, which attention has no use for: if this is a "
-                "block, pass its attention alone."
+                f"The module also has {shown}, not used in this comparison: if this is a "
+                "block, pass its attention alone; if they project, say projections=."
             )
     lost = sum(bool(a.out is not None and a.out.isnan().all()) for _, a in wrong)
     if lost:
         return [*texts, f"In {lost} of these calls the whole output is NaN."]
+    spoiled = sum(a.out is not None and not _finite(c, a.out, intent) for c, a in wrong)
+    if spoiled:
+        counted = "one of these calls" if spoiled == 1 else f"{spoiled} of these calls"
+        texts.append(f"In {counted} some of the output is NaN or infinite.")
     if not subject.projects:
         texts += _weights(subject, draw, intent)
         texts += _queries(subject, draw)
     return texts
 
 
+def _finite(case: Case, out: Tensor, intent: Intent) -> bool:
+    """Whether all rows that may attend to something are finite."""
+    if out.dim() < 3 or (out.shape[0], out.shape[-2]) != (case.batch, case.lengths[0]):
+        return bool(out.isfinite().all())
+    return bool(kept(out, case, intent).isfinite().all())
+
+
 def _where(wrong: Sequence[tuple[Case, Answer]], intent: Intent, layer: Layer | None) -> list[str]:
-    """Heads and positions that differ, where others do not."""
+    """Heads that differ, where others do not: in calls without a mask."""
     heads: list[Tensor] = []
     for case, answer in wrong:
         expected = compute(case, intent, layer).out
         if answer.out is None or answer.out.shape != expected.shape or expected.dim() != 4:
             continue
-        gap = (answer.out - expected).abs().nan_to_num(9.0) > 10.0 * case.tolerance
         if expected.shape[1] > 1 and case.mask is None:
-            heads.append(gap.any(dim=-1).any(dim=-1).any(dim=0))
-    same = heads and all(h.shape == heads[0].shape for h in heads)
-    if same and not bool(torch.stack(heads).any(dim=0).all()):
-        numbers = torch.stack(heads).any(dim=0).nonzero().flatten().tolist()
-        verb = "differs" if len(numbers) == 1 else "differ"
-        return [f"Only {listed('head', numbers)} of {len(heads[0])} {verb}."]
-    return []
+            gap = (answer.out - expected).abs()
+            rows = open_rows(case, intent)
+            gap = gap if rows is None else gap.masked_fill(~rows[:, None, :, None], 0.0)
+            heads.append(gap.transpose(0, 1).flatten(1).amax(dim=1))
+    if not heads or any(h.shape != heads[0].shape or not h.isfinite().all() for h in heads):
+        return []
+    most = torch.stack(heads).amax(dim=0)
+    off = most > 1e-3
+    if not off.any() or off.all():
+        return []
+    which = listed("head", off.nonzero().flatten().tolist())
+    verb = "differs" if int(off.sum()) == 1 else "differ"
+    return [
+        f"In those without a mask, {which} of {len(most)} {verb} by up to {most[off].max():.3g}, "
+        f"the rest by at most {most[~off].max():.1g}."
+    ]
 
 
 def listed(noun: str, numbers: list[int]) -> str:
@@ -96,14 +116,17 @@ def _weights(subject: Subject, draw: Draw, intent: Intent) -> list[str]:
         all_one = subject.answer(_with(case, v=torch.ones_like(v))).out
         if zero is None or one is None or two is None or all_one is None:
             continue
-        if not all(bool(out.isfinite().all()) for out in (zero, one, two, all_one)):
+        if not all(_finite(case, out, intent) for out in (zero, one, two, all_one)):
             return []
         if zero.abs().max().item() > 1e-5:
             size = zero.abs().max().item()
-            return [f"With values of zero the output is not zero, but up to {size:.3g}."]
+            return [f"With {S} keys and values of zero the output is not zero: up to {size:.3g}."]
         if largest(two, 2.0 * one) > 1e-4:
-            return ["The output is not linear in v: doubling the values does not double it."]
-        texts = _ones(all_one) if intent.sinks is None else []
+            return [
+                f"The output is not linear in v: with {S} keys and unit vectors as values, twice "
+                f"the values differ from twice the output by up to {largest(two, 2.0 * one):.3g}."
+            ]
+        texts = _ones(all_one, S) if intent.sinks is None else []
         expected = compute(_with(case, v=v), intent, None).out
         if one.shape == expected.shape and not case.merged:
             texts += _rows(one, expected)
@@ -111,35 +134,41 @@ def _weights(subject: Subject, draw: Draw, intent: Intent) -> list[str]:
     return []
 
 
-def _ones(out: Tensor) -> list[str]:
+def _ones(out: Tensor, S: int) -> list[str]:
     low, high = out.min().item(), out.max().item()
     if max(abs(low - 1.0), abs(high - 1.0)) < 1e-3:
         return []
-    shown = f"{low:.3g}" if high - low < 1e-3 else f"{low:.3g} to {high:.3g}"
-    return [f"Where every value is 1, the output is {shown}, not 1."]
+    shown = f"{low:.3g}" if high - low < 1e-4 else f"{low:.6g} to {high:.6g}"
+    return [f"With {S} keys whose values are all 1, the output is {shown}, not 1."]
 
 
 def _rows(weights: Tensor, expected: Tensor) -> list[str]:
-    texts = []
+    """Of an output with unit vectors as values: channel s shows the weight of key s."""
+    texts, S = [], weights.shape[-1]
+    start = f"With {S} keys and unit vectors as values, "
     if weights.min().item() < -1e-5:
-        low = weights.min().item()
-        texts.append(f"With unit vectors as values, the output is as low as {low:.3g}, below 0.")
-    used = weights.abs().flatten(0, -2).amax(dim=0) > 1e-7
-    meant = expected.abs().flatten(0, -2).amax(dim=0) > 1e-7
-    lost, extra = (meant & ~used).nonzero(), (used & ~meant).nonzero()
-    if lost.numel():
+        texts.append(f"{start}the output is as low as {weights.min().item():.3g}, below 0.")
+    used = weights.abs().flatten(0, -2).amax(dim=0)
+    meant = expected.abs().flatten(0, -2).amax(dim=0)
+    lost = ((meant > 1e-5) & (used < 1e-7)).nonzero().flatten().tolist()
+    extra = ((used > 1e-5) & (meant == 0.0)).nonzero().flatten().tolist()
+    if lost:
+        verb = "reaches" if len(lost) == 1 else "reach"
+        texts.append(f"{start}the value of {listed('key', lost)} {verb} no row by 1e-7 or more.")
+    if extra:
+        verb = "reaches" if len(extra) == 1 else "reach"
         texts.append(
-            f"With {len(used)} keys, {listed('key', lost.flatten().tolist())} "
-            f"{'gets' if lost.numel() == 1 else 'get'} no weight in any row."
+            f"{start}the value of {listed('key', extra)}, which is closed, {verb} the output."
         )
-    if extra.numel():
-        texts.append(f"Used although closed: {listed('key', extra.flatten().tolist())}.")
-    rows = ((weights - expected).abs() > 1e-4).any(dim=-1).flatten(0, -2).any(dim=0)
+    gap = (weights - expected).abs().amax(dim=-1).flatten(0, -2).amax(dim=0)
+    rows = gap > 1e-4
     if rows.any() and not rows.all():
-        numbers = rows.nonzero().flatten().tolist()
-        one = len(numbers) == 1
-        which = listed("query", numbers).replace("querys", "queries")
-        texts.append(f"With {len(rows)} queries, only {which} {'differs' if one else 'differ'}.")
+        which = listed("query", rows.nonzero().flatten().tolist()).replace("querys", "queries")
+        verb = "differs" if int(rows.sum()) == 1 else "differ"
+        texts.append(
+            f"{start}{which} {verb} by up to {gap[rows].max():.3g}, the rest by at most "
+            f"{gap[~rows].max():.1g}."
+        )
     return texts
 
 
@@ -151,15 +180,18 @@ def _queries(subject: Subject, draw: Draw) -> list[str]:
     larger = subject.answer(_with(case, q=3.0 * case.tensors["q"])).out
     if base is None or not bool(base.isfinite().all()):
         return []
-    if larger is not None and largest(base, larger) < 1e-5:
-        texts.append("Three times larger queries give the same output.")
+    if larger is not None and bool(larger.isfinite().all()) and largest(base, larger) < 1e-5:
+        texts.append(
+            "Three times larger queries, 6 of them without a mask, change the output by at most "
+            f"{largest(base, larger):.1g}."
+        )
     if not draw.intent.causal and draw.intent.rope_base is None:
         order = torch.tensor([3, 0, 4, 1, 5, 2])
         k, v = (case.tensors[role][..., order, :] for role in "kv")
         moved = subject.answer(_with(case, k=k, v=v)).out
-        if moved is not None and largest(moved, base) > 1e-4:
+        if moved is not None and bool(moved.isfinite().all()) and largest(moved, base) > 1e-4:
             texts.append(
-                "Keys in another order, each with its value, change the output by up to "
+                "6 keys in another order, each with its value, change the output by up to "
                 f"{largest(moved, base):.3g}."
             )
     return texts

@@ -19,7 +19,7 @@ def check_precision(subject: Subject, draw: Draw, layer: Layer | None, found: Fi
     if subject.module is not None and subject.fresh().module is subject.original:
         found.unchecked.append("other dtypes: the module cannot be copied")
         return
-    case, errors = draw.case("half", 6), []
+    case, errors = draw.case("half", 24, B=4), []
     if not subject.projects:
         case = Case(**{**vars(case), "tensors": {**case.tensors, "q": 10.0 * case.tensors["q"]}})
     masked = with_padding(draw, case) if subject.takes_mask else None

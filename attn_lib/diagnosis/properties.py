@@ -11,7 +11,9 @@ from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
 from attn_lib.diagnosis.mistakes import MISTAKES
 from attn_lib.diagnosis.report import Failure, Note
 from attn_lib.diagnosis.search import equal
-from attn_lib.diagnosis.subject import Subject, quoted
+from attn_lib.diagnosis.subject import Answer, Subject, quoted
+
+_INDEPENDENT = "a call does not depend on earlier ones"
 
 
 @dataclass
@@ -64,9 +66,9 @@ def grouped(texts: list[str]) -> list[str]:
     return [f"{'; '.join(names)}: {text}" if text else names[0] for text, names in cases.items()]
 
 
-def numbers(x: Tensor) -> str:
+def numbers(x: Tensor, digits: int = 4) -> str:
     """A few numbers, as [0.123, −1.500]."""
-    return "[" + ", ".join(f"{v:.4g}" for v in x.flatten()[:4].tolist()) + "]"
+    return "[" + ", ".join(f"{v:.{digits}g}" for v in x.flatten()[:4].tolist()) + "]"
 
 
 def largest(a: Tensor, b: Tensor) -> float:
@@ -106,7 +108,7 @@ def check_state(subject: Subject, draw: Draw, found: Findings) -> str | None:
     used = subject.fresh()
     for name, now in (
         ("5 positions", case),
-        ("5 other positions", same_length),
+        ("5 positions of other values", same_length),
         ("7 positions", other),
         ("the first 5 positions again", case),
     ):
@@ -123,8 +125,31 @@ def check_state(subject: Subject, draw: Draw, found: Findings) -> str | None:
             )
         found.state_example = example
         return "causal_cached_length" if name == "7 positions" else "state_between_calls"
-    found.holds.append("a call does not depend on earlier ones")
+    found.holds.append(_INDEPENDENT)
     return None
+
+
+def check_again(
+    subject: Subject, case: Case, answer: Answer, intent: Intent, found: Findings
+) -> None:
+    """The first call again, some times, after all others: else it depends on these."""
+    if subject.always_fresh or subject.drifts or answer.out is None:
+        return
+    for _ in range(6):
+        again = subject.answer(case)
+        if again.out is not None and equal(again.out, answer.out, case, intent):
+            continue
+        subject.drifts = True
+        found.holds = [text for text in found.holds if text != _INDEPENDENT]
+        if again.out is None:
+            example = f"A call that was answered raises when it is repeated: {again.raised}"
+        else:
+            example = (
+                f"The same call ({case.words or case.name}), repeated after others, differs by up "
+                f"to {largest(again.out, answer.out):.3g}."
+            )
+        found.known("state_between_calls", example)
+        return
 
 
 def check_arguments(subject: Subject, draw: Draw, found: Findings) -> None:
@@ -287,21 +312,26 @@ def check_training(subject: Subject, draw: Draw, found: Findings) -> None:
 
 
 def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
-    """The row that differs most, in words and numbers."""
+    """The row that differs most, around the entry that differs most, in words and numbers."""
     gap = (mine - expected).abs().nan_to_num(float("inf"))
+    gap = gap.masked_fill((mine == expected) | (mine.isnan() & expected.isnan()), 0.0)
     rows = open_rows(case, intent)
     if rows is not None:
         closed = ~rows if gap.dim() == 3 else ~rows[:, None].expand(gap.shape[:-1])
         gap = gap.masked_fill(closed[..., None], 0.0)
-    flat = int(gap.amax(dim=-1).flatten().argmax())
-    index = torch.unravel_index(torch.tensor(flat), gap.shape[:-1])
-    at = tuple(int(i) for i in index)
+    index = torch.unravel_index(gap.flatten().argmax(), gap.shape)
+    *at, channel = (int(i) for i in index)
     names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
     where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))
-    lines = [f"{case.words or case.name}; {where}:"]
+    first = max(min(channel, gap.shape[-1] - 4), 0)
+    shown = slice(first, first + 4)
+    if gap.shape[-1] > 4:
+        where += f", channels {first} to {first + 3}"
+    lines = [f"{case.words or case.name}; {where}, counted from 0:"]
     if case.mask is not None:
         row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
         lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")
-    lines.append(f"actual    {numbers(mine[at])}")
-    lines.append(f"expected  {numbers(expected[at])}")
-    return "\n".join(lines)
+    pair = mine[tuple(at)][shown], expected[tuple(at)][shown]
+    texts = [(numbers(pair[0], digits), numbers(pair[1], digits)) for digits in range(4, 17)]
+    one, two = next((both for both in texts if both[0] != both[1]), texts[-1])
+    return "\n".join([*lines, f"actual    {one}", f"expected  {two}"])

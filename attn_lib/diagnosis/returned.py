@@ -37,7 +37,8 @@ def check_weights(
         scaled = weights * run.q.shape[-1] ** -0.5
         early = _of_scores(weights, run.weights) or _of_scores(scaled, run.weights)
         name = "weights_before_softmax" if early else "weights_wrong"
-        worst = int((weights - run.weights).abs().amax(dim=-1).flatten().argmax())
+        gap = (weights - run.weights).abs().nan_to_num(float("inf"))
+        worst = int(gap.amax(dim=-1).flatten().argmax())
         row, expected = (
             w.expand(run.weights.shape).flatten(0, -2)[worst] for w in (weights, run.weights)
         )

@@ -41,6 +41,12 @@ def equal(mine: Tensor, theirs: Tensor, case: Case, intent: Intent) -> bool:
     return torch.allclose(mine, theirs, rtol=0.0, atol=case.tolerance * size, equal_nan=True)
 
 
+def kept(out: Tensor, case: Case, intent: Intent) -> Tensor:
+    """The rows of an output that may attend to something."""
+    rows = open_rows(case, intent)
+    return out if rows is None else _kept(out, rows)
+
+
 def _kept(out: Tensor, rows: Tensor) -> Tensor:
     return out[rows] if out.dim() == 3 else out.transpose(1, 2)[rows]
 

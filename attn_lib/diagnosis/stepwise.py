@@ -133,7 +133,7 @@ def check_steps(subject: Subject, draw: Draw, found: Findings) -> None:
     case = draw.case("pieces", sum(PIECES))
     expected = compute(case, draw.intent, layer).out
     try:
-        mine = _in_pieces(subject, case)
+        mine, no_cache = _in_pieces(subject, case)
     except Exception as error:  # whatever it raises is an answer
         found.property(
             "the step function cannot be used", "It raises in the first pieces.", quoted(error)
@@ -142,6 +142,14 @@ def check_steps(subject: Subject, draw: Draw, found: Findings) -> None:
     if mine.shape == expected.shape and equal(mine, expected, case, draw.intent):
         found.holds.append(
             f"pieces of {', '.join(map(str, PIECES))} positions, with the cache, equal the whole"
+        )
+        return
+    if no_cache and mine.shape == expected.shape:
+        found.property(
+            "step returns no cache",
+            "The pieces differ from the whole, and step returned None as the cache: it must return "
+            "what the next call needs, as (out, cache).",
+            show(case, mine, expected, draw.intent),
         )
         return
     _report(draw, layer, case, mine, expected, found)
@@ -173,8 +181,8 @@ def _report(
         return
     found.property(
         "pieces differ from the whole",
-        "No known mistake gives these numbers. The sequence in pieces, with the cache, differs by "
-        f"up to {largest(mine, expected):.3g} from the whole, which is right.",
+        "No known mistake that was tried gives these numbers. The sequence in pieces, with the "
+        f"cache, differs by up to {largest(mine, expected):.3g} from the whole, which is right.",
         example,
     )
 
@@ -192,7 +200,8 @@ def _layer(subject: Subject) -> Layer | None:
     return layers[subject.reading]
 
 
-def _in_pieces(subject: Subject, case: Case) -> Tensor:
+def _in_pieces(subject: Subject, case: Case) -> tuple[Tensor, bool]:
+    """The pieces together, and whether None was returned as the cache."""
     assert subject.step is not None  # noqa: S101
     step = copied(subject.step, None)[0]
     owner = getattr(step, "__self__", None)
@@ -200,14 +209,16 @@ def _in_pieces(subject: Subject, case: Case) -> Tensor:
         owner.eval()
     outs: list[Tensor] = []
     cache: Any = None
+    found_none = False
     with torch.no_grad(), WithoutDropout():
         for piece in _pieces(case):
             result = step(*_inputs(subject, piece), cache)
             if not isinstance(result, tuple | list) or len(result) != 2:
                 raise TypeError(f"step must return (out, cache), got {type(result).__name__}")
             out, cache = result
+            found_none = found_none or cache is None
             outs.append(from_layout(out, subject.layout, piece, subject.projects))
-    return torch.cat(outs, dim=-2)
+    return torch.cat(outs, dim=-2), found_none
 
 
 def _pieces(case: Case) -> Iterator[Case]:

@@ -53,6 +53,7 @@ class Subject:
     ignores_padded: bool = False  # outputs at padded positions are not compared
     always_mask: bool = False  # a call without a mask raises: one that closes nothing is passed
     random: bool = False
+    drifts: bool = False  # equal calls, with others between, give different outputs
     with_dropout: bool = False
     always_fresh: bool = False  # a call changes later calls: each call has a copy of its own
 

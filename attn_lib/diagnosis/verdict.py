@@ -1,7 +1,7 @@
 """From the answers to the findings: hypotheses first, properties where none fits."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from attn_lib.diagnosis import outside, properties, returned, stepwise
@@ -17,7 +17,7 @@ from attn_lib.diagnosis.gradients import check_gradients
 from attn_lib.diagnosis.precision import check_precision
 from attn_lib.diagnosis.properties import Findings, show
 from attn_lib.diagnosis.report import Failure, Note
-from attn_lib.diagnosis.search import Hypothesis, Memo, agrees, equal, explain, right
+from attn_lib.diagnosis.search import Hypothesis, Memo, agrees, equal, explain, kept, right
 from attn_lib.diagnosis.subject import Answer, Subject
 
 _APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
@@ -47,6 +47,8 @@ def examine(subject: Subject, intent: Intent, found: Findings) -> None:
     """
     draw = Draw(subject, intent)
     answered = _answers(subject, draw, found)
+    if answered and not subject.random:
+        properties.check_again(subject, *answered[0], intent, found)
     layers: list[Layer | None] = list(subject.layers) or [None]
     if subject.random:
         found.unchecked.append("everything else: the output is random")
@@ -55,6 +57,8 @@ def examine(subject: Subject, intent: Intent, found: Findings) -> None:
     draw.intent = intent
     hypothesis = _explained(subject, draw, answered, intent, layers, found)
     further(subject, draw, answered, hypothesis, layers[0], found)
+    if answered:
+        properties.check_again(subject, *answered[0], intent, found)
 
 
 def _meant(
@@ -70,6 +74,8 @@ def _meant(
     pairs = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
     attempts = list(_attempts(subject, pairs))
     for meant in (intent, replace(intent, window=None), replace(intent, causal=False, window=None)):
+        if meant.causal != intent.causal and not found.guessed[0]:
+            continue  # causal was said
         memo: Memo = {}
         for _, attempt in attempts:
             hypotheses = explain(attempt, meant, layers, depth=1, memo=memo)
@@ -118,6 +124,9 @@ def _explained(
     found: Findings,
 ) -> Hypothesis | None:
     """The hypothesis that gives every answer, if there is one; its mistakes are reported."""
+    if subject.drifts:  # answers of different states say nothing together
+        found.unchecked.append("the numbers of each call: equal calls give different ones")
+        return None
     # outputs of another shape are no evidence for or against a mistake
     same_shape = [(c, a) for c, a in answered if _shape_fits(c, a, intent, layers[0])]
     hypotheses = _search(subject, draw, same_shape, intent, layers, found)
@@ -255,18 +264,54 @@ def _report_unknown(
             f"{case.words}: an output of shape {shape}, expected {tuple(expected.shape)}, "
             "in the book's order of axes"
         )
-    names = {c.name for c, _ in wrong}
-    right_ones = [c.words or c.name for c, _ in answered if c.name not in names]
-    likely = (
-        "No known mistake that was tried, for what is said and assumed here, gives these numbers. "
-        "The output differs from that of attention in "
-        f"{len(wrong)} of {len(answered)} calls"
-    )
-    likely += f"; it is right for {', '.join(right_ones[:6])}." if right_ones else "."
+    rest = [pair for pair in answered if not any(pair[0] is c for c, _ in wrong)]
+    likely = _compared(wrong, rest, intent, layer)
     facts = outside.facts(subject, draw, wrong, intent, layer)
     found.failures.append(
         Failure(None, "the output is not attention's", " ".join([likely, *facts]), example=example)
     )
+
+
+def _compared(wrong: Answered, rest: Answered, intent: Intent, layer: Layer | None) -> str:
+    """In which calls the output differs, and how far the others agree."""
+    text = "No known mistake that was tried, for what is said and assumed here, gives these numbers"
+    if intent.rope_base is None:
+        text += " (assumed: no RoPE inside; if there is, say rope_base=)"
+    n = len(wrong) + len(rest)
+    text += f". The output differs from that of attention in {len(wrong)} of {n} calls"
+    if not rest:
+        return f"{text}."
+    most = 0.0
+    for case, answer in rest:
+        if answer.out is not None:
+            gap = (answer.out - compute(case, intent, layer).out).nan_to_num(0.0).abs()
+            gap = kept(gap, case, intent)
+            most = max(most, gap.max().item() if gap.numel() else 0.0)
+    where = _split(wrong, rest)
+    if where:
+        return f"{text}; it agrees with it within {max(most, 1e-9):.1g} in {where}."
+    names = list(dict.fromkeys(case.words or case.name for case, _ in rest))
+    shown = ", ".join(names[:6])
+    if len(names) > 6:
+        shown += f" and {len(names) - 6} more"
+    return f"{text}; it agrees with it within {max(most, 1e-9):.1g} in these: {shown}."
+
+
+def _split(wrong: Answered, rest: Answered) -> str:
+    """What all calls that agree have in common, where no other call has it."""
+    kinds: dict[str, Callable[[Case], bool]] = {
+        "all without a mask": lambda case: case.mask is None,
+        "all with T = S": lambda case: case.lengths[0] == case.lengths[1],
+        "all with one query": lambda case: case.lengths[0] == 1,
+        "all with more than one query": lambda case: case.lengths[0] > 1,
+    }
+    for words, kind in kinds.items():
+        if all(kind(case) for case, _ in rest) and not any(kind(case) for case, _ in wrong):
+            return words
+    longest = max(max(case.lengths) for case, _ in rest)
+    if any(max(case.lengths) <= longest for case, _ in wrong):
+        return ""
+    return f"all of up to {longest} positions"
 
 
 def further(
@@ -284,6 +329,8 @@ def further(
         returned.check_dropped_weights(subject, draw, found)
     named = {failure.mistake for failure in found.failures}
     if hypothesis is None or hypothesis.mistakes:
+        leak = "examples of a batch do not influence each other"
+        found.holds = [text for text in found.holds if text != leak]
         found.unchecked.append(
             "batch, strides, modes, gradients, half precision"
             + (" and steps" if subject.step is not None else "")

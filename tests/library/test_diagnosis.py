@@ -424,6 +424,8 @@ def test_a_cache_that_is_not_checked_is_named():
         (plain, {"mask_shape": "SB"}, ValueError, "'B1TS'"),
         (plain, {"causal": "yes"}, ValueError, "'top_left'"),
         (plain, {"window": 0}, ValueError, "at least 1"),
+        (plain, {"window": 7, "causal": False}, ValueError, "causal=True"),
+        (plain, {"rope_base": True}, ValueError, "rope_base must be"),
         (plain, {"arguments": "q, k, w"}, ValueError, "'w'"),
         (lambda a, b: a, {}, ValueError, "arguments="),
         (lambda x: x, {}, ValueError, "module="),
@@ -471,17 +473,17 @@ def decays(q, k, v):
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
-        (without_last_key, "key 69 gets no weight"),
-        (cosine, "Three times larger queries give the same output"),
-        (one_head_only_differs, "Only head 0 of 3 differs."),
-        (last_row_differs, "only query 69 differs."),
-        (decays, "Keys in another order"),
+        (without_last_key, "the value of key 69 reaches no row"),
+        (cosine, "Three times larger queries, 6 of them without a mask, change"),
+        (one_head_only_differs, "head 0 of 3 differs by up to"),
+        (last_row_differs, "unit vectors as values, query 69 differs by up to"),
+        (decays, "6 keys in another order"),
         (lambda q, k, v: plain(q, k, v).round(decimals=1), "not linear in v"),
         (lambda q, k, v: plain(q, k, v) + 0.5, "values of zero"),
         (lambda q, k, v: 1.1 * plain(q, k, v) - 0.2 * v.mean(-2, True), "as low as"),
         (
             lambda q, k, v: 1.25 * plain(q, k, v),
-            "Where every value is 1, the output is 1.25, not 1.",
+            "With 70 keys whose values are all 1, the output is 1.25, not 1.",
         ),
     ],
 )
@@ -489,6 +491,92 @@ def test_what_is_true_of_an_unknown_mistake(fn, words):
     report = diagnose(fn, layout="BHTd", causal=False)
     assert report.mistakes == [None]
     assert words in report.failures[0].likely
+
+
+def test_an_example_shows_the_entry_that_differs():
+    def mine(q, k, v):
+        out = plain(q, k, v)
+        out[0, 1, 2, -1] += 2e-4
+        return out
+
+    (failure,) = diagnose(mine, layout="BHTd", causal=False).failures
+    assert "example 0, head 1, position 2, channels 4 to 7, counted from 0" in failure.example
+    one, two = failure.example.splitlines()[1:]
+    assert one.removeprefix("actual") != two.removeprefix("expected")
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda q, k, v, mask=None: plain(q, k, v, mask) * (1 + (mask is not None)), "without a"),
+        (lambda q, k, v: plain(q, k, v) * (1 + (q.shape[2] != k.shape[2])), "all with T = S."),
+        (lambda q, k, v: plain(q, k, v) * (1 + (q.shape[2] == 1)), "all with more than one query."),
+        (lambda q, k, v: plain(q, k, v) * (1 + (max(q.shape[2], k.shape[2]) > 64)), "up to 7 pos"),
+    ],
+)
+def test_what_the_calls_that_agree_have_in_common(fn, words):
+    (failure,) = diagnose(fn, layout="BHTd", causal=False, mask="attend").failures
+    assert words in failure.likely
+    assert "it agrees with it within" in failure.likely
+
+
+def test_rope_that_was_not_said_is_asked_for():
+    (failure,) = diagnose(lambda q, k, v: 1.1 * plain(q, k, v)).failures
+    assert "if there is, say rope_base=" in failure.likely
+
+
+COUNTS = {"calls": 0}
+
+
+def wrong_from_call_37(q, k, v):
+    COUNTS["calls"] += 1
+    return plain(q, k, v) * (1.5 if COUNTS["calls"] > 36 else 1.0)
+
+
+def wrong_every_fifth_call(q, k, v):
+    COUNTS["calls"] += 1
+    return plain(q, k, v) * (1.0 if COUNTS["calls"] % 5 else 1.01)
+
+
+@pytest.mark.parametrize("fn", [wrong_from_call_37, wrong_every_fifth_call])
+def test_the_first_call_is_repeated_after_all_others(fn):
+    COUNTS["calls"] = 0
+    report = diagnose(fn, layout="BHTd")
+    assert report.mistakes
+    assert "a call does not depend on earlier ones" not in report.holds
+    assert "batch_leak" not in report.mistakes
+
+
+def test_a_third_example_is_looked_at():
+    def mine(q, k, v):
+        out = plain(q, k, v)
+        out[2:] = 0.0
+        return out
+
+    assert not diagnose(mine, layout="BHTd").ok
+
+
+def test_a_window_is_found_where_causal_is_said():
+    def mine(q, k, v):
+        distance = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+        distance = distance + k.shape[-2] - q.shape[-2]
+        return plain(q, k, v, (distance >= 0) & (distance < 7))
+
+    report = diagnose(mine, causal=True)
+    assert report.ok
+    assert "it is meant to have a window of 7" in report.assumed
+    everything = diagnose(lambda q, k, v: attn_lib.attention(q, k, v, causal=True)[0], causal=True)
+    assert everything.ok
+    assert not any("window" in text for text in everything.assumed)
+
+
+def test_a_step_that_returns_no_cache():
+    layer = attn_lib.MultiHeadAttention(12, 3)
+    report = diagnose(
+        layer, options={"causal": True}, causal=True, step=lambda x, cache: (layer(x), None)
+    )
+    assert "step returned None as the cache" in report.failures[0].likely
+    assert report.mistakes == [None]
 
 
 def test_a_block_is_told_from_its_attention():
@@ -513,7 +601,7 @@ def shape_changes(x, cache):
 
 
 def noisy_pieces(x, cache):
-    return torch.full_like(x, 0.5), cache
+    return torch.full_like(x, 0.5), ()
 
 
 @pytest.mark.parametrize(
