@@ -1,36 +1,28 @@
 """``diagnose_rope``: for functions that rotate queries and keys."""
 
-import inspect
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attn_lib.diagnosis.formula import Case, Intent, Run, rotate
-from attn_lib.diagnosis.layouts import to_layout
 from attn_lib.diagnosis.mistakes import MISTAKES
-from attn_lib.diagnosis.properties import Findings, largest, numbers
+from attn_lib.diagnosis.properties import Findings, largest
 from attn_lib.diagnosis.quiet import quietly
 from attn_lib.diagnosis.report import Failure, Report
-from attn_lib.diagnosis.subject import quoted
-from attn_lib.diagnosis.wrong_scores import Change
-
-_PAIRINGS = ("half", "neighbours")
-_LAYOUTS = ("BHTd", "BTHd", "TBHd", "BTd", "Td")
-_POSITIONS = {"positions", "position", "pos", "position_ids", "p", "t", "input_pos", "idx"}
-_START = {"start", "offset", "start_pos", "seqlen_offset", "position_offset"}
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call: q and k are (B, H, T, d), the positions (T,)."""
-
-    name: str
-    q: Tensor
-    k: Tensor
-    positions: Tensor
+from attn_lib.diagnosis.rope_calls import ROPE_LAYOUTS, Hearing, Rotator
+from attn_lib.diagnosis.rope_turns import (
+    PAIRINGS,
+    TOLERANCE,
+    WORDS,
+    Guess,
+    Turn,
+    fits,
+    guesses_of,
+    wrong_in,
+)
 
 
 def diagnose_rope(
@@ -38,214 +30,265 @@ def diagnose_rope(
     *,
     base: float = 10_000.0,
     pairing: str | None = "half",
-    layout: str = "BHTd",
+    layout: str | None = None,
+    d_k: int | None = None,
 ) -> Report:
     """Say in words what is wrong with a function that rotates queries and keys.
 
     Args:
-        fn: ``fn(q, k, positions)`` that returns both, or ``fn(x, positions)`` that returns one;
-            positions (T,) may be left out, and are then 0 to T − 1.
+        fn: ``fn(q, k, positions)`` that returns both, or ``fn(x, positions)`` that returns one.
+            Positions (T,) or (B, T) may be left out, and are then 0 to T − 1. Parameters named
+            ``cos`` and ``sin``, or ``freqs_cis``, get tables of ``base``.
         base: ratio of the slowest to the fastest rotation that is meant.
         pairing: ``"half"``, channels i and i + d/2, or ``"neighbours"``, 2i and 2i + 1; None: the
             one that fits.
         layout: the axes of q and k: ``"BHTd"``, ``"BTHd"``, ``"TBHd"``, ``"BTd"`` or ``"Td"``.
+            Default: the first that explains the answers.
+        d_k: the width of q and k, where ``fn`` has a fixed one. Default: found out.
 
     Returns:
-        A :class:`Report`.
+        A :class:`Report`: ``.ok`` is True where no mistake was found; ``failures`` holds the
+        mistakes, ``unchecked`` what could not be called, ``assumed`` what was found out.
 
     Raises:
         TypeError: a class instead of an instance, or something that cannot be called.
-        ValueError: an unknown pairing or layout; a function that raises in every call.
+        ValueError: an unknown pairing or layout; an odd ``d_k``; a parameter that cannot be
+            filled in; a function that raises in every call.
 
     Example:
         >>> from attn_lib.positions import apply_rope
-        >>> diagnose_rope(apply_rope).ok
+        >>> diagnose_rope(apply_rope, layout="BHTd").ok
         True
-        >>> diagnose_rope(lambda x, positions: apply_rope(x, -positions)).mistakes
+        >>> def mine(x, positions):  # the other way round
+        ...     return apply_rope(x, -positions)
+        >>> report = diagnose_rope(mine)
+        >>> report.mistakes
         ['rope_direction']
+        >>> print(report.failures[0].repair)
+        x * cos + rotate_half(x) * sin with rotate_half = cat(-second, first)
 
     Source: Su et al. (2021), "RoFormer", section 3.4.
     """
-    if isinstance(fn, type) or not callable(fn):
-        raise TypeError(f"fn must be a function or an instance, got {fn!r}")
-    for name, value, known in (
-        ("pairing", pairing, (*_PAIRINGS, None)),
-        ("layout", layout, _LAYOUTS),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
-    found = Findings()
+    _check(fn, pairing, layout, d_k)
     with quietly():
-        answers = _answers(fn, layout, found)
-        pairings = _PAIRINGS if pairing is None else (pairing,)
-        intents = [Intent(rope_base=base, rope_pairing=p) for p in pairings]
-        fitting = [i for i in intents if _fits(answers, i, {})]
-        if fitting:
-            found.holds.append(f"equal to the reference in {len(answers)} calls")
-            if pairing is None:
-                found.assumed.append(f"the pairing is {fitting[0].rope_pairing!r}")
+        rotator = Rotator(fn, base, layout, d_k)
+        heard = rotator.hear()
+        turns = [Turn(base, p) for p in (PAIRINGS if pairing is None else (pairing,))]
+        hearing, turn, guesses = _explained(heard, turns, rotator)
+        found = _findings(hearing, turn, rotator, pairing)
+        if guesses is None:
+            _unexplained(hearing, turn, found)
+        elif guesses:
+            _name(hearing, turn, guesses, found)
         else:
-            _explain(answers, intents, found)
+            names = ", ".join(a.call.name for a in hearing.answers)
+            first = ", each the first of a copy" if found.failures else ""
+            calls = f"{len(hearing.answers)} calls{first}: {names}"
+            found.holds.append(f"equal to the reference in {calls}")
     name = getattr(fn, "__name__", type(fn).__name__)
     return Report(name, found.failures, found.notes, found.holds, found.unchecked, found.assumed)
 
 
-def _answers(
-    fn: Callable, layout: str, found: Findings
-) -> list[tuple[_Call, Tensor, Tensor | None]]:
-    random = torch.Generator().manual_seed(5)
-    takes = _takes(fn)
-    calls = []
-    B, H = (2 if "B" in layout else 1), (3 if "H" in layout else 1)
-    for name, T, start, d in (
-        ("4 positions", 4, 0, 8),
-        ("3 positions, as many as heads", 3, 0, 4),
-        ("70 positions", 70, 0, 8),
-        ("positions from 5 on", 4, 5, 8),
+def assert_rope(fn: Callable, **said: Any) -> None:
+    """Fail with a report where a rotation of queries and keys is wrong: one line of a test.
+
+    Args:
+        fn: as in :func:`diagnose_rope`.
+        **said: as in :func:`diagnose_rope`.
+
+    Raises:
+        AssertionError: the report, where a mistake was found.
+
+    Example:
+        >>> from attn_lib.positions import apply_rope
+        >>> assert_rope(apply_rope)
+
+    Source: :func:`diagnose_rope`.
+    """
+    __tracebackhide__ = True
+    report = diagnose_rope(fn, **said)
+    if not report.ok:
+        raise AssertionError(str(report))
+
+
+def _check(fn: Callable, pairing: str | None, layout: str | None, d_k: int | None) -> None:
+    if isinstance(fn, type) or not callable(fn):
+        raise TypeError(f"fn must be a function or an instance, got {fn!r}")
+    for name, value, known in (
+        ("pairing", pairing, (*PAIRINGS, None)),
+        ("layout", layout, (*ROPE_LAYOUTS, None)),
     ):
-        if start and "positions" not in takes and "start" not in takes:
-            found.unchecked.append("shifted positions: fn takes none")
+        if value not in known:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
+    if d_k is not None and (d_k < 2 or d_k % 2):
+        raise ValueError(f"d_k must be even, and 2 or more; got {d_k}")
+
+
+def _findings(hearing: Hearing, turn: Turn, rotator: Rotator, pairing: str | None) -> Findings:
+    found = hearing.found
+    if pairing is None:
+        found.assumed.append(f"the pairing is {turn.pairing!r}: {WORDS[turn.pairing]}")
+    if rotator.layout is None:
+        found.assumed.append(f"the layout is {hearing.way.layout!r}")
+    if rotator.width is None and hearing.way.width is not None:
+        found.assumed.append(f"the width is fixed: d_k = {hearing.way.width}")
+    if hearing.way.table:
+        shape = {"c": "d", "r": "d", "h": "d/2"}[hearing.way.table[-1]]
+        axes = ", ".join([*hearing.way.table.rstrip("dcrh"), shape])
+        twice = {"c": ", the angles twice one after the other", "r": ", each angle twice"}
+        found.assumed.append(f"tables of shape ({axes}){twice.get(hearing.way.table[-1], '')}")
+    found.unchecked += hearing.raised
+    if not rotator.takes_positions:
+        found.unchecked.append("shifted positions: fn takes none")
+    return found
+
+
+def _explained(
+    heard: list[Hearing], turns: list[Turn], rotator: Rotator
+) -> tuple[Hearing, Turn, list[Guess] | None]:
+    """The way, the intent and the fewest mistakes that give all answers."""
+    tries = list(itertools.product(heard, turns))
+    with_tables = bool(rotator.roles.keys() & {"cos", "cis"})
+    for hearing, turn in tries:
+        if fits(hearing, turn):
+            return hearing, turn, []
+    for hearing, turn in tries:
+        guesses = guesses_of(hearing, turn, with_tables)
+        fitting = [g for g in guesses if fits(hearing, replace(turn, **g.change))]
+        if fitting:
+            known = [g for g in fitting if g.mistake]
+            return hearing, turn, [(known or fitting)[0]]
+    for hearing, turn in tries:
+        guesses = guesses_of(hearing, turn, with_tables)
+        for a, b in itertools.combinations(guesses, 2):
+            if set(a.change) & set(b.change):
+                continue
+            if fits(hearing, replace(turn, **a.change, **b.change)):
+                return hearing, turn, [a, b]
+    return heard[0], turns[0], None
+
+
+def _name(hearing: Hearing, turn: Turn, guesses: list[Guess], found: Findings) -> None:
+    for i, guess in enumerate(guesses):
+        others = replace(turn, **{k: v for g in (guesses[:i] + guesses[i + 1 :])
+                                  for k, v in g.change.items()})  # fmt: skip
+        example = _example(hearing, turn, others)
+        if guess.mistake is None:
+            found.failures.append(
+                Failure(None, guess.name, guess.likely, repair=guess.repair, example=example)
+            )
             continue
-        q, k = (torch.randn((B, H, T, d), generator=random, dtype=torch.float64) for _ in "qk")
-        calls.append(_Call(name, q, k, torch.arange(start, start + T)))
-    answers = []
-    for call in calls:
-        try:
-            q_out, k_out = _ask(fn, call, layout, takes, found)
-            answers.append((call, q_out, k_out))
-        except Exception as error:  # whatever it raises is an answer
-            found.unchecked.append(f"{call.name}: {quoted(error)}")
-    if not answers:
-        raise ValueError(f"every call of fn raises; the first: {found.unchecked[0]}")
-    return answers
-
-
-def _takes(fn: Callable) -> dict[str, str]:
-    """Roles of the parameters to their names."""
-    try:
-        called = fn.forward if isinstance(fn, nn.Module) else fn
-        names = list(inspect.signature(called).parameters)
-    except (TypeError, ValueError):
-        return {"positions": ""}
-    takes = {}
-    for name in names[1:]:
-        plain = name.lower().strip("_")
-        if plain in {"k", "key", "keys", "xk"}:
-            takes["k"] = name
-        elif plain in _POSITIONS:
-            takes["positions"] = name
-        elif plain in _START:
-            takes["start"] = name
-    return takes
-
-
-def _ask(
-    fn: Callable, call: _Call, layout: str, takes: dict[str, str], found: Findings
-) -> tuple[Tensor, Tensor | None]:
-    inputs = [to_layout(x.float(), layout, False, 1) for x in (call.q, call.k)]
-    inputs = inputs if "k" in takes else inputs[:1]
-    before = [x.clone() for x in inputs]
-    options: dict[str, Any] = {}
-    if takes.get("positions"):
-        options[takes["positions"]] = call.positions.clone()
-    elif "start" in takes:
-        options[takes["start"]] = int(call.positions[0])
-    extra = [call.positions.clone()] if takes.get("positions") == "" else []
-    result = fn(*inputs, *extra, **options)
-    for x, old in zip(inputs, before, strict=True):
-        if not torch.equal(x, old):
-            found.known("inplace_arguments", f"before: {numbers(old)}; after: {numbers(x)}.")
-    outs = list(result) if isinstance(result, tuple | list) else [result]
-    outs = [_canonical(x, layout) for x in outs[:2]]
-    return outs[0], outs[1] if len(outs) > 1 and len(inputs) > 1 else None
-
-
-def _canonical(x: Tensor, layout: str) -> Tensor:
-    letters = layout
-    for letter in "HB":
-        if letter not in letters:
-            x, letters = x[None], letter + letters
-    return x.detach().double().permute([letters.index(letter) for letter in "BHTd"])
-
-
-def _run(call: _Call, intent: Intent, change: Change) -> tuple[Tensor, Tensor]:
-    case = Case(call.name, {"q": call.q, "k": call.k, "v": call.k}, heads=call.q.shape[1])
-    run = Run(case, intent, None, q=call.q, k=call.k, v=call.k)
-    run.positions = (call.positions, call.positions)
-    change.get("rotate", rotate)(run)
-    return run.q, run.k
-
-
-def _fits(
-    answers: list[tuple[_Call, Tensor, Tensor | None]], intent: Intent, change: Change
-) -> bool:
-    return all(_equal(*_run(call, intent, change), q, k) for call, q, k in answers)
-
-
-def _equal(q: Tensor, k: Tensor, q_out: Tensor, k_out: Tensor | None) -> bool:
-    pairs = [(q, q_out)] if k_out is None else [(q, q_out), (k, k_out)]
-    return all(a.shape == b.shape and torch.allclose(a, b, atol=2e-4) for a, b in pairs)
-
-
-def _explain(
-    answers: list[tuple[_Call, Tensor, Tensor | None]], intents: list[Intent], found: Findings
-) -> None:
-    for intent in intents:
-        names = []
-        for mistake in MISTAKES.values():
-            for change in mistake.variants:
-                if change.keys() == {"rotate"} and mistake.id.startswith("rope_"):
-                    try:
-                        fits = _fits(answers, intent, change)
-                    except (ValueError, RuntimeError):
-                        continue
-                    if fits and mistake.id not in names:
-                        names.append(mistake.id)
-        if names:
-            found.known(names[0], _example(answers, intent), alike=tuple(names[1:]))
-            return
-    found.failures.append(
-        Failure(
-            None,
-            "the rotation is not RoPE's",
-            "No known mistake gives these numbers. " + " ".join(_broken(answers, intents[0])),
-            example=_example(answers, intents[0]),
+        row = MISTAKES[guess.mistake]
+        likely = guess.likely or row.likely
+        if guess.mistake == "rope_pairing" and not guess.likely:
+            turned = WORDS[guess.change["pairing"]]
+            likely = f"RoPE turns {turned}, where {WORDS[turn.pairing]} are meant."
+        name, repair = guess.name or row.name, guess.repair or row.repair
+        found.failures.append(
+            Failure(guess.mistake, name, likely, row.look_for, repair, example, row.source)
         )
+
+
+def _unexplained(hearing: Hearing, turn: Turn, found: Findings) -> None:
+    texts = _broken(hearing, turn)
+    none = any("length of a row" in text for text in texts)
+    found.property(
+        "the output is not a rotation" if none else "the rotation is not RoPE's",
+        " ".join(["No known mistake, and no two of them, gives these numbers.", *texts]),
+        _example(hearing, turn),
     )
 
 
-def _example(answers: list[tuple[_Call, Tensor, Tensor | None]], intent: Intent) -> str:
-    for call, q, k in answers:
-        expected = _run(call, intent, {})
-        for name, mine, theirs in (("q", q, expected[0]), ("k", k, expected[1])):
-            if mine is None:
-                continue
+def _example(hearing: Hearing, turn: Turn, others: Turn | None = None) -> str:
+    """The entry that differs most, in the first call that differs, and three beside it.
+
+    It is a call that the other mistakes alone do not explain.
+    """
+    for answer in hearing.answers:
+        if others is not None and not wrong_in(answer, others):
+            continue
+        for name, mine, theirs in wrong_in(answer, turn):
             if mine.shape != theirs.shape:
                 return f"{name} has the shape {tuple(mine.shape)}, expected {tuple(theirs.shape)}"
-            if not torch.allclose(mine, theirs, atol=2e-4):
-                rows = (mine - theirs).abs().amax(dim=(0, 1, 3))
-                at = int((rows > 2e-4).int().argmax())
-                return (
-                    f"{call.name}; {name} at position {int(call.positions[at])}:\n"
-                    f"actual    {numbers(mine[0, 0, at])}\nexpected  {numbers(theirs[0, 0, at])}"
-                )
+            differs = (mine - theirs).abs().nan_to_num(float("inf"))
+            b, h, t, c = torch.unravel_index(differs.argmax(), differs.shape)
+            low = min(int(c), mine.shape[-1] - min(4, mine.shape[-1]))
+            position = int(answer.call.positions[t])
+            rows = [
+                "[" + ", ".join(f"{v:.5g}" for v in x[b, h, t, low : low + 4].tolist()) + "]"
+                for x in (mine, theirs)
+            ]
+            return (
+                f"{answer.call.name}; {name}, example {int(b)}, head {int(h)}, position "
+                f"{position}, channels {low} to {min(low + 4, mine.shape[-1]) - 1} (all counted "
+                f"from 0); channel {int(c)} differs most:\n"
+                f"actual    {rows[0]}\nexpected  {rows[1]}"
+            )
     return ""
 
 
-def _broken(answers: list[tuple[_Call, Tensor, Tensor | None]], intent: Intent) -> list[str]:
+def _broken(hearing: Hearing, turn: Turn) -> list[str]:
     """Properties of every rotation that do not hold, each with its number."""
-    call, q, _ = answers[0]
-    texts = []
-    if q.shape != call.q.shape:
-        return [f"The output has the shape {tuple(q.shape)}, the input {tuple(call.q.shape)}."]
-    if int(call.positions[0]) == 0 and largest(q[..., 0, :], call.q[..., 0, :]) > 1e-4:
-        difference = largest(q[..., 0, :], call.q[..., 0, :])
-        texts.append(f"Position 0 is changed, by up to {difference:.3g}: its angle should be 0.")
-    stretch = (q.norm(dim=-1) / call.q.norm(dim=-1) - 1.0).abs().max().item()
-    if stretch > 1e-4:
-        texts.append(f"The length of a row changes by up to {100 * stretch:.3g} %.")
-    expected = _run(call, intent, {})[0]
-    good = [(q[..., i] - expected[..., i]).abs().max() < 2e-4 for i in range(q.shape[-1])]
-    if any(good):
-        texts.append(f"{sum(map(bool, good))} of {len(good)} channels are right.")
-    return texts
+    texts, lengths, zero, odd = [], 0.0, 0.0, False
+    for answer in hearing.answers:
+        for name, x, y in answer.pairs:
+            if y.shape != x.shape:
+                return [f"The output {name} has the shape {tuple(y.shape)}, not {tuple(x.shape)}."]
+            odd = odd or not bool(y.isfinite().all())
+            lengths = max(lengths, (y.norm(dim=-1) / x.norm(dim=-1) - 1.0).abs().max().item())
+            start = answer.call.positions == 0
+            if bool(start.any()):
+                zero = max(zero, largest(y[..., start, :], x[..., start, :]))
+    if odd:
+        return ["Outputs are NaN or infinite."]
+    if lengths > 1e-4:
+        texts.append(f"The length of a row changes by up to {100 * lengths:.3g} %.")
+    if zero > 1e-4:
+        texts.append(f"Position 0 is changed, by up to {zero:.3g}: its angle should be 0.")
+    wrong = {a.call.name: wrong_in(a, turn) for a in hearing.answers}
+    right = [name for name, tensors in wrong.items() if not tensors]
+    if right:
+        bad = [name for name in wrong if name not in right]
+        texts.append(f"Right: {'; '.join(right)}. Wrong: {'; '.join(bad)}.")
+    tensors = {name for found in wrong.values() for name, _, _ in found}
+    if len(tensors) == 1 and any(a.k is not None for a in hearing.answers):
+        texts.append(f"Only {tensors.pop()} is wrong.")
+    found = [*texts, *_angles(hearing, turn, lengths <= 1e-4)]
+    return found or ["Position 0 and the lengths of rows stay as they are."]
+
+
+def _angles(hearing: Hearing, turn: Turn, rotates: bool) -> list[str]:
+    """By which angles the pairs turn, where that is so; or which channels are not changed."""
+    answer = next(a for a in hearing.answers if wrong_in(a, turn))
+    name, mine, expected = wrong_in(answer, turn)[0]
+    x = next(given for role, given, _ in answer.pairs if role == name)
+    far = (mine - expected).abs().amax(dim=(0, 1, 3)) > TOLERANCE
+    at, d = int(far.int().argmax()), x.shape[-1]
+    for pairing in (turn.pairing, *PAIRINGS) if rotates else ():
+        angles = _by_pairs(x, mine, pairing)
+        if angles is None or largest(angles[..., at, :], angles[:1, :1, at]) > 1e-3:
+            continue
+        position = int(answer.call.positions[at])
+        meant = position / turn.base ** (torch.arange(0, d, 2).double() / d)
+        meant = torch.polar(torch.ones_like(meant), meant).angle()
+        shown = [", ".join(f"{v:.4g}" for v in a[:4].tolist()) for a in (angles[0, 0, at], meant)]
+        return [
+            f"In the call with {answer.call.name}, pairs of {WORDS[pairing]} of {name} turn at "
+            f"position {position} by the angles {shown[0]}, where {shown[1]} are meant (up to "
+            "whole turns)."
+        ]
+    same = [i for i in range(d) if largest(mine[..., i], x[..., i]) < 1e-5]
+    channels = ", ".join(map(str, same))
+    return [
+        f"In the call with {answer.call.name}, channels {channels} of {name} are not changed."
+    ] * bool(same)
+
+
+def _by_pairs(x: Tensor, y: Tensor, pairing: str) -> Tensor | None:
+    """Angles by which pairs of channels turn, or None where their lengths change."""
+    pairs = [
+        v.unflatten(-1, (2, -1)).mT if pairing == "half" else v.unflatten(-1, (-1, 2))
+        for v in (x, y)
+    ]
+    before, after = (torch.view_as_complex(v.contiguous()) for v in pairs)
+    return None if largest(before.abs(), after.abs()) > 1e-4 else (after / before).angle()
