@@ -137,6 +137,13 @@ def test_what_is_wrong_is_named(fn, said, mistakes, words):
     assert words in report.failures[0].likely
 
 
+@pytest.mark.parametrize("change", [lambda x: x * float("nan"), torch.rand_like])
+def test_only_what_is_kept_is_called_so(change):
+    (failure,) = diagnose_rope(lambda x, p: change(halves(x, p))).failures
+    assert failure.mistake is None
+    assert "No known mistake" in failure.likely
+
+
 def test_what_was_meant_is_in_the_repair():
     (failure,) = diagnose_rope(positions_second, layout="BHTd").failures
     assert "or say layout='BTHd'" in failure.repair
