@@ -77,6 +77,9 @@ def diagnose_rope(
         hearing, turn, guesses = _explained(heard, turns, rotator)
         found = _findings(hearing, turn, rotator, pairing)
         if guesses is None:
+            found.assumed[:] = [
+                f"{text} (others explain the answers no better)" for text in found.assumed
+            ]
             _unexplained(hearing, turn, found)
         elif guesses:
             _name(hearing, turn, guesses, found)

@@ -17,7 +17,17 @@ ROPE_LAYOUTS = ("BHTd", "BTHd", "TBHd", "BTd", "Td")
 _WIDTHS = (8, 16, 32, 64, 128, 4, 12, 20, 24, 40, 48, 80, 96, 112, 160, 192, 256)
 _NAMES = {
     "k": {"k", "key", "keys", "xk", "key_states", "key_layer"},
-    "positions": {"positions", "position", "pos", "position_ids", "p", "t", "input_pos", "idx"},
+    "positions": {
+        "positions",
+        "position",
+        "places",
+        "pos",
+        "position_ids",
+        "p",
+        "t",
+        "input_pos",
+        "idx",
+    },
     "start": {"start", "offset", "start_pos", "seqlen_offset", "position_offset"},
     "cos": {"cos", "freqs_cos", "cos_cached"},
     "sin": {"sin", "freqs_sin", "sin_cached"},
