@@ -123,7 +123,8 @@ def project(run: Run) -> None:
     run.x = t["x"]
     run.context = t.get("context", run.x)
     run.q = linear(run, "q", run.x)
-    run.k, run.v = linear(run, "k", run.context), linear(run, "v", run.context)
+    run.k = linear(run, "k", run.context)
+    run.v = linear(run, "v", t.get("values", run.context))
 
 
 def linear(run: Run, role: str, x: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ _SOFTMAX = (
     Mistake(
         "softmax_flattened",
         "one softmax for several rows",
-        "One softmax runs over several axes at once: all weights together sum to 1, not each row.",
+        "One softmax runs over several axes at once: several rows of weights sum to 1 together.",
         "softmax(scores.flatten(...)), or a sum without dim=-1 in the denominator",
         "softmax(scores, dim=-1)",
         _GITHUB + "lucidrains/perceiver-pytorch/issues/46",
@@ -364,6 +364,15 @@ _MASKS = (
         "scores.masked_fill(~mask, -inf)",
         _SDPA,
         masks.MASK_ZEROES_SCORES,
+    ),
+    Mistake(
+        "padding_zeroed",
+        "padding is zeroed, not closed",
+        "Closed keys and values are set to 0: each keeps the score 0, a term of every row's sum.",
+        "k = k * mask[..., None], v = v * mask[..., None], and no mask at the scores",
+        "scores.masked_fill(~mask, -inf) before the softmax",
+        _SDPA,
+        masks.PADDING_ZEROED,
     ),
     Mistake(
         "empty_row_spreads",

@@ -82,7 +82,7 @@ class Subject:
         given = dict(case.tensors)
         if self.projects and "q" in self.roles:
             context = given.get("context", given["x"])
-            given = {"q": given["x"], "k": context, "v": context}
+            given = {"q": given["x"], "k": context, "v": given.get("values", context)}
         if self.projects and "context" in self.roles and "context" not in given:
             given |= {"context": given["x"]} if self._required("context") else {}
         counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from attn_lib.diagnosis import outside, properties, returned, stepwise
+from attn_lib.diagnosis import outside, properties, returned, single, stepwise
 from attn_lib.diagnosis.cases import (
     Draw,
     guessed_cases,
@@ -343,6 +343,8 @@ def further(
         return
     if subject.takes_mask and not subject.mask_refused:
         properties.check_empty_row(subject, draw, layer, found)
+    single.check_three_inputs(subject, draw, layer, found)
+    single.check_one_query(subject, draw, layer, found)
     properties.check_batch(subject, draw, found)
     properties.check_strides(subject, draw, found)
     properties.check_training(subject, draw, found)

@@ -111,11 +111,26 @@ MASK_SMALL_FILL = tuple(
     make(-float(value), given_only)
     for given_only in (False, True)
     for make in (_fill, _add)
-    for value in (1, 2, 5, 10, 20, 50, 100, 1000)
+    for value in (1, 2, 5, 8, 10, 20, 50, 100, 1000)
 )
 MASK_ZEROES_SCORES = tuple(
     _fill(value, given_only) for given_only in (False, True) for value in (0.0, 1.0)
 )
+
+
+def _zeroed(run: Run) -> None:
+    if run.given is not None:
+        run.scores = run.scores.masked_fill(~run.given, 0.0)
+    _reach_only(run)
+
+
+def _zeroed_mix(run: Run) -> None:
+    if run.given is not None:
+        run.weights = run.weights.masked_fill(~run.given, 0.0)
+    mix(run)
+
+
+PADDING_ZEROED = ({"close": _zeroed, "mix": _zeroed_mix},)
 
 
 def _any_for_all(run: Run, given: Tensor) -> Tensor:

@@ -97,6 +97,15 @@ SOFTMAX_FLATTENED = (
     softmax_by(_flattened),
     softmax_by(lambda s: s.flatten(1).softmax(dim=-1).view_as(s)),
     softmax_by(lambda s: s.flatten(0).softmax(dim=-1).view_as(s)),
+    softmax_by(
+        lambda s: (
+            s.transpose(1, 2)
+            .flatten(2)
+            .softmax(dim=-1)
+            .unflatten(-1, (s.shape[1], -1))
+            .transpose(1, 2)
+        )
+    ),
 )
 SOFTMAX_LOW_PRECISION = (*_low(torch.bfloat16), *_low(torch.float16))
 SOFTMAX_NO_MAXIMUM = (softmax_by(_no_maximum), softmax_by(_one_maximum))

@@ -570,6 +570,37 @@ def test_a_window_is_found_where_causal_is_said():
     assert not any("window" in text for text in everything.assumed)
 
 
+class ReadsOne(nn.Module):
+    """A module of (query, key, value) that reads one of the last two for both."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.inside, self.name = nn.MultiheadAttention(12, 3, batch_first=True), name
+
+    def forward(self, query, key, value):
+        one = {"key": key, "value": value}.get(self.name)
+        key, value = (key, value) if one is None else (one, one)
+        return self.inside(query, key, value)[0]
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_an_input_that_is_ignored(name):
+    other = {"key": "value", "value": "key"}[name]
+    report = diagnose(ReadsOne(name), heads=3)
+    assert report.mistakes == [None]
+    assert f"Another {other} gives the same output." in report.failures[0].likely
+    assert diagnose(ReadsOne("both"), heads=3).ok
+
+
+def test_a_mask_that_one_query_ignores():
+    def mine(q, k, v, mask=None):
+        return plain(q, k, v, mask if q.shape[2] > 1 else None)
+
+    report = diagnose(mine, mask="attend", mask_shape="B1TS")
+    assert report.mistakes == [None]
+    assert "the output is that without a mask" in report.failures[0].likely
+
+
 def test_a_step_that_returns_no_cache():
     layer = attn_lib.MultiHeadAttention(12, 3)
     report = diagnose(

@@ -167,3 +167,20 @@ def remembers_keys():
         return torch.softmax(attn, dim=-1) @ v
 
     return attend
+
+
+@planted("padding_zeroed", FORM, plain_padding, mask="attend", mask_shape="BS")
+def zeroes_padding(q, k, v, key_padding_mask=None):
+    if key_padding_mask is not None:
+        real = key_padding_mask[:, None, :, None]
+        k, v = k * real, v * real
+    return torch.softmax(scores_of(q, k), dim=-1) @ v
+
+
+@planted("padding_zeroed", "function-einsum", plain_padding, mask="attend", mask_shape="BS")
+def zeroes_padding_in_sums(q, k, v, key_padding_mask=None):
+    weights = torch.einsum("bhtd,bhsd->bhts", q / math.sqrt(q.size(-1)), k)
+    if key_padding_mask is not None:
+        weights = torch.einsum("bhts,bs->bhts", weights, key_padding_mask.to(q.dtype))
+        v = torch.einsum("bhsd,bs->bhsd", v, key_padding_mask.to(q.dtype))
+    return torch.einsum("bhts,bhsd->bhtd", weights.softmax(dim=-1), v)
