@@ -77,8 +77,9 @@ def of_function(plant: Plant, fn):
     if "mask" in plant.intent:  # an empty row
         given = [in_layout(drawn(2, H, 5, 4, seed=j), layout) for j in range(3)]
         given.append(masks(plant, 2, H, 5, 5))
-        if given[-1].dtype == torch.bool and given[-1].dim() == 4:
-            given[-1][1, :, 2] = plant.intent["mask"] == "blocked"
+        if given[-1].dim() == 4:
+            closed = {"attend": False, "blocked": True, "additive": -torch.inf}
+            given[-1][1, :, 2] = closed[plant.intent["mask"]]
             yield outcome(fn, *given)
 
 

@@ -1,7 +1,7 @@
 """Heads folded into the batch of a bmm; what is closed is decided by torch.where."""
 
 import math
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -65,22 +65,52 @@ def folded(q, k, v, allowed=None, *, gate=full, weigh=weighing, wide=torch.float
     return torch.bmm(weights.view(B * H, T, -1), flat[2]).view(B, H, T, -1).to(dtype)
 
 
-def plant(mistake, good=None, intent=None, make=None, **wrong):
-    good = good or {}
-    one, two = partial(folded, **good), partial(folded, **{**good, **wrong})
-    said = {**CALL, **({"mask": "attend", "causal": False} if intent is None else intent)}
-    PLANTS.append(Plant(mistake, "third", make or (lambda _: two), lambda _: one, said))
+def read_as(kind, gate):
+    """The gate of a mask that is not True where it may be attended to."""
+
+    def read(mask, scores):
+        if mask is None:
+            return gate(None, scores)
+        return gate(~mask if kind == "blocked" else mask == 0, scores)
+
+    return read
+
+
+@cache
+def twin(kind, parts):
+    """The same object for the same parts, so that it is passed once."""
+    parts = {"gate": full, **dict(parts)}
+    if kind != "attend":
+        parts["gate"] = read_as(kind, parts["gate"])
+    return partial(folded, **parts)
+
+
+def plant(mistake, good=None, intent=None, make=None, others=True, **wrong):
+    """Three times: the mask says what is open, what is closed, or what is added."""
+    good, said = good or {}, {**CALL, **(intent or {"causal": False})}
+    for kind in ("attend", "blocked", "additive") if others and not make else ("attend",):
+        right = twin(kind, tuple(good.items()))
+        planted = twin(kind, tuple({**good, **wrong}.items()))
+        PLANTS.append(
+            Plant(
+                mistake,
+                "third" if kind == "attend" else f"third-{kind}",
+                make or (lambda _, f=planted: f),
+                lambda _, f=right: f,
+                {**said, "mask": kind},
+            )
+        )
 
 
 # A mask of (B, 1, T, S).
-plant("mask_inverted", gate=refused)
+plant("mask_inverted", others=False, gate=refused)
 plant("mask_ignored", gate=lambda allowed, scores: full(None, scores))
 plant("mask_transposed", gate=lambda m, s: full(None if m is None else m.mT, s))
 plant("mask_first_example", gate=lambda m, s: full(None if m is None else m[:1], s))
 plant("mask_of_the_batch", gate=lambda m, s: full(None if m is None else m.all(0, True), s))
 plant("mask_zeroes_scores", weigh=lambda s, gate: closing(s, gate, 0.0).softmax(-1))
-plant("mask_multiplied", weigh=lambda s, gate: (s * gate).softmax(-1))
-plant("mask_added_as_01", weigh=lambda s, gate: (s + gate).softmax(-1))
+plant("mask_multiplied", others=False, weigh=lambda s, gate: (s * gate).softmax(-1))
+plant("mask_added_as_01", others=False, weigh=lambda s, gate: (s + gate).softmax(-1))
 plant("softmax_before_mask", weigh=lambda s, gate: torch.where(gate, s.softmax(-1), 0.0))
 plant("mask_small_fill", weigh=lambda s, gate: closing(s, gate, -8.0).softmax(-1))
 plant(
@@ -91,7 +121,7 @@ plant(
 )
 plant(
     "mask_first_head",
-    intent={"mask": "attend", "mask_shape": "BHTS", "causal": False},
+    intent={"mask_shape": "BHTS", "causal": False},
     gate=lambda m, s: full(None if m is None else m[:, :1], s),
 )
 
@@ -110,7 +140,7 @@ def first_block_alone(scores, gate):
 plant("empty_row_spreads", weigh=none_if_one_fails)
 plant("closed_key_reaches_output", weigh=first_block_alone)
 
-CAP = {"mask": "attend", "causal": False, "softcap": 4.0}
+CAP = {"causal": False, "softcap": 4.0}
 
 
 def capped(scores):
@@ -125,7 +155,7 @@ plant(
 )
 
 # Which keys of an example are real: (B, S).
-PADDING = {"mask": "attend", "mask_shape": "BS", "causal": False}
+PADDING = {"mask_shape": "BS", "causal": False}
 
 
 def heads_if_as_many(real, scores):
@@ -142,7 +172,7 @@ plant("mask_guessed_by_rank", {"gate": keys_of}, PADDING, gate=heads_if_as_many)
 plant("mask_on_queries", {"gate": keys_of}, PADDING, gate=rows_of)
 
 # Causal, and a window of three keys.
-BACK = {"good": {"gate": back(0)}, "intent": {"mask": "attend", "causal": True}}
+BACK = {"good": {"gate": back(0)}, "intent": {"causal": True}}
 plant("causal_missing", **BACK, gate=full)
 plant("causal_sees_one_ahead", **BACK, gate=back(-1))
 plant("causal_excludes_self", **BACK, gate=back(1))
@@ -153,12 +183,12 @@ plant("mask_or_causal", **BACK, gate=lambda m, s: back(0)(None, s) if m is None 
 plant(
     "causal_bottom_right_by_cut",
     good={"gate": back(0, last=False)},
-    intent={"mask": "attend", "causal": "top_left"},
+    intent={"causal": "top_left"},
     gate=back(0),
 )
 WINDOW = {
     "good": {"gate": back(0, 2)},
-    "intent": {"mask": "attend", "causal": True, "window": 3},
+    "intent": {"causal": True, "window": 3},
 }
 plant("window_one_more", **WINDOW, gate=back(0, 3))
 plant("window_one_less", **WINDOW, gate=back(0, 1))
@@ -195,4 +225,4 @@ def narrowed_in_place(allowed, scores):
     return allowed
 
 
-plant("inplace_mask", **BACK, gate=narrowed_in_place)
+plant("inplace_mask", **BACK, others=False, gate=narrowed_in_place)
