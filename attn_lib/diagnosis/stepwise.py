@@ -66,6 +66,11 @@ def _queries_restart(a: int, b: int, earlier: list[Plan]) -> Plan:
     return replace(_right(a, b, earlier), of_queries=[*range(b - a)])
 
 
+def _counts_calls(a: int, b: int, earlier: list[Plan]) -> Plan:
+    """Positions go on by one a call, however many tokens it brings."""
+    return _plan([*range(b)], a, b, first=len(earlier), before=_placed(earlier), reach=None)
+
+
 def _reaching(reach: Callable[[int, int], Tensor]) -> Planner:
     def plan(a: int, b: int, earlier: list[Plan]) -> Plan:
         return replace(_right(a, b, earlier), reach=reach(b - a, b))
@@ -108,6 +113,7 @@ PLANS: dict[str, tuple[Planner, ...]] = {
         _at(lambda a, b: b),
         _at(lambda a, b: b if a else 0),
         _at(lambda a, b: b - 1),
+        _counts_calls,
     ),
     "cache_mask": (
         _reaching(lambda T, S: triangle(T, S, 0)),

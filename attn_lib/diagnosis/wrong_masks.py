@@ -130,7 +130,7 @@ def _zeroed_mix(run: Run) -> None:
     mix(run)
 
 
-PADDING_ZEROED = ({"close": _zeroed, "mix": _zeroed_mix},)
+PADDING_ZEROED: tuple[Change, ...] = ({"close": _zeroed, "mix": _zeroed_mix},)
 
 
 def _any_for_all(run: Run, given: Tensor) -> Tensor:
