@@ -91,7 +91,7 @@ def _where(wrong: Sequence[tuple[Case, Answer]], intent: Intent, layer: Layer | 
     verb = "differs" if int(off.sum()) == 1 else "differ"
     return [
         f"In those without a mask, {which} of {len(most)} {verb} by up to {most[off].max():.3g}, "
-        f"the rest by at most {most[~off].max():.1g}."
+        f"the rest by at most {1.5 * most[~off].max():.1g}."
     ]
 
 
@@ -167,7 +167,7 @@ def _rows(weights: Tensor, expected: Tensor) -> list[str]:
         verb = "differs" if int(rows.sum()) == 1 else "differ"
         texts.append(
             f"{start}{which} {verb} by up to {gap[rows].max():.3g}, the rest by at most "
-            f"{gap[~rows].max():.1g}."
+            f"{1.5 * gap[~rows].max():.1g}."
         )
     return texts
 
@@ -183,7 +183,7 @@ def _queries(subject: Subject, draw: Draw) -> list[str]:
     if larger is not None and bool(larger.isfinite().all()) and largest(base, larger) < 1e-5:
         texts.append(
             "Three times larger queries, 6 of them without a mask, change the output by at most "
-            f"{largest(base, larger):.1g}."
+            f"{1.5 * largest(base, larger):.1g}."
         )
     if not draw.intent.causal and draw.intent.rope_base is None:
         order = torch.tensor([3, 0, 4, 1, 5, 2])

@@ -281,7 +281,7 @@ def _compared(wrong: Answered, rest: Answered, intent: Intent, layer: Layer | No
     text += f". The output differs from that of attention in {len(wrong)} of {n} calls"
     if not rest:
         return f"{text}."
-    most = 0.0
+    most = 0.0  # shown times 1.5, so that rounding to one digit leaves it a bound
     for case, answer in rest:
         if answer.out is not None:
             gap = (answer.out - compute(case, intent, layer).out).nan_to_num(0.0).abs()
@@ -289,12 +289,12 @@ def _compared(wrong: Answered, rest: Answered, intent: Intent, layer: Layer | No
             most = max(most, gap.max().item() if gap.numel() else 0.0)
     where = _split(wrong, rest)
     if where:
-        return f"{text}; it agrees with it within {max(most, 1e-9):.1g} in {where}."
+        return f"{text}; it agrees with it within {1.5 * max(most, 1e-9):.1g} in {where}."
     names = list(dict.fromkeys(case.words or case.name for case, _ in rest))
     shown = ", ".join(names[:6])
     if len(names) > 6:
         shown += f" and {len(names) - 6} more"
-    return f"{text}; it agrees with it within {max(most, 1e-9):.1g} in these: {shown}."
+    return f"{text}; it agrees with it within {1.5 * max(most, 1e-9):.1g} in these: {shown}."
 
 
 def _split(wrong: Answered, rest: Answered) -> str:
