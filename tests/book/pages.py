@@ -338,8 +338,9 @@ def can_fail(notebook) -> list[str]:
         f"{cell.id}: {ast.unparse(node)} always holds"
         for cell in code_cells(notebook)[1:]
         for tree in [ast.parse(cell.source)]
+        for others in [_other_names(tree)]
         for node in ast.walk(tree)
-        if _always_holds(node, _other_names(tree))
+        if _always_holds(node, others)
     ]
 
 
