@@ -145,6 +145,16 @@ def exercises_named(notebook) -> list[str]:
     ]
 
 
+def folds_named(notebook) -> list[str]:
+    """A folded cell says what it holds: there is nothing else to see of it."""
+    return [
+        f"{cell.id} is folded without a name"
+        for cell in code_cells(notebook)
+        if tags(cell) & FOLDED
+        and cell.metadata.get("mystnb", {}).get("code_prompt_show", "Show the code")[:4] == "Show"
+    ]
+
+
 def _exercises(cell) -> list[str]:
     shown = cell.metadata.get("mystnb", {})
     prompts = [shown.get(f"code_prompt_{what}", "") for what in ("show", "hide")]
@@ -505,6 +515,7 @@ RULES = [
     safe_outputs,
     safe_source,
     exercises_named,
+    folds_named,
     figures_described,
     links_listed,
     starts_with_bootstrap,
