@@ -12,6 +12,8 @@ from _pytest.config import Config
 from attn_lib import files
 
 KEPT = Path(__file__).with_name("kept.txt")
+# files that take minutes begin first, or the last of them runs alone
+LONGEST = ("test_site.py", "test_checks.py", "test_records.py", "test_mutation.py", "test_alone.py")
 
 # the same examples everywhere, so that a red run can be repeated
 hypothesis.settings.register_profile("book", derandomize=True, deadline=None, max_examples=60)
@@ -36,6 +38,7 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(session, config, items):
+    items.sort(key=lambda item: (*LONGEST, item.path.name).index(item.path.name))
     if not hasattr(config, "workerinput") and not session.testsfailed:
         check_kept(config, [item.nodeid for item in items])
 

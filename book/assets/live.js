@@ -292,7 +292,7 @@
   }
 
   // What comes next: temperature and top-p, over the likeliest tokens; the others are one row.
-  function sample({tokens, logp, kept, temperatures, top_ps}) {
+  function sample({tokens, chances, kept, temperatures, top_ps}) {
     const cells = [...tokens, "all others"].map(() => make("td", {class: "share"}));
     const rows = [...tokens, "all others"].map((name, i) => make("tr", {}, make("th", {scope: "row"}, name), cells[i]));
     const say = make("p", {class: "say", "aria-live": "polite"});
@@ -308,9 +308,8 @@
       const t = heat.input.value, c = cut.input.value, whole = kept[t][c];
       const end = top_ps[c] < 1 ? top_ps[c] : Infinity;   // 1 keeps every token, whatever rounding says
       let before = 0;
-      const powers = logp[t].map(power => Math.exp(power));
-      const stays = [...powers, 0].map(p => { before += p; return before - p < end; });
-      const shares = powers.map((p, i) => stays[i] ? p / whole : 0);
+      const stays = [...chances[t], 0].map(p => { before += p; return before - p < end; });
+      const shares = chances[t].map((p, i) => stays[i] ? p / whole : 0);
       const open = stays.filter(Boolean).length, tail = stays[tokens.length];
       const rest = number(Math.max(0, 1 - shares.reduce((a, b) => a + b)), 3);
       stays.forEach((is, i) => {

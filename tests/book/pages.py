@@ -145,6 +145,16 @@ def exercises_named(notebook) -> list[str]:
     ]
 
 
+def folds_named(notebook) -> list[str]:
+    """A folded cell says what it holds: there is nothing else to see of it."""
+    return [
+        f"{cell.id} is folded without a name"
+        for cell in code_cells(notebook)
+        if tags(cell) & FOLDED
+        and cell.metadata.get("mystnb", {}).get("code_prompt_show", "Show the code")[:4] == "Show"
+    ]
+
+
 def _exercises(cell) -> list[str]:
     shown = cell.metadata.get("mystnb", {})
     prompts = [shown.get(f"code_prompt_{what}", "") for what in ("show", "hide")]
@@ -338,8 +348,9 @@ def can_fail(notebook) -> list[str]:
         f"{cell.id}: {ast.unparse(node)} always holds"
         for cell in code_cells(notebook)[1:]
         for tree in [ast.parse(cell.source)]
+        for others in [_other_names(tree)]
         for node in ast.walk(tree)
-        if _always_holds(node, _other_names(tree))
+        if _always_holds(node, others)
     ]
 
 
@@ -504,6 +515,7 @@ RULES = [
     safe_outputs,
     safe_source,
     exercises_named,
+    folds_named,
     figures_described,
     links_listed,
     starts_with_bootstrap,

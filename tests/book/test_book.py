@@ -142,6 +142,14 @@ def another_solution(notebook):
     shown["code_prompt_show"] = "Solution 1.3"
 
 
+def no_name(notebook):
+    del pages.code_cells(notebook)[0].metadata["mystnb"]["code_prompt_show"]
+
+
+def any_name(notebook):
+    figure_cell(notebook).metadata["mystnb"]["code_prompt_show"] = "Show the code"
+
+
 def digit_in_the_text(notebook):
     notebook.cells[0].source += " It keeps 0.16729 of its attention."
 
@@ -239,6 +247,8 @@ PLANTED = [
     (shell_line, pages.safe_source),
     (pickle_loaded, pages.safe_source),
     (another_solution, pages.exercises_named),
+    (no_name, pages.folds_named),
+    (any_name, pages.folds_named),
     (no_alt_text, pages.figures_described),
     (no_caption, pages.figures_described),
     (title_on_a_figure, pages.figures_described),

@@ -262,6 +262,11 @@ def test_figures_that_move_have_the_colours_of_the_others():
     assert live.stored()["roles"] == plotting.ROLES
 
 
+def told(parts, name):
+    """An attribute of each part, in one question to the browser: each costs as much as many."""
+    return parts.evaluate_all("(all, name) => all.map(part => part.getAttribute(name))", name)
+
+
 def values(texts):
     return [float(text.replace("−", "-")) for text in re.findall(r"[-−]?\d*\.\d+", " ".join(texts))]
 
@@ -294,10 +299,10 @@ def seen(drawn, asking):
     for role, point, low, span in (("query", query, -1.5, 6.0), ("output", out[0], -0.4, 3.3)):
         x, y = ((float(a) - low) * 240 / span for a in point)
         for part, ends in ((f"line.{role}", ("x2", "y2")), (f"circle.tip.{role}", ("cx", "cy"))):
-            at = [float(drawn.locator(part).get_attribute(end)) for end in ends]
+            at = [float(*told(drawn.locator(part), end)) for end in ends]
             assert at == pytest.approx([x, 240 - y], abs=0.1)
     for role in ("key", "value"):
-        sizes = [float(dot.get_attribute("r")) for dot in drawn.locator(f"circle.{role}").all()]
+        sizes = list(map(float, told(drawn.locator(f"circle.{role}"), "r")))
         assert sizes == pytest.approx((3 + 14 * weights[0].sqrt()).tolist(), abs=0.05)
     return query, temperature
 
@@ -661,7 +666,7 @@ def test_the_dial_turns_as_rotary_positions_do(browser, site, width, scheme):
     name_of = "query at", "key at", "both from"
 
     def seen(i, j):
-        shown = [drawn.get_by_role("slider", name=name).input_value() for name in name_of]
+        shown = drawn.locator("input").evaluate_all("all => all.map(slider => slider.value)")
         assert shown == [str(i), str(j), str(min(i, j))]
         assert drawn.locator("output").all_inner_texts() == [str(i), str(j), f"{min(i, j)} on"]
         rotated = {}
@@ -673,15 +678,11 @@ def test_the_dial_turns_as_rotary_positions_do(browser, site, width, scheme):
             texts = drawn.locator(f"td.{role}").all_inner_texts()
             found = torch.tensor([values([text]) for text in texts]).double()
             torch.testing.assert_close(found, rotated[role], rtol=0.0, atol=0.00051)
-            for m, point in enumerate(rotated[role].tolist()):
-                x, y = 120 + 100 * point[0], 120 - 100 * point[1]
-                plane = drawn.locator("svg").nth(m)
-                for part, ends in (
-                    (f"line.{role}", ("x2", "y2")),
-                    (f"circle.{role}", ("cx", "cy")),
-                ):
-                    at = [float(plane.locator(part).get_attribute(end)) for end in ends]
-                    assert at == pytest.approx([x, y], abs=0.01)
+            wanted = 120 + 100 * rotated[role] * torch.tensor([1.0, -1.0])
+            for part, ends in ((f"line.{role}", ("x2", "y2")), (f"circle.{role}", ("cx", "cy"))):
+                for end, ats in zip(ends, wanted.T.tolist(), strict=True):  # of both planes
+                    shown = told(drawn.locator(f"svg {part}"), end)
+                    assert list(map(float, shown)) == pytest.approx(ats, abs=0.01)
         products = (rotated["query"] * rotated["key"]).sum(dim=-1)
         texts = drawn.locator("td.product").all_inner_texts()
         found = torch.tensor(values(texts)).double()
@@ -957,8 +958,8 @@ def test_two_patches_can_be_exchanged(browser, site, shipped, width, scheme):
 
     def seen(which, pair=(), first=None):
         assert picked(drawn) == [names[which]]
-        pressed = [tile.get_attribute("aria-pressed") == "true" for tile in tiles]
-        assert pressed == [i in pair or i == first for i in range(16)]
+        pressed = told(drawn.locator(".tiles button"), "aria-pressed")
+        assert pressed == [str(i in pair or i == first).lower() for i in range(16)]
         picture, wanted = shipped(which, pair)
         texts = drawn.locator("td.share").all_inner_texts()
         torch.testing.assert_close(torch.tensor(values(texts)), wanted, rtol=0.0, atol=0.0007)

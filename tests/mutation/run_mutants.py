@@ -7,8 +7,9 @@
 mutmut makes the mutants, notes which tests call each function, and keeps the verdicts that are not
 older than a change; but it collects all tests anew for each mutant. Here they are collected once,
 and run once without a mutant, all green. Then each mutant that is not killed yet is chosen in a
-fork, where the tests of its function run, the quickest first, up to one that fails: what survived
-may be older than a test. With names, all mutants that fit one of them are run, and no other.
+fork, where the tests of its function run up to one that fails, first those that cost least time for
+each mutant of that function that they have killed: what survived may be older than a test. With
+names, all mutants that fit one of them are run, and no other.
 """
 
 import gc
@@ -19,6 +20,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import suppress
 from fnmatch import fnmatch
 from importlib import import_module
@@ -37,6 +39,7 @@ GREEN, RED, NO_TEST, TIMEOUT = 0, 1, 33, 36  # as mutmut writes them
 
 items: dict[str, pytest.Item] = {}
 stats: dict[str, dict] = {}
+kills: Counter[tuple[str, str]] = Counter()  # of a function's mutants, by a test, in this process
 
 
 class Heard:
@@ -53,37 +56,41 @@ class Heard:
 heard = Heard()
 
 
-def first_red(names: list[str]) -> str | None:
-    """What the first of these tests says that fails, in this process, which prints no more."""
+def first_red(names: list[str]) -> tuple[str, str] | None:
+    """The first of these tests that fails, in this process, which prints no more; what it says."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.__stdout__.fileno())
     for name, following in zip(names, [*names[1:], ""], strict=True):
         hook = items[name].config.hook  # all that surrounds a test, such as filters of warnings
         hook.pytest_runtest_protocol(item=items[name], nextitem=items.get(following))
         if heard.said:
-            return heard.said[0]
+            return name, heard.said[0]
     return None
 
 
-def without_a_mutant() -> tuple[str | None, list[str]]:
+def without_a_mutant() -> tuple[tuple[str, str] | None, list[str]]:
     """The first test that fails, and the modules that the tests load."""
     return first_red(list(items)), [name for name in sys.modules if "." in name]
 
 
-def status(mutant: str, names: list[str]) -> int:
-    """How these tests end in this process."""
+def status(mutant: str, names: list[str]) -> tuple[int, str]:
+    """How these tests end in this process, and the one that fails."""
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))  # then a signal ends it
     signal.alarm(10 * LIMIT)  # as it ends what waits for ever, which takes no processor time
     import_module("mutmut.mutation.trampoline").set_mutant_under_test(mutant)
-    return (RED if first_red(names) else GREEN) if names else NO_TEST
+    red = first_red(names)
+    return (RED, red[0]) if red else (GREEN if names else NO_TEST, "")
 
 
 def verdict(mutant: str) -> tuple[str, int]:
     """The mutant, and how the tests of its function end in a fork."""
-    named = stats["tests_by_mangled_function_name"].get(mutant.rpartition("__mutmut_")[0], [])
-    names = sorted(items.keys() & named, key=stats["duration_by_test"].get)
+    function, seconds = mutant.rpartition("__mutmut_")[0], stats["duration_by_test"]
+    named = items.keys() & stats["tests_by_mangled_function_name"].get(function, [])
+    names = sorted(named, key=lambda name: seconds[name] / (kills[function, name] + 0.02))
     found = forked(status, mutant, names)
-    return mutant, found if isinstance(found, int) else TIMEOUT
+    ended, killer = (TIMEOUT, "") if isinstance(found, str) else found
+    kills[function, killer] += 1
+    return mutant, ended
 
 
 class Runner:
@@ -97,7 +104,7 @@ class Runner:
         stats.update(json.loads((MUTANTS / "mutmut-stats.json").read_text()))
         red, modules = forked(without_a_mutant)
         if red:
-            pytest.exit(f"red without a mutant: {red}", returncode=1)
+            pytest.exit(f"red without a mutant: {': '.join(red)}", returncode=1)
         for name in modules:  # once, and not in each fork
             if not name.startswith("attn_lib"):
                 with suppress(Exception):
