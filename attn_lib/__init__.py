@@ -40,7 +40,7 @@ from attn_lib.transformer import TransformerBlock, TransformerDecoder, Transform
 from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
 
 if TYPE_CHECKING:
-    from attn_lib.diagnosis import assert_attention, diagnose, diagnose_rope
+    from attn_lib.diagnosis import assert_attention, assert_rope, diagnose, diagnose_rope
 
 __all__ = [
     "Cache",
@@ -55,6 +55,7 @@ __all__ = [
     "TransformerEncoder",
     "VisionTransformer",
     "assert_attention",
+    "assert_rope",
     "attention",
     "attention_rollout",
     "attention_weights",
@@ -68,7 +69,12 @@ __all__ = [
     "window_mask",
 ]
 
-_LATER = ("assert_attention", "diagnose", "diagnose_rope")  # imported when first asked for
+_LATER = (
+    "assert_attention",
+    "assert_rope",
+    "diagnose",
+    "diagnose_rope",
+)  # imported when first asked for
 
 
 def __dir__() -> list[str]:

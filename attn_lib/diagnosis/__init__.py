@@ -5,6 +5,14 @@
 
 from attn_lib.diagnosis.core import assert_attention, diagnose
 from attn_lib.diagnosis.report import Failure, Note, Report
-from attn_lib.diagnosis.rope import diagnose_rope
+from attn_lib.diagnosis.rope import assert_rope, diagnose_rope
 
-__all__ = ["Failure", "Note", "Report", "assert_attention", "diagnose", "diagnose_rope"]
+__all__ = [
+    "Failure",
+    "Note",
+    "Report",
+    "assert_attention",
+    "assert_rope",
+    "diagnose",
+    "diagnose_rope",
+]

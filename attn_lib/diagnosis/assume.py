@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from attn_lib.diagnosis import explore, properties
 from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.findings import Findings, grouped
 from attn_lib.diagnosis.formula import Intent
-from attn_lib.diagnosis.properties import Findings, grouped
 from attn_lib.diagnosis.report import Note
 from attn_lib.diagnosis.subject import Subject
 from attn_lib.diagnosis.verdict import PROPERTIES, examine

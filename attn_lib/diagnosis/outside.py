@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from attn_lib.diagnosis.cases import LONG, Draw
+from attn_lib.diagnosis.findings import largest
 from attn_lib.diagnosis.formula import Case, Intent, Layer, compute, open_rows
 from attn_lib.diagnosis.projections import unexplained
-from attn_lib.diagnosis.properties import largest
 from attn_lib.diagnosis.search import kept
 from attn_lib.diagnosis.subject import Answer, Subject
 

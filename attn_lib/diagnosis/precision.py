@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from attn_lib.diagnosis.cases import Draw
+from attn_lib.diagnosis.findings import Findings, largest
 from attn_lib.diagnosis.formula import Case, Layer, compute
-from attn_lib.diagnosis.properties import Findings, largest, with_padding
+from attn_lib.diagnosis.properties import with_padding
 from attn_lib.diagnosis.report import Note
 from attn_lib.diagnosis.subject import Subject
 

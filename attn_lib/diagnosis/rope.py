@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attn_lib.diagnosis.findings import Findings, largest
 from attn_lib.diagnosis.mistakes import MISTAKES
-from attn_lib.diagnosis.properties import Findings, largest
 from attn_lib.diagnosis.quiet import quietly
 from attn_lib.diagnosis.report import Failure, Report
 from attn_lib.diagnosis.rope_calls import ROPE_LAYOUTS, Hearing, Rotator

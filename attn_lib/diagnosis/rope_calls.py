@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_lib.diagnosis.findings import Findings, largest, numbers
 from attn_lib.diagnosis.layouts import to_layout
-from attn_lib.diagnosis.properties import Findings, largest, numbers
 from attn_lib.diagnosis.quiet import copied
 from attn_lib.diagnosis.subject import quoted
 

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from attn_lib.diagnosis.cases import Draw, key_masks
+from attn_lib.diagnosis.findings import Findings, show
 from attn_lib.diagnosis.formula import Layer, compute
-from attn_lib.diagnosis.properties import Findings, show
 from attn_lib.diagnosis.search import equal
 from attn_lib.diagnosis.subject import Subject
 

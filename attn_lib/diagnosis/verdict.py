@@ -1,10 +1,10 @@
 """From the answers to the findings: hypotheses first, properties where none fits."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
-from attn_lib.diagnosis import outside, properties, returned, single, stepwise
+from attn_lib.diagnosis import properties, returned, single, stepwise, unknown
 from attn_lib.diagnosis.cases import (
     Draw,
     guessed_cases,
@@ -12,17 +12,17 @@ from attn_lib.diagnosis.cases import (
     plain_cases,
     without_padded_rows,
 )
+from attn_lib.diagnosis.findings import Findings, show
 from attn_lib.diagnosis.formula import Case, Intent, Layer, compute
 from attn_lib.diagnosis.gradients import check_gradients
 from attn_lib.diagnosis.precision import check_precision
-from attn_lib.diagnosis.properties import Findings, show
 from attn_lib.diagnosis.report import Failure, Note
-from attn_lib.diagnosis.search import Hypothesis, Memo, agrees, equal, explain, kept, right
+from attn_lib.diagnosis.search import Hypothesis, Memo, agrees, equal, explain, right
 from attn_lib.diagnosis.subject import Answer, Subject
+from attn_lib.diagnosis.unknown import Answered
 
 _APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
 PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
-Answered = list[tuple[Case, Answer]]
 
 
 def examine(subject: Subject, intent: Intent, found: Findings) -> None:
@@ -132,12 +132,12 @@ def _explained(
     hypotheses = _search(subject, draw, same_shape, intent, layers, found)
     if not hypotheses:
         if {failure.mistake for failure in found.failures}.isdisjoint(PROPERTIES):
-            _report_unknown(subject, draw, answered, intent, layers[0], found)
+            unknown.report_unknown(subject, draw, answered, intent, layers[0], found)
         return None
     if hypotheses[0].mistakes:
         _report_known(hypotheses, same_shape, intent, found)
     elif len(same_shape) < len(answered) and not subject.refuses_cross:
-        _report_unknown(subject, draw, answered, intent, hypotheses[0].layer, found)
+        unknown.report_unknown(subject, draw, answered, intent, hypotheses[0].layer, found)
     else:
         found.holds.append(f"equal to the reference in {len(answered)} different calls")
     if subject.mask_refused and not found.failures:
@@ -237,81 +237,6 @@ def _example(answered: Answered, intent: Intent, part: Hypothesis, whole: Hypoth
         if answer.out is not None and not equal(alone, expected, case, intent):
             return show(case, answer.out, expected, intent)
     return ""
-
-
-def _report_unknown(
-    subject: Subject,
-    draw: Draw,
-    answered: Answered,
-    intent: Intent,
-    layer: Layer | None,
-    found: Findings,
-) -> None:
-    """The property that breaks; where none does, the inputs for which the output differs."""
-    if found.state_example:
-        found.unchecked.append("the numbers of each call by itself: some differ from attention's")
-        return
-    base = right(intent, layer)
-    wrong = [(c, a) for c, a in answered if not agrees(a, c, base, intent)]
-    wrong.sort(key=lambda c: (c[0].mask is not None, c[0].lengths))
-    case, answer = wrong[0]
-    expected = compute(case, intent, layer).out
-    if answer.out is not None and answer.out.shape == expected.shape:
-        example = show(case, answer.out, expected, intent)
-    else:
-        shape = None if answer.out is None else tuple(answer.out.shape)
-        example = (
-            f"{case.words}: an output of shape {shape}, expected {tuple(expected.shape)}, "
-            "in the book's order of axes"
-        )
-    rest = [pair for pair in answered if not any(pair[0] is c for c, _ in wrong)]
-    likely = _compared(wrong, rest, intent, layer)
-    facts = outside.facts(subject, draw, wrong, intent, layer)
-    found.failures.append(
-        Failure(None, "the output is not attention's", " ".join([likely, *facts]), example=example)
-    )
-
-
-def _compared(wrong: Answered, rest: Answered, intent: Intent, layer: Layer | None) -> str:
-    """In which calls the output differs, and how far the others agree."""
-    text = "No known mistake that was tried, for what is said and assumed here, gives these numbers"
-    if intent.rope_base is None:
-        text += " (assumed: no RoPE inside; if there is, say rope_base=)"
-    n = len(wrong) + len(rest)
-    text += f". The output differs from that of attention in {len(wrong)} of {n} calls"
-    if not rest:
-        return f"{text}."
-    most = 0.0  # shown times 1.5, so that rounding to one digit leaves it a bound
-    for case, answer in rest:
-        if answer.out is not None:
-            gap = (answer.out - compute(case, intent, layer).out).nan_to_num(0.0).abs()
-            gap = kept(gap, case, intent)
-            most = max(most, gap.max().item() if gap.numel() else 0.0)
-    where = _split(wrong, rest)
-    if where:
-        return f"{text}; it agrees with it within {1.5 * max(most, 1e-9):.1g} in {where}."
-    names = list(dict.fromkeys(case.words or case.name for case, _ in rest))
-    shown = ", ".join(names[:6])
-    if len(names) > 6:
-        shown += f" and {len(names) - 6} more"
-    return f"{text}; it agrees with it within {1.5 * max(most, 1e-9):.1g} in these: {shown}."
-
-
-def _split(wrong: Answered, rest: Answered) -> str:
-    """What all calls that agree have in common, where no other call has it."""
-    kinds: dict[str, Callable[[Case], bool]] = {
-        "all without a mask": lambda case: case.mask is None,
-        "all with T = S": lambda case: case.lengths[0] == case.lengths[1],
-        "all with one query": lambda case: case.lengths[0] == 1,
-        "all with more than one query": lambda case: case.lengths[0] > 1,
-    }
-    for words, kind in kinds.items():
-        if all(kind(case) for case, _ in rest) and not any(kind(case) for case, _ in wrong):
-            return words
-    longest = max(max(case.lengths) for case, _ in rest)
-    if any(max(case.lengths) <= longest for case, _ in wrong):
-        return ""
-    return f"all of up to {longest} positions"
 
 
 def further(

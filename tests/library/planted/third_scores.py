@@ -70,14 +70,14 @@ def named(
     weigh=over_keys,
     mix=blend,
     leave=same,
-    narrow=True,
+    narrow=None,
 ):
     dtype = queries.dtype
     queries, keys, values = enter(queries, keys, values)
     queries, keys, values = wide(queries), wide(keys), wide(values)
     scores = bound(multiply(queries, keys) * scale(queries, keys, values))
     out = leave(mix(weigh(scores), values))
-    return out.to(dtype) if narrow else out
+    return out.to(narrow or dtype)
 
 
 @cache
@@ -118,7 +118,7 @@ for _mistake, _weigh in {
     "softmax_over_heads": over(2),
     "softmax_over_batch": over(1),
     "softmax_flattened": over(2, 3),
-    "softmax_low_precision": lambda s: over_keys(s.bfloat16()).to(s.dtype),
+    "softmax_low_precision": lambda s: s.bfloat16().softmax(KEYS).to(s.dtype),
     "softmax_no_maximum": lambda s: s.exp() / s.exp().sum(dim=KEYS, keepdim=True),
     "softmax_twice": lambda s: over_keys(over_keys(s)),
     "softmax_sigmoid": lambda s: 1.0 / (1.0 + torch.exp(-s)),
@@ -215,4 +215,4 @@ plant(
     mix=between_heads,
 )
 plant("not_float32_inside", wide=same)
-plant("output_dtype", narrow=False)
+plant("output_dtype", narrow=torch.float32)  # of double precision, too
