@@ -42,7 +42,7 @@ def investigate(subject: Subject, intent: Intent, said: Said) -> Findings:
         >>> investigate(mine, Intent(), Said()).assumed
         ['the layout is BHTd']
 
-    Source: :func:`attn_lib.diagnose`.
+    Source: :func:`attn_lib.diagnosis.diagnose`.
     """
     flag = next((name for name, role in subject.others.items() if role == "causal"), None)
     if said.causal and flag is not None and flag not in subject.options:

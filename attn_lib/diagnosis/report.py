@@ -30,7 +30,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of :func:`attn_lib.diagnose`.
+    """The result of :func:`attn_lib.diagnosis.diagnose`.
 
     Args:
         subject: the name of what was called.

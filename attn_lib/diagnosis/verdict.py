@@ -43,7 +43,7 @@ def examine(subject: Subject, intent: Intent, found: Findings) -> None:
         >>> found.failures
         []
 
-    Source: :func:`attn_lib.diagnose`.
+    Source: :func:`attn_lib.diagnosis.diagnose`.
     """
     draw = Draw(subject, intent)
     answered = _answers(subject, draw, found)
