@@ -50,7 +50,7 @@ class Report:
         Holds
           - equal to the reference: 3 inputs
 
-    Source: the book's page on how attention fails.
+    Source: :func:`attn_lib.diagnosis.diagnose`.
     """
 
     subject: str
