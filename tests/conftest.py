@@ -34,6 +34,17 @@ def pytest_sessionstart(session):
         files.fetch(name)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """Where everything is tiny: on a busy machine two threads wait for each other."""
+    import torch  # not where a suite that tests no tensor is tested
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--everything", action="store_true", help="each form of a mistake, each setting"

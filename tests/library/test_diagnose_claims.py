@@ -5,25 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from subjects import Separate, plain, scores_of, words_of
 from torch import nn
 
 from attn_lib import diagnose
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def scores_of(q, k):
-    return q @ k.mT / math.sqrt(q.shape[-1])
-
-
-def plain(q, k, v):
-    return scores_of(q, k).softmax(-1) @ v
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def triangle(q, k):
@@ -34,32 +21,6 @@ def triangle(q, k):
 
 def causal(q, k, v):
     return scores_of(q, k).masked_fill(triangle(q, k), -math.inf).softmax(-1) @ v
-
-
-def words_of(report, *names):
-    return "\n".join(text for name in names for text in getattr(report, name))
-
-
-class Separate(nn.Module):
-    """Four projections; what is done between them is up to ``attend``."""
-
-    def __init__(self, width=12, heads=3):
-        super().__init__()
-        torch.manual_seed(0)
-        self.num_heads = heads
-        self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)
-        self.v_proj, self.out_proj = nn.Linear(width, width), nn.Linear(width, width)
-
-    def heads_of(self, x):
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-
-    def forward(self, x):
-        parts = (self.q_proj(x), self.k_proj(x), self.v_proj(x))
-        out = self.attend(*map(self.heads_of, parts))
-        return self.out_proj(out.transpose(1, 2).flatten(2))
-
-    def attend(self, q, k, v):
-        return plain(q, k, v)
 
 
 # ---------------------------------------------------------------- a mask that is always needed
@@ -98,7 +59,7 @@ class DetachedBias(Separate):
         k = F.linear(x, self.k_proj.weight.data, self.k_proj.bias)
         v = F.linear(x, self.v_proj.weight, self.v_proj.bias.detach())
         out = self.attend(*map(self.heads_of, (self.q_proj(x), k, v)))
-        return self.out_proj(out.transpose(1, 2).flatten(2))
+        return self.merged(out)
 
 
 def test_each_parameter_without_a_gradient_is_listed():
@@ -117,7 +78,7 @@ class WrongOfWeight(Separate):
         q = F.linear(x, twice, self.q_proj.bias)
         parts = (q, self.k_proj(x), self.v_proj(x))
         out = self.attend(*map(self.heads_of, parts))
-        return self.out_proj(out.transpose(1, 2).flatten(2))
+        return self.merged(out)
 
 
 def test_a_wrong_gradient_of_a_parameter():
@@ -467,10 +428,10 @@ class Core(Separate):
     def projecting(self, q, k, v):
         parts = (self.q_proj(q), self.k_proj(k), self.v_proj(v))
         out = plain(*map(self.heads_of, parts))
-        return self.out_proj(out.transpose(1, 2).flatten(2))
+        return self.merged(out)
 
     def last_only(self, q, k, v):
-        return self.out_proj(plain(q, k, v).transpose(1, 2).flatten(2))
+        return self.merged(plain(q, k, v))
 
 
 @pytest.mark.parametrize("name", ["attend", "own_scale"])
@@ -513,12 +474,13 @@ class PackedLayer(Separate):
     def forward(self, x):
         packed = getattr(self, self.name)(x)
         if self.by_head:
-            parts = self.heads_of(packed).chunk(3, dim=-1)
+            heads = packed.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            parts = heads.chunk(3, dim=-1)
         else:
             parts = [self.heads_of(part) for part in packed.chunk(3, dim=-1)]
         given = dict(zip(self.order, parts, strict=True))
         out = self.attend(*(given[role] for role in "qkv"))
-        return self.out_proj(out.transpose(1, 2).flatten(2))
+        return self.merged(out)
 
 
 class KeysFirst(PackedLayer):

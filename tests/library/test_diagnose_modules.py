@@ -6,26 +6,12 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from subjects import sdpa, torch_layer
 from torch import nn
 
 from attn_lib import diagnose
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-def sdpa(q, k, v, attn_mask=None):
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
-
-
-def torch_layer(**options):
-    torch.manual_seed(0)
-    return nn.MultiheadAttention(12, 3, batch_first=True, **options)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def broken(q, k, v):

@@ -1,91 +1,59 @@
 """What a stranger found: reports that said something false, or kept something silent."""
 
+import inspect
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
+from subjects import Separate, scores_of, words_of
 from torch import nn
 
 from attn_lib import diagnose
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-class Separate(nn.Module):
-    """Four projections; what is done between them is up to ``attend``."""
-
-    def __init__(self, width=16, heads=4, kv_heads=4):
-        super().__init__()
-        torch.manual_seed(0)
-        self.num_heads, self.num_kv_heads, self.d = heads, kv_heads, width // heads
-        self.q_proj, self.o_proj = nn.Linear(width, width), nn.Linear(width, width)
-        self.k_proj, self.v_proj = (nn.Linear(width, kv_heads * self.d) for _ in range(2))
-
-    def cut(self, x):
-        return x.unflatten(-1, (-1, self.d)).transpose(1, 2)
-
-    def merged(self, y):
-        return self.o_proj(y.transpose(1, 2).flatten(2))
-
-    def parts(self, x):
-        return (self.cut(proj(x)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-
-    def weights(self, q, k):
-        return (q @ k.mT / math.sqrt(self.d)).softmax(-1)
-
-    def forward(self, x):
-        return self.merged(self.attend(*self.parts(x)))
-
-    def attend(self, q, k, v):
-        return self.weights(q, k) @ v
-
-
-def scores_of(q, k):
-    return q @ k.mT / math.sqrt(q.shape[-1])
-
-
-def words_of(report, *names):
-    return "\n".join(text for name in names for text in getattr(report, name))
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # ---------------------------------------------------------------- parameters that are not passed
 
 
-def masked_by(name, body):
-    """A function of q, k, v and one more parameter, with that name."""
-    space = {}
-    lines = f"def fn(q, k, v, {name}=None):\n    s = q @ k.mT / q.shape[-1] ** 0.5\n"
-    lines += f"    if {name} is not None:\n        s = {body.format(name)}\n"
-    exec(lines + "    return s.softmax(-1) @ v\n", space)  # noqa: S102
-    return space["fn"]
+def attending(name, change):
+    """A function of q, k, v and one more parameter, with that name, which changes the scores."""
+
+    def fn(*args, **given):
+        q, k, v, *more = signature.bind(*args, **given).args
+        scores = scores_of(q, k)
+        return (change(scores, *more) if more and more[0] is not None else scores).softmax(-1) @ v
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    given = [inspect.Parameter(role, kind) for role in "qkv"]
+    signature = inspect.Signature([*given, inspect.Parameter(name, kind, default=None)])
+    fn.__signature__ = signature
+    return fn
+
+
+def times(scores, factor):
+    return scores * factor
 
 
 @pytest.mark.parametrize(
     "name", ["memory_pad", "pad", "padding", "is_pad", "valid", "memory_key_padding_mask"]
 )
 def test_other_names_of_masks(name):
-    assert diagnose(masked_by(name, "s.masked_fill(~{}, -1.0)"), mask="attend").mistakes == [
-        "mask_small_fill"
-    ]
+    fn = attending(name, lambda scores, mask: scores.masked_fill(~mask, -1.0))
+    assert diagnose(fn, mask="attend").mistakes == ["mask_small_fill"]
 
 
 @pytest.mark.parametrize("name", ["bias", "attn_bias", "lengths", "context_lengths", "extra"])
 def test_what_is_never_passed_is_said(name):
-    report = diagnose(masked_by(name, "s * {}"))
+    report = diagnose(attending(name, times))
     assert f"parameters that were never passed: {name};" in words_of(report, "unchecked")
     wrong = diagnose(lambda q, k, v, extra=None: (q @ k.mT).softmax(-1) @ v)
     assert "never passed: extra;" in words_of(wrong, "unchecked")
 
 
 def test_what_is_passed_is_not_said_to_be_left():
-    fn = masked_by("extra", "s * {}")
+    fn = attending("extra", times)
     for adapter in ({"options": {"extra": 1.0}}, {"arguments": "q, k, v, extra=mask"}):
         assert "never passed" not in words_of(diagnose(fn, **adapter), "unchecked")
     assert "never passed" not in words_of(diagnose(Separate()), "unchecked")
@@ -106,7 +74,7 @@ class TiledValues(Separate):
     def attend(self, q, *pair):
         wide = [x.repeat_interleave(2, 1) for x in pair]
         wide[self.tiled] = pair[self.tiled].repeat(1, 2, 1, 1)
-        return self.weights(q, wide[0]) @ wide[1]
+        return scores_of(q, wide[0]).softmax(-1) @ wide[1]
 
 
 class TiledKeys(TiledValues):
@@ -124,7 +92,7 @@ def test_which_heads_are_tiled(layer, role):
 
 class MergedInTurn(Separate):
     def merged(self, y):
-        return self.o_proj(y.permute(0, 2, 3, 1).flatten(2))
+        return self.out_proj(y.permute(0, 2, 3, 1).flatten(2))
 
 
 def test_heads_that_are_merged_in_turn():
@@ -243,7 +211,7 @@ class PackedByHead(Separate):
         self.to_kv = nn.Linear(24, 48)
 
     def forward(self, x, memory, memory_pad=None):
-        q = self.cut(self.q_proj(x))
+        q = self.heads_of(self.q_proj(x))
         k, v = self.to_kv(memory).unflatten(-1, (3, 2, 8)).permute(3, 0, 2, 1, 4)
         scores = q @ k.mT / math.sqrt(self.d)
         if memory_pad is not None:
@@ -275,11 +243,14 @@ def test_a_mask_that_closes_little_spoils_no_packed_weights(said):
 class OwnDropout(Separate):
     p, divided = 0.2, True
 
+    def __init__(self):
+        super().__init__(16, 4)
+
     def kept(self, a):
         return torch.rand_like(a) > self.p
 
     def attend(self, q, k, v):
-        a = self.weights(q, k)
+        a = scores_of(q, k).softmax(-1)
         if self.training:
             a = a * self.kept(a)
             a = a / (1 - self.p) if self.divided else a

@@ -31,17 +31,10 @@ from attn_lib.masks import from_additive, from_binary, from_blocked, to_additive
 from attn_lib.positions import alibi_bias, sinusoidal
 from attn_lib.recording import record_attention
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INF = math.inf
 both_paths = pytest.mark.parametrize("softcap", [None, 2.0], ids=["fast", "softcap"])
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Everything here is tiny: on a busy machine two threads wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def random_mask(*shape, seed=0):

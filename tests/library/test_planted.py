@@ -8,12 +8,13 @@ from pathlib import Path
 
 import planted
 import pytest
-import torch
 from confusion import judged, main, passed
 from planted.observe import differs
 from planted.right_modules import RIGHT  # the right ones of both files
 
 from attn_lib.diagnosis.mistakes import MISTAKES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 BY_MISTAKE: dict[str, list[planted.Plant]] = {}
 for _plant in planted.PLANTS:
@@ -35,18 +36,9 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(("plant", "size"), list(chosen(everything)))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_a_planted_mistake_is_named_alone(plant, size):
     verdict = judged(plant, size)
     assert verdict.right, f"{verdict.said}\n{verdict.text}"
-    assert verdict.seconds < 10.0  # 2 on a machine that does nothing else
 
 
 def test_a_planted_mistake_differs_from_the_right_one(plant, size):
