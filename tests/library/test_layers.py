@@ -621,6 +621,26 @@ def test_a_cache_drops_what_no_window_can_reach(mode):
     assert (copy.deepcopy(cache).length, pickle.loads(pickle.dumps(cache)).length) == (40, 40)  # noqa: S301
 
 
+def test_a_cache_hands_out_what_a_window_reaches_and_no_more():
+    layer, cache = nn.Identity(), Cache()
+    for step in range(20):
+        with torch.no_grad(), cache.forward_pass(layer):
+            k, v = cache.append(layer, *torch.full((2, 1, 1, 1, 2), step), window=3)
+        for handed in (k, v):
+            assert handed[0, 0, :, 0].tolist() == list(range(max(step - 2, 0), step + 1))
+
+
+def test_a_layer_that_stands_in_a_stack_three_times_has_three_places():
+    layer, stack, cache = nn.Identity(), nn.Identity(), Cache()
+    for step in range(2):
+        with cache.forward_pass(stack):
+            places = [
+                cache.append(layer, *torch.full((2, 1, 1, 1, 2), 10 * place + step))[0]
+                for place in range(3)
+            ]
+    assert [keys[0, 0, :, 0].tolist() for keys in places] == [[0, 1], [10, 11], [20, 21]]
+
+
 def test_what_a_window_dropped_is_not_made_up():
     layer, cache = layer_of(window=3), Cache()
     for _ in range(9):
@@ -630,9 +650,10 @@ def test_what_a_window_dropped_is_not_made_up():
         with pytest.raises(ValueError, match=f"^window={window} needs keys that a smaller window"):
             layer(draw(1, 1, 6), causal=True, cache=cache)
     assert cache.length == 9
-    layer.window = 2
-    layer(draw(1, 1, 6), causal=True, cache=cache)
-    assert cache.length == 10
+    for window in (4, 2):  # where gradients are recorded, the last three keys are kept
+        layer.window = window
+        layer(draw(1, 1, 6), causal=True, cache=cache)
+    assert cache.length == 11
 
 
 def test_a_window_needs_the_causal_order():
