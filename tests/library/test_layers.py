@@ -70,6 +70,20 @@ def test_the_heads_of_a_group_are_computed_together(shape, kind):
     assert weights.shape == (2, 4, 1, 7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
+    q, k, v = (draw(2, 3, 5, 4, seed=seed).to(dtype) for seed in range(3))
+    sound, spoilt = functional.fused_attention(q, k, v), k.clone()
+    spoilt[0, 1, 2, 3] = broken
+    out = functional.fused_attention(q, spoilt, v)
+    assert out.dtype == dtype
+    assert out[0].isnan().any()
+    assert torch.equal(out[1], sound[1])
+    none = torch.zeros_like(q)  # numbers that sum to zero are no broken ones
+    assert functional.fused_attention(none, none, v).isfinite().all()
+
+
 @given(
     st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2), (4, 1, 3)]),
     st.sampled_from(["self", "cross"]),
