@@ -81,9 +81,9 @@ def drawn(found, measured):
     assert [as_number(x) for x in found] == pytest.approx(measured, rel=0.4)
 
 
-def missed(lines, given, use):
+def missed(lines, given, use, **names):
     """The names that are missing, each given as soon as it is; and what comes of it then."""
-    names, met, made = {} if "torch" in given else {"torch": torch}, [], None
+    met, made = [], None
     while True:
         try:
             made = made or run(lines, names)
@@ -104,7 +104,7 @@ def test_A01_nothing_is_imported():
     given = {"nn": nn, "torch": torch, "F": F}
     met, formula = missed(scaled_dot_product_000, given, lambda made: (made(2.0)(q, k, v), made)[1])
     assert met == ["nn", "torch", "F"]
-    given = {"nn": nn, "torch": torch, "ScaledDotProductAttention": formula}
+    given = {"nn": nn, "ScaledDotProductAttention": formula}
     met, layer = missed(multi_head_000, given, lambda made: made(2, 8, 4, 4).eval())
     assert met == ["nn", "ScaledDotProductAttention"]
     right = layer.fc(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
@@ -523,8 +523,11 @@ def test_D03_the_heads_do_not_fit_into_the_width():
 
 def test_D04_six_names_are_missing():
     x = torch.randn(2, 3, 8)
-    given = {name: x for name, x in names_003().items() if name != "torch"}
-    met, (out, _) = missed(attention_003, given, lambda made: made(8, 2, mask_flag=True)(x, x, x))
+
+    def use(kind):
+        return kind(8, 2, mask_flag=True)(x, x, x)
+
+    met, (out, _) = missed(attention_003, names_003(), use, torch=torch)
     assert met == ["nn", "ABC", "FullAttention", "math", "triangular_mask", "np"]
     assert out.shape == (2, 3, 8)
 
