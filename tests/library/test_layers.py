@@ -622,6 +622,32 @@ def test_a_window_in_any_split_of_a_cache(window, options, grad):
         torch.testing.assert_close(torch.cat(outs, dim=1), full)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_a_mask_closes_in_a_window_may_hold_anything(grad):
+    """Without a cache it is cleared before the keys; with one, of the keys that are left."""
+    layer, x = layer_of(window=3), draw(2, 9, 6)
+    x[0, 4] = math.nan
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[0, ..., 4] = False
+    full = layer(x, mask=mask, causal=True)
+    cache, outs = Cache(), []
+    for start, end in itertools.pairwise([0, 3, 5, 6, 7, 9]):
+        with torch.set_grad_enabled(grad):
+            outs.append(layer(x[:, start:end], mask=mask[..., :end], causal=True, cache=cache))
+    real = [*range(4), *range(5, 9)]  # the query that is NaN itself is another matter
+    out = torch.cat(outs, dim=1)
+    assert out[:, real].isfinite().all()
+    torch.testing.assert_close(out[:, real], full[:, real])
+
+
+def test_rotated_keys_in_a_cache_while_a_graph_is_traced(monkeypatch):
+    layer, x = layer_of(rotate=ROTATE, d_k=4), draw(2, 5, 6)
+    full, cache = layer(x, causal=True), Cache()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    pieces = [layer(piece, causal=True, cache=cache) for piece in x.split([2, 1, 2], dim=1)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), full)
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_cache_drops_what_no_window_can_reach(mode):
     layer, cache, sizes = layer_of(window=3), Cache(), []
@@ -670,6 +696,11 @@ def test_what_a_window_dropped_is_not_made_up():
     assert cache.length == 11
 
 
+def test_a_layer_of_another_context_needs_one():
+    with pytest.raises(ValueError, match=r"^context must be \(batch, length, 5\), got None$"):
+        layer_of(d_context=5)(draw(1, 4, 6))
+
+
 def test_a_window_needs_the_causal_order():
     layer, x = layer_of(window=3), draw(1, 4, 6)
     with pytest.raises(ValueError, match=r"^a window ends with the token itself: .* causal=True$"):
@@ -683,9 +714,11 @@ def test_a_window_needs_the_causal_order():
 
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"softcap": 2.0}, {"d_v": 5}])
 @pytest.mark.parametrize("length", [1, 4, 40])
-def test_a_sink_is_one_more_term_of_the_denominator(options, length):
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
     """Beside the weights without it, each multiplied by its share: for every head its own."""
-    layer, x = layer_of(sinks=True, **options), draw(2, length, 6)
+    layer, x = layer_of(sinks=True, **options), draw(3, length, 6)
+    bias = draw(1, 3, length, length, seed=7) if biased else None
     sinks = draw(3, seed=4).requires_grad_()
     layer.sinks = torch.nn.Parameter(sinks)
     q = split_heads(layer.q_proj(x), 3)
@@ -696,23 +729,33 @@ def test_a_sink_is_one_more_term_of_the_denominator(options, length):
     scores = q @ k.mT * layer.scale
     if layer.softcap is not None:
         scores = layer.softcap * (scores / layer.softcap).tanh()
-    closed = ~(causal_mask(length) & padding_mask(torch.tensor([length, length // 2]), length))
+    if biased:
+        scores = scores + bias
+    mask = padding_mask(torch.tensor([length, length // 2, 1]), length)
+    closed = ~(causal_mask(length) & mask)
     powers = scores.exp().masked_fill(closed, 0.0)
     weights = powers / (powers.sum(-1, keepdim=True) + layer.sinks.exp()[:, None, None])
     expected = layer.out_proj(merge_heads(weights @ v))
-    mask = padding_mask(torch.tensor([length, length // 2]), length)
-    out = layer(x, mask=mask, causal=True)
+    out = layer(x, mask=mask, bias=bias, causal=True)
     torch.testing.assert_close(out, expected)
-    weight = draw(2, length, 6, seed=6)
+    weight = draw(3, length, 6, seed=6)
     got, wanted = (
         torch.autograd.grad((y * weight).sum(), list(layer.parameters()), retain_graph=True)
         for y in (out, expected)
     )
     torch.testing.assert_close(got, wanted)
     with record_attention(layer) as maps:
-        layer(x, mask=mask, causal=True)
+        layer(x, mask=mask, bias=bias, causal=True)
     torch.testing.assert_close(maps[""][..., 1:], weights.detach())
-    torch.testing.assert_close(maps[""].sum(-1), torch.ones(2, 3, length).double())
+    torch.testing.assert_close(maps[""].sum(-1), torch.ones(3, 3, length).double())
+
+
+def test_sinks_under_autocast():
+    layer, x = layer_of(sinks=True, dtype=torch.float32), draw(2, 4, 6, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, causal=True)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), layer(x, causal=True), rtol=0.05, atol=0.02)
 
 
 def test_sinks_start_at_zero_and_are_off_by_default():
@@ -810,6 +853,7 @@ def test_feed_forward_is_two_maps_with_a_bend_between(activation, gated):
 
 
 def test_a_gate_has_a_bias_where_the_others_have_one():
+    assert FeedForward(4, 7).gate is None
     names = {name for name, _ in FeedForward(4, 7, gated=True).named_parameters()}
     assert names == {f"{m}.{w}" for m in ("up", "gate", "down") for w in ("weight", "bias")}
     names = {name for name, _ in FeedForward(4, 7, gated=True, bias=False).named_parameters()}
