@@ -46,9 +46,8 @@ if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = f
   let asked;
   Search._parseQuery = query => {
     const parsed = parse(asked = query);
-    // a letter is no part of a name, nor marked in every word of the page
+    // a letter is no part of a name, nor marked in every word of a summary
     parsed.slice(3).forEach(terms => terms.forEach(term => term.length < 3 && terms.delete(term)));
-    localStorage.setItem("sphinx_highlight_terms", [...parsed[3]].join(" "));
     return parsed;
   };
   Search.performTermsSearch = (...terms) => [...sections(asked), ...find(...terms)];
