@@ -15,14 +15,14 @@ ANSWERS = {
     ("14_clinic.html#the-mask-is-inverted", "nn.MultiheadAttention closed again"): (
         *("my mask is inverted for nn.MultiheadAttention", "mask inverted", "inverted mask"),
     ),
-    ("03_many_heads.html#switch-through-twelve-heads-per-head-weights", "What do the twelve"): (
+    ("03_many_heads.html#switch-through-per-head-weights", "What do the twelve"): (
         *("per-head weights", "attention weights per head", "weights of each head"),
     ),
     (
         "conventions.html#what-comes-back-averaged-weights-weights-after-dropout",
         "their mean over the heads",
     ): ("average_attn_weights",),
-    ("04_scaling.html#add-up-random-products-where-d-k-comes-from", "takes that away"): (
+    ("04_scaling.html#where-d-k-comes-from-random-products", "takes that away"): (
         *("√d_k", "sqrt d_k", "sqrt(d_k)", "sqrt dk", "why divide by sqrt(d_k)"),
     ),
     ("14_clinic.html#the-causal-mask-forgets-the-cache", "for the first positions"): (
