@@ -38,7 +38,7 @@ if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = f
       return {...one, score: 100 * score + chapter + 1 / one.words.size}; // of two alike, the chapter, then the shorter
     });
     const best = Math.max(...found.map(one => one.score));
-    return found.filter(one => one.score > Math.max(20, best / 2)).map(({title, file, id, score}) =>
+    return found.filter(one => one.score > Math.max(20, best * 2 / 3)).map(({title, file, id, score}) =>
       [docnames[file], id === null ? titles[file] : `${titles[file]} > ${title}`, id === null ? "" : "#" + id, null, score, filenames[file]]);
   };
 
