@@ -41,6 +41,8 @@ _SCRIPT = (
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
 _IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
 _FONT = r"url\([^)]*fa-solid-900\.woff2\) format\(\"woff2\"\),url\([^)]*\) format\(\"truetype\"\)"
+# a property of one's own; an address in quotation marks may hold whatever ends another value
+_PROPERTY = r'(?<=[{;])\s*(--[\w-]+):(?:"[^"]*"|[^;{}"])*;?'
 _ANY = re.compile(r"\[[^\]]*\]|:(?:not|is|where|has)\([^()]*(?:\([^()]*\)[^()]*)*\)")
 
 
@@ -146,7 +148,7 @@ def _finish(app: Sphinx, exception: Exception | None) -> None:
     css = _merged([out / link for link in linked], names)
     meant = names.union(re.findall(r"var\((--[\w-]+)", css + "".join(written.values())))
     solid = out / "_static/vendor/fontawesome/webfonts/fa-solid-900.ttf"
-    css = re.sub(r"(--[\w-]+):[^;{}]*;?", lambda one: one[0] * (one[1] in meant), css)
+    css = re.sub(_PROPERTY, lambda one: one[0] * (one[1] in meant), css)
     css = re.sub(_FONT, lambda _: icons(css, solid), css)
     (out / name).write_text(css)
     version = hashlib.sha256(css.encode()).hexdigest()[:8]
@@ -179,5 +181,5 @@ def _merged(styles: list[Path], names: set[str]) -> str:
 
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
-    app.connect("build-finished", _finish)
+    app.connect("build-finished", _finish, priority=900)  # the theme writes until then
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
