@@ -13,7 +13,10 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 COMPARING = {"allclose", "isclose", "equal", "array_equal"}
-MEANING = "The code above asserts, or says whether two results agree; each build has run it again."
+MEANING = (
+    "The code above asserts, or says whether two results agree. "
+    "It was run again before this page was built."
+)
 _MARK = f'<p class="compared"><span title="{MEANING}">✓ compared</span></p>'
 _BLOCK = re.compile(r"(?s)<pre>(?:<span></span>)?(.*?)\n?</pre>")
 _HAN = re.compile(
@@ -55,7 +58,8 @@ def _lines(found: re.Match) -> str:
     written = found[1].split("\n")
     plain = [unescape(re.sub(r"<[^>]*>", "", line)) for line in written]
     longest = max(map(len, plain))
-    kind = " table" if longest > PHONE and _aligned(plain) else ""
+    code = "<span" in found[1]  # whose words have colours
+    kind = " table" if longest > PHONE and not code and _aligned(plain) else ""
     lines = "".join(
         f'<span class="line"{_hang(text)}>{line}\n</span>'
         for line, text in zip(written, plain, strict=True)
