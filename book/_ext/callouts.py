@@ -9,13 +9,13 @@ import re
 from docutils import nodes
 from sphinx.application import Sphinx
 
-# label -> (title shown, style of the theme's boxes)
+# label -> the theme's kind of box, and ours
 KINDS = {
     "Note": "note",
     "Warning": "warning",
     "Misconception": "warning",
-    "Proof": "seealso",
-    "On paper": "tip",
+    "Proof": "seealso proof",
+    "On paper": "tip paper",
     "Exercise": "exercise",
 }
 _LABEL = re.compile(rf"^({'|'.join(KINDS)})( [\d.]*\d)?\.$")
@@ -34,7 +34,7 @@ def box(quote: nodes.block_quote) -> nodes.admonition | None:
         return None
     paragraph.remove(opening[0])
     title = nodes.title("", label.group(0)[:-1])
-    return nodes.admonition("", title, *quote.children, classes=[KINDS[label.group(1)]])
+    return nodes.admonition("", title, *quote.children, classes=KINDS[label.group(1)].split())
 
 
 def _replace(app: Sphinx, doctree: nodes.document) -> None:

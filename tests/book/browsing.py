@@ -76,10 +76,18 @@ def opened(browser, *own, **options):
     context.close()
 
 
+# what is out of sight is loaded late: here it is loaded now
+LOADED = """() => Promise.all([...document.images].map(image => {
+  image.loading = "eager";
+  return image.complete || new Promise(done => { image.onload = image.onerror = done; });
+})).then(() => 0)"""
+
+
 def visit(page, address, width=1280, scheme="light"):
-    """Load a page, with its formulas, and let an hour go by: what asks late asks now."""
+    """Load a page, with formulas and pictures; an hour goes by: what asks late asks now."""
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.goto(address)
     page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)")
+    page.evaluate(LOADED)
     page.clock.fast_forward("01:00:00")

@@ -1,0 +1,186 @@
+"""Make the built pages light: nothing is loaded that no page uses, and nothing waits for scripts.
+
+What the theme ships is large: rules for a hundred components, 2,000 icons as a script, the search
+index on every page. When all pages are written, stylesheets lose the rules that name a class which
+no page and no script names, the icons that are left travel inside the stylesheet as a font of a few
+kilobytes, large pictures are stored again without loss, and pages lose the scripts they cannot use.
+"""
+
+import base64
+import hashlib
+import io
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from fontTools import subset, ttLib
+from PIL import Image
+from sphinx.application import Sphinx
+
+LARGE = 100_000  # bytes; a smaller picture gains little
+# a script of the theme -> what a page must hold to need it; None: no page does
+NEEDED = {
+    "fontawesome.js": None,
+    "design-tabs.js": "sd-tab",
+    "tex-chtml.js": 'class="math',
+    "live_data.js": 'id="fig-',
+    "live.js": 'id="fig-',
+    "copybutton.js": "highlight",
+    "clipboard.min.js": "highlight",
+    "togglebutton.js": "toggle",
+    "searchtools.js": "search-results",
+    "language_data.js": "search-results",
+    "searchindex.js": "search-results",
+}
+BOOTSTRAP = {"fade", "show", "tooltip", "tooltip-inner", "tooltip-arrow", "bs-tooltip-auto"}
+ONE = "book-and-theme.css"
+_STYLE = r'<link [^>]*href="(?:\.\./)?([^"?]*\.css)[^"]*"[^>]*>\n?'
+_SCRIPT = (
+    r' *<script(?:([^>]*) src="([^"]*)"([^>]*)>|>(?=DOCUMENTATION_OPTIONS))([^<]*)</script>\n?'
+)
+_PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
+_IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
+_FONT = r"url\([^)]*fa-solid-900\.woff2\) format\(\"woff2\"\),url\([^)]*\) format\(\"truetype\"\)"
+# a property of one's own; an address in quotation marks may hold whatever ends another value
+_PROPERTY = r'(?<=[{;])\s*(--[\w-]+):(?:"[^"]*"|[^;{}"])*;?'
+_ANY = re.compile(r"\[[^\]]*\]|:(?:not|is|where|has)\([^()]*(?:\([^()]*\)[^()]*)*\)")
+
+
+def lean(css: str, used: set[str]) -> str:
+    """A stylesheet without the rules for classes that nobody uses."""
+    kept, at = [], 0
+    while (brace := css.find("{", at)) >= 0:
+        depth, end = 1, brace
+        while depth:
+            end = next(i for i in range(end + 1, len(css)) if css[i] in "{}")
+            depth += 1 if css[end] == "{" else -1
+        names, body, at = css[at:brace], css[brace + 1 : end], end + 1
+        if re.match(r"\s*@(media|supports|layer)", names):
+            body = lean(body, used)
+        elif "@" not in names:
+            names = ",".join(one for one in _selectors(names) if _may_match(one, used))
+        if names.strip() and body.strip():
+            kept.append(f"{names.strip()}{{{body}}}")
+    return "\n".join(kept)
+
+
+def _selectors(names: str) -> list[str]:
+    """Split at the commas that stand in no parentheses."""
+    return re.findall(r"(?:[^,()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))+", names)
+
+
+def _may_match(selector: str, used: set[str]) -> bool:
+    classes = re.findall(r"\.(-?[A-Za-z_][\w-]*)(?![\w\\-])", _ANY.sub("", selector))
+    return all(name in used for name in classes)
+
+
+def icons(css: str, font: Path) -> str:
+    """The characters of the icon font that stylesheets name, as a font inside an address."""
+    named = {int(code, 16) for code in re.findall(r"\\(f[0-9a-f]{3})\b", css)}
+    named |= {ord(character) for character in re.findall("[\uf000-\uf8ff]", css)}
+    options = subset.Options(flavor="woff", recalc_timestamp=False)
+    subsetter = subset.Subsetter(options)
+    subsetter.populate(unicodes=named)
+    with ttLib.TTFont(font, recalcTimestamp=False) as loaded:
+        subsetter.subset(loaded)
+        loaded.flavor = "woff"
+        loaded.save(made := io.BytesIO())
+    return f"url(data:font/woff;base64,{base64.b64encode(made.getvalue()).decode()})"
+
+
+def page(html: str, folder: Path) -> str:
+    """A page with the scripts that it needs, at its end, and with the sizes of its pictures."""
+    late = []
+
+    def script(found: re.Match) -> str:
+        kept = _needed(found, html[html.find("<body") :])
+        late.extend([kept] if kept else [])
+        return ""
+
+    html = re.sub(_SCRIPT, script, _PRELOAD.sub("", html))
+    html = html.replace("</body>", "\n".join([*late, "</body>"]))
+    return _IMAGE.sub(lambda found: _sized(found, folder), html)
+
+
+def _needed(found: re.Match, body: str) -> str:
+    """A script that is told to wait, if anything in the body but itself asks for it."""
+    before, source, after, says = found.groups()
+    need = NEEDED.get((source or "").rpartition("/")[2].partition("?")[0], "")
+    if need is None or need not in body.replace(found.group(), ""):
+        return ""
+    if source is None:  # it sets an option of a script before it
+        return f'<script type="module">{says}</script>'
+    rest = re.sub(r' (?:defer|async)(?:="\w*")?', "", before + after)
+    return f'<script{rest} defer src="{source}"></script>'
+
+
+def _sized(found: re.Match, folder: Path) -> str:
+    before, source, after = found.groups()
+    path = folder / source
+    if "height=" in before + after or not path.is_file():
+        return found.group()
+    if path.suffix == ".png" and path.stat().st_size > LARGE:
+        path, source = _small(path), source.replace(".png", ".webp")
+    with Image.open(path) as picture:
+        width, height = picture.size
+    after = re.sub(r'(?<=style=")width: ([\d.]+px)', r"--wide: \1; width: \1", after)
+    size = f'width="{width}" height="{height}" loading="lazy"'
+    return f'<img {before}src="{source}"{after} {size} />'
+
+
+def _small(path: Path) -> Path:
+    """The same pixels in a smaller file."""
+    made = path.with_suffix(".webp")
+    if not made.exists():
+        with Image.open(path) as picture:
+            picture.save(made, lossless=True, method=4)
+    return made
+
+
+def _finish(app: Sphinx, exception: Exception | None) -> None:
+    if exception or app.builder.format != "html":
+        return
+    out = Path(app.outdir)
+    pages = [path for folder in (out, out / "book") for path in folder.glob("*.html")]
+    written = {path: page(path.read_text(), path.parent) for path in pages}
+    name = f"_static/styles/{ONE}"
+    linked = re.findall(_STYLE, written[out / "search.html"])
+    names = used(written.values(), out / "_static")
+    css = _merged([out / link for link in linked], names)
+    meant = names.union(re.findall(r"var\((--[\w-]+)", css + "".join(written.values())))
+    solid = out / "_static/vendor/fontawesome/webfonts/fa-solid-900.ttf"
+    css = re.sub(_PROPERTY, lambda one: one[0] * (one[1] in meant), css)
+    css = re.sub(_FONT, lambda _: icons(css, solid), css)
+    (out / name).write_text(css)
+    version = hashlib.sha256(css.encode()).hexdigest()[:8]
+    for path, html in written.items():
+        up = "" if path.parent == out else "../"
+        link = f'<link rel="stylesheet" href="{up}{name}?v={version}" />\n'
+        path.write_text(re.sub(_STYLE, "", html).replace("</head>", f"{link}</head>", 1))
+
+
+def used(pages: Iterable[str], static: Path) -> set[str]:
+    """The classes of all pages, and whatever a script may mean by a word."""
+    scripts = [*static.glob("*.js"), *static.glob("scripts/[ps]*.js")]
+    names = set(re.findall(r"[\w-]+", " ".join(path.read_text() for path in scripts)))
+    for html in pages:
+        names.update(" ".join(re.findall(r'class="([^"]*)"', html)).split())
+    return names | BOOTSTRAP
+
+
+def _merged(styles: list[Path], names: set[str]) -> str:
+    """All stylesheets in one: licences, what is imported, then what is used of each."""
+    texts = []
+    for path in filter(Path.is_file, styles):  # the theme links one that is not there
+        text = path.read_text()
+        imported = re.findall(r'@import "([^"]*)";', text)
+        texts += [(path.parent / name).read_text() for name in imported] + [text]
+    licences = [one for text in texts for one in re.findall(r"(?s)/\*!.*?\*/", text)]
+    plain = [re.sub(r'(?s)/\*.*?\*/|@(?:charset|import) "[^"]*";', "", text) for text in texts]
+    return "\n".join(licences + [lean(text, names) for text in plain])
+
+
+def setup(app: Sphinx) -> dict:
+    """Register with Sphinx."""
+    app.connect("build-finished", _finish, priority=900)  # the theme writes until then
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,252 @@
+"""How the built pages look and what they weigh: fast tests, each of which sees what is planted.
+
+Three pages in a browser, all with ``--everything``; what the text of a page tells, of all of them.
+"""
+
+import re
+
+import pages
+import pieces
+import pytest
+import weight
+from browsing import opened, visit
+
+NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
+SOME = ["book/04_scaling.html", "book/notation.html", "book/five_posts.html"]
+SECOND = 1_600_000 // 8  # bytes, on a slow line
+
+
+def chosen(request) -> list[str]:
+    return NAMES if request.config.getoption("--everything") else SOME
+
+
+# ---------------------------------------------------------------- what fits
+
+# blocks that are cut, whatever folds them; names of code that are broken; orphaned punctuation
+CUT = """() => {
+  document.querySelectorAll("article details").forEach(folded => { folded.open = true; });
+  const all = which => [...document.querySelectorAll(`article ${which}`)];
+  const part = (text, from, to) => {
+    const range = document.createRange();
+    range.setStart(text, from);
+    range.setEnd(text, to);
+    return range;
+  };
+  const lines = name => {
+    const boxes = part(name.firstChild, 0, name.textContent.length).getClientRects();
+    return new Set([...boxes].map(box => Math.round(box.top))).size;
+  };
+  const orphaned = formula => {
+    const next = formula.closest("span.math").nextSibling;
+    if (!next || next.nodeType !== 3 || !/^[.,;:!?)]/.test(next.data)) return false;
+    return part(next, 0, 1).getBoundingClientRect().top > formula.getBoundingClientRect().bottom;
+  };
+  const blocks = all("pre").filter(block => block.clientWidth);
+  return {
+    cut: blocks.filter(block => block.scrollWidth > block.clientWidth + 1)
+      .filter(block => innerWidth > 600 || !block.matches(".table"))
+      .map(block => block.innerText.slice(0, 60)),
+    small: blocks.filter(block => parseFloat(getComputedStyle(block).fontSize) < 9.4).length,
+    broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
+    orphans: all("mjx-container:not([display])").filter(orphaned).length,
+  };
+}"""
+FITS = {"cut": [], "small": 0, "broken": [], "orphans": 0}
+UNFIT = {
+    "cut": "pre.lines { white-space: pre !important; font-size: 14px !important }",
+    "small": "pre.lines { font-size: 9px !important }",
+    "broken": ".bd-article table code .pre.pre { white-space: normal !important;"
+    "word-break: break-all !important } .bd-article table { width: 80px !important;"
+    "table-layout: fixed }",
+    "orphans": "mjx-container { margin-right: 90vw !important }"
+    ".together { white-space: normal !important }",
+}
+
+
+def test_what_matters_fits(browser, site, request):
+    """On a phone only a table of columns may scroll, inside its box; on a wide screen nothing."""
+    seen = dict.fromkeys(UNFIT, False)
+    with opened(browser, site.as_uri()) as page:
+        for name in chosen(request):
+            visit(page, f"{site.as_uri()}/{name}", 390)
+            assert page.evaluate(CUT) == FITS, name
+            page.set_viewport_size({"width": 1280, "height": 900})
+            assert page.evaluate(CUT) == FITS, name
+            page.set_viewport_size({"width": 390, "height": 900})
+            for what, style in UNFIT.items():
+                tag = page.add_style_tag(content=style)
+                seen[what] |= bool(page.evaluate(CUT)[what])
+                tag.evaluate("tag => tag.remove()")
+    assert all(seen.values()), seen  # each mistake was seen on some page
+
+
+MARKS = """pre => [...pre.querySelectorAll(".line")].map(line =>
+  [line.offsetHeight, parseFloat(getComputedStyle(line, "::before").height)])"""
+
+
+def test_a_line_that_is_continued_has_a_mark_and_is_copied_whole(browser, site):
+    path = next(path for path in pages.NOTEBOOKS if path.stem == "02_masks")
+    source = next(c.source for c in pages.code_cells(pages.read(path)) if "class Tiny" in c.source)
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/02_masks.html", 390)
+        block = page.locator("pre.lines", has_text="class TinyLM").first
+        assert block.evaluate("pre => pre.textContent") == f"{source}\n"
+        heights, marks = zip(*block.evaluate(MARKS), strict=True)
+        rows = [round(height / min(heights)) for height in heights]
+        assert max(rows) > 1
+        assert [round(mark / min(heights)) for mark in marks] == [row - 1 for row in rows]
+
+
+# ---------------------------------------------------------------- what is marked
+
+COMPARING = r"\bassert\b|\b(allclose|isclose|equal|array_equal|exercises\.check)\("
+
+
+@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_compared_is_marked(site, path):
+    cells = [
+        re.search(COMPARING, cell.source) is not None
+        for cell in pages.code_cells(pages.read(path))
+        if cell.outputs and not re.search(r"(?m)^\w+ = \.\.\.", cell.source)
+    ]
+    assert 0 < sum(cells) < len(cells)
+    assert (site / f"book/{path.stem}.html").read_text().count('class="compared"') == sum(cells)
+
+
+@pytest.mark.parametrize(
+    ("source", "marked"),
+    [
+        ("print(torch.equal(a, b))", True),
+        ("assert (a == b).all()", True),
+        ('exercises.check("2.1", answer)', True),
+        ('answer = ...  # a mask\nexercises.check("2.1", answer)', False),
+        ("weights[..., 0]\nprint(weights)", False),
+        ("equal = a + b\nprint('assert')", False),
+        ("try:\n    %pip install x\nfinally:\n    pass", False),
+    ],
+)
+def test_a_mark_can_be_absent(source, marked):
+    assert pieces.compares(source) == marked
+
+
+def unsaid(html: str) -> list[str]:
+    """Chinese words in the text of a page that do not say so."""
+    said = re.sub(r'<span lang="zh">[^<]*</span>', "", html[html.find("<body") :])
+    return re.findall("[\u3400-\u9fff]+", re.sub(r"<[^>]*>", " ", said))
+
+
+def test_chinese_words_say_so(site):
+    assert [name for name in NAMES if unsaid((site / name).read_text())] == []
+    assert (site / "book/notation.html").read_text().count('lang="zh"') > 40
+    assert unsaid("<body><p>a mask, 掩码</p>") == ["掩码"]
+
+
+# the parts that must differ at a glance, as a reader sees them
+SEEN = """which => { const e = document.querySelector(`article ${which}`), s = getComputedStyle(e);
+  return [s.backgroundColor, s.borderTopStyle, s.borderTopColor, s.borderLeftColor].join(); }"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_parts_differ_at_a_glance(browser, site, scheme):
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/04_scaling.html", 1280, scheme)
+        boxes = ["div.exercise", "div.proof", "div.paper", "div.note"]
+        for kinds in (boxes, ["div.cell_input", "div.cell_output pre"]):
+            kinds = [kind for kind in kinds if page.locator(f"article {kind}").count()]
+            seen = [page.evaluate(SEEN, kind) for kind in kinds]
+            assert len(kinds) > 1
+            assert len(set(seen)) == len(kinds), seen
+        page.evaluate("document.querySelector('link[rel=stylesheet]').remove()")
+        assert page.evaluate(SEEN, "div.exercise") == page.evaluate(SEEN, "div.cell_input")
+
+
+# ---------------------------------------------------------------- what a page weighs
+
+
+def heavy(html: str, folder) -> list[str]:
+    """What makes a page slow: bytes of its own, or before its first text; what is not reserved."""
+    images = re.findall(r"<img [^>]*>", html)
+    own = {re.search(r'src="([^"]*)"', image)[1] for image in images}
+    size = len(html.encode()) + sum((folder / name).stat().st_size for name in own)
+    scripts = re.findall(r"<script([^>]*) src=", html.replace(' defer src="', ' src="'))
+    waiting = re.findall(r'<script(?![^>]*\bdefer\b)[^>]* src="([^"]*)"', html)
+    styles = re.findall(r'<link rel="stylesheet" href="([^"?]*)', html)
+    first = html.find("<h1") + sum((folder / name).stat().st_size for name in styles)
+    math, linked = 'class="math' in html[html.find("<body") :], "tex-chtml.js" in html
+    found = {
+        f"{size} bytes": size > 1_500_000,
+        f"{first} bytes before the first text": first > SECOND,
+        f"waits for {waiting}": waiting,
+        "pictures without a size": [
+            i for i in images if not re.search(r' width="\d+" height="\d', i)
+        ],
+        "formulas without MathJax, or the reverse": math != linked,
+        "links of stylesheets": len(styles) != 1,
+        "no scripts": not scripts,
+    }
+    return [what for what, wrong in found.items() if wrong]
+
+
+def test_pages_are_light(site):
+    assert [heavy((site / name).read_text(), site / "book") for name in NAMES] == [
+        [] for _ in NAMES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        (' height="', ' data-height="', "pictures"),
+        (" defer src=", " src=", "waits"),
+        ('class="math', 'class="other', "formulas"),
+        ("</body>", "x" * 1_500_000 + "</body>", "bytes"),
+        ("<h1", "x" * 200_000 + "<h1", "before"),
+    ],
+)
+def test_what_makes_a_page_heavy_is_seen(site, old, new, what):
+    html = (site / SOME[0]).read_text()
+    assert old in html
+    assert any(what in line for line in heavy(html.replace(old, new), site / "book"))
+
+
+LINKED = (
+    "styles/theme.css styles/pydata-sphinx-theme.css pygments.css styles/sphinx-book-theme.css "
+)
+LINKED += "togglebutton.css copybutton.css mystnb.*.css sphinx-design.min.css book.css live.css"
+# how the first element of each kind looks, its icon included
+LOOK = """() => {
+  const kinds = new Map();
+  document.querySelectorAll("body *").forEach(e => {
+    const kind = `${e.tagName} ${e.getAttribute("class")} ${e.parentElement.className}`;
+    if (!kinds.has(kind)) kinds.set(kind, e);
+  });
+  return [...kinds].map(([kind, e]) => {
+    const s = getComputedStyle(e), icon = getComputedStyle(e, "::before");
+    const box = e.getBoundingClientRect();
+    return [kind, s.color, s.backgroundColor, s.font, s.display, s.opacity, s.borderLeft,
+      icon.content, icon.fontFamily, box.width, box.height].join(" | ");
+  });
+}"""
+
+
+def looks(page, site, name, *styles):
+    """What a page shows with its own stylesheet, or with others in its place."""
+    visit(page, f"{site.as_uri()}/{name}", scheme="dark")
+    if styles:
+        page.evaluate("document.querySelectorAll('link[rel=stylesheet]').forEach(l => l.remove())")
+    for style in styles:
+        page.add_style_tag(url=style)
+    page.evaluate("document.fonts.ready.then(() => 0)")
+    return page.evaluate(LOOK)
+
+
+def test_no_rule_of_the_theme_is_missed(browser, site, request):
+    static = site / "_static"
+    found = [next(static.glob(name)).as_uri() for name in LINKED.split()]
+    with opened(browser, site.as_uri()) as page:
+        for name in [*chosen(request)[:1], "search.html"]:
+            assert looks(page, site, name) == looks(page, site, name, *found)
+        less = static / "less.css"
+        whole = (static / "styles" / weight.ONE).read_text()
+        less.write_text(weight.lean(whole, {"bd-article"}))
+        assert looks(page, site, "search.html") != looks(page, site, "search.html", less.as_uri())
