@@ -1,7 +1,8 @@
 """What the front page shows of the other pages, read from where it stands: nothing is typed twice.
 
-``{front-moving}`` shows a figure that moves, ``{front-cards}`` a chapter for each figure that it names, ``{front-cell}``
-the source of cells and the start of what the last of them printed, ``{front-about}`` whose the book is.
+``{front-moving}`` shows a figure that moves, ``{front-cards}`` a chapter for each figure that it
+names, ``{front-cell}`` the source of cells and the start of what the last one printed,
+``{front-byline}`` and ``{front-about}`` whose the book is.
 """
 
 import base64
@@ -76,6 +77,21 @@ def needs(cells: list) -> tuple[str, str]:
     return time, f"needs chapter{'s' * (len(numbers) > 1)} {listed}"
 
 
+def quoted(names: list[str], until: str | None, cells: dict[str, list]) -> tuple[str, str]:
+    """The source of cells, and what the last one printed, as far as a line that begins so."""
+    known = {cell.get("id"): cell for own in cells.values() for cell in own}
+    if lost := [name for name in names if name not in known]:
+        raise ValueError(f"no page has a cell {lost[0]}")
+    chosen = [known[name] for name in names]
+    said = "".join("".join(output.get("text", "")) for output in chosen[-1]["outputs"])
+    if until is not None:
+        said, cut, _ = said.partition(f"\n   {until}")
+        if not cut:
+            raise ValueError(f"{names[-1]} prints no line {until!r}")
+        said += "\n   …"
+    return "\n\n".join(map(source, chosen)), said
+
+
 # ---------------------------------------------------------------- what is made of it
 
 
@@ -126,7 +142,9 @@ def links(address: str, chapter: str) -> str:
         return ""
     found = f'<a href="{address}">Source of the book</a>'
     if github := re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)", address):
-        colab = f"https://colab.research.google.com/github/{github[1]}/blob/main/book/{chapter}.ipynb"
+        colab = (
+            f"https://colab.research.google.com/github/{github[1]}/blob/main/book/{chapter}.ipynb"
+        )
         found += f' · <a href="{colab}">Chapter 1 in Colab</a>'
     return f'<p class="links">{found}</p>'
 
@@ -232,24 +250,15 @@ class Cards(Front):
 
 
 class Cell(Front):
-    """``{front-cell} ID …``: the source of cells, then what the last one printed, down to a line."""
+    """``{front-cell} ID …``: the source of cells, and what the last one printed, until a line."""
 
     required_arguments, final_argument_whitespace = 1, True
     option_spec = {"until": str}  # noqa: RUF012 - docutils' own form
 
     def nodes(self) -> list[nodes.Node]:
         """Code, and output."""
-        all_cells = {cell.get("id"): cell for own in self.cells().values() for cell in own}
-        names = self.arguments[0].split()
-        if lost := [name for name in names if name not in all_cells]:
-            raise ValueError(f"no page has a cell {lost[0]}")
-        chosen = [all_cells[name] for name in names]
-        code = "\n\n".join(map(source, chosen))
-        printed = "".join("".join(output.get("text", "")) for output in chosen[-1]["outputs"])
-        said, cut, _ = printed.partition(self.options.get("until", "\0"))
-        if "until" in self.options and not cut:
-            raise ValueError(f"{names[-1]} does not print {self.options['until']!r}")
-        said = said.rstrip() + "\n   …" * bool(cut)
+        names, cells = self.arguments[0].split(), self.cells()
+        code, said = quoted(names, self.options.get("until"), cells)
         parts = (("cell_input", code, "python"), ("cell_output", said, "none"))
         shown = nodes.container(classes=["cell"])  # as a cell of a page looks
         for kind, text, language in parts:
