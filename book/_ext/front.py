@@ -113,7 +113,7 @@ def card(name: str, cells: dict[str, list]) -> str:
     page = figure(name, cells)[0]
     time, asked = needs(cells[page])
     return (
-        f'<li><a href="{page}.html"><img src="../_images/front-{name}.png" alt="" loading="lazy"'
+        f'<li><a href="{page}.html"><img src="../_images/front-{name}.png" alt=""'
         f' width="{SIZE[0] // 2}" height="{SIZE[1] // 2}"><span class="card-words">'
         f"<strong>{int(page[:2])}. {html.escape(title(cells[page]))}</strong>"
         f'<span class="needs">{time} · {html.escape(asked)}</span></span></a></li>'
@@ -260,9 +260,9 @@ class Cell(Front):
         names, cells = self.arguments[0].split(), self.cells()
         code, said = quoted(names, self.options.get("until"), cells)
         parts = (("cell_input", code, "python"), ("cell_output", said, "none"))
-        shown = nodes.container(classes=["cell"])  # as a cell of a page looks
+        shown = nodes.container(classes=["cell", "front-check"])  # as a cell of a page looks
         for kind, text, language in parts:
-            block = nodes.literal_block(text, text, language=language)
+            block = nodes.literal_block(text, text, language=language, classes=["output"])
             shown += nodes.container("", block, classes=[kind])
         return [shown]
 
@@ -293,7 +293,6 @@ def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: obj
     if page == PAGE:
         citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
         context["metatags"] += f"\n{described(citation, app.config.html_baseurl)}"
-        app.add_css_file("front.css")
 
 
 def setup(app: Sphinx) -> dict:

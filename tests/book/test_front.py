@@ -54,11 +54,11 @@ def test_each_chapter_has_its_card_in_its_order():
     ("need", "read"),
     [
         (
-            "One head ([chapter 1](01_one_head.ipynb)), and about 30 minutes.",
+            "One head ([chapter 1](01_a.ipynb)), and about 30 minutes.",
             ("30 minutes", "needs chapter 1"),
         ),
         (
-            "The block ([6](06_block.ipynb)), masks\n([2](02_masks.ipynb)); about an hour. More.",
+            "The block ([6](06_b.ipynb)), masks\n([2](02_a.ipynb)); about an hour. More.",
             ("an hour", "needs chapters 2 and 6"),
         ),
         (
@@ -219,7 +219,6 @@ def test_what_others_are_told_of_the_page(site):
     assert (site / "book" / icon).read_text() == (PICTURE.parent / "favicon.svg").read_text()
     other = (site / "book/notation.html").read_text()
     assert "og:image" not in other
-    assert "front.css" not in other
     based = front.described(CITATION, "https://book.example/a/")
     assert 'content="https://book.example/a/_static/page.png"' in based
 
