@@ -1,0 +1,303 @@
+"""What the front page shows of the other pages, read from where it stands: nothing is typed twice.
+
+``{front-moving}`` shows a figure that moves, ``{front-cards}`` a chapter for each figure that it
+names, ``{front-cell}`` the source of cells and the start of what the last one printed,
+``{front-byline}`` and ``{front-about}`` whose the book is.
+"""
+
+import base64
+import html
+import io
+import json
+import re
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import yaml
+from docutils import nodes
+from PIL import Image
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+PAGE = "book/index"
+SIZE = 480, 300  # of a picture on a card, twice what is shown
+UNSET = ".invalid/"  # no public address yet: book/_tools/address.py
+
+
+# ---------------------------------------------------------------- what the pages hold
+
+
+def pages(book: Path) -> dict[str, list]:
+    """The cells of each notebook."""
+    return {path.stem: json.loads(path.read_text())["cells"] for path in book.glob("*.ipynb")}
+
+
+def figure(name: str, cells: dict[str, list]) -> tuple[str, dict, bytes]:
+    """The page of a figure, its cell, and the picture that is stored there."""
+    for page, own in cells.items():
+        for cell in own:
+            if cell["metadata"].get("mystnb", {}).get("figure", {}).get("name") == name:
+                (png,) = [
+                    output["data"]["image/png"]
+                    for output in cell["outputs"]
+                    if "image/png" in output.get("data", {})
+                ]
+                return page, cell, base64.b64decode("".join(png))
+    raise ValueError(f"no page has a figure {name}")
+
+
+def source(cell: dict) -> str:
+    """The text of a cell, however it is stored."""
+    return "".join(cell["source"])
+
+
+def title(cells: list) -> str:
+    """The heading of a page."""
+    return source(cells[0]).partition("\n")[0].removeprefix("# ")
+
+
+def needs(cells: list) -> tuple[str, str]:
+    """The time that a page takes, and what it asks for: its chapters, or all if it names none."""
+    (line,) = [
+        line
+        for cell in cells
+        for line in re.split(r"\n\n", source(cell))
+        if line.startswith("**What you'll need.** ")
+    ]
+    line = " ".join(line.removeprefix("**What you'll need.** ").split())
+    found = re.match(r"(.*?)[,;]? (?:and )?about (an hour|\d+ minutes)\.", line)
+    if found is None:
+        raise ValueError(f"{title(cells)}: how long does it take? {line}")
+    asked, time = found.groups()
+    chapters = set(re.findall(r"\((\d\d)_\w+\.ipynb\)", asked))
+    numbers = [str(int(chapter)) for chapter in sorted(chapters)]
+    if not numbers:
+        return time, f"needs {asked[:1].lower()}{asked[1:]}"
+    listed = " and ".join(filter(None, [", ".join(numbers[:-1]), numbers[-1]]))
+    return time, f"needs chapter{'s' * (len(numbers) > 1)} {listed}"
+
+
+def quoted(names: list[str], until: str | None, cells: dict[str, list]) -> tuple[str, str]:
+    """The source of cells, and what the last one printed, as far as a line that begins so."""
+    known = {cell.get("id"): cell for own in cells.values() for cell in own}
+    if lost := [name for name in names if name not in known]:
+        raise ValueError(f"no page has a cell {lost[0]}")
+    chosen = [known[name] for name in names]
+    said = "".join("".join(output.get("text", "")) for output in chosen[-1]["outputs"])
+    if until is not None:
+        said, cut, _ = said.partition(f"\n   {until}")
+        if not cut:
+            raise ValueError(f"{names[-1]} prints no line {until!r}")
+        said += "\n   …"
+    return "\n\n".join(map(source, chosen)), said
+
+
+# ---------------------------------------------------------------- what is made of it
+
+
+def small(png: bytes) -> bytes:
+    """A stored figure as a card shows it: whole, without its margins, on white."""
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    inked = picture.convert("L").point(lambda grey: 255 * (grey < 250)).getbbox()
+    picture = picture.crop(inked)
+    picture.thumbnail((SIZE[0] - 24, SIZE[1] - 24), Image.Resampling.LANCZOS)
+    card = Image.new("RGB", SIZE, "white")
+    card.paste(picture, [(all_ - own) // 2 for all_, own in zip(SIZE, picture.size, strict=True)])
+    made = io.BytesIO()
+    card.quantize(96).save(made, "png", optimize=True)
+    return made.getvalue()
+
+
+def card(name: str, cells: dict[str, list]) -> str:
+    """The chapter of a figure: picture, number, title, time, needs."""
+    page = figure(name, cells)[0]
+    time, asked = needs(cells[page])
+    return (
+        f'<li><a href="{page}.html"><img src="../_images/front-{name}.png" alt=""'
+        f' width="{SIZE[0] // 2}" height="{SIZE[1] // 2}"><span class="card-words">'
+        f"<strong>{int(page[:2])}. {html.escape(title(cells[page]))}</strong>"
+        f'<span class="needs">{time} · {html.escape(asked)}</span></span></a></li>'
+    )
+
+
+def checked_on(root: Path) -> date | None:
+    """The day on which every cell was last compared: checked.py has written so."""
+    record = root / "_build" / "checked.json"
+    return datetime.fromtimestamp(record.stat().st_mtime, UTC).date() if record.exists() else None
+
+
+def byline(citation: dict, day: date | None) -> str:
+    """Whose the book is, which version, and when it was last checked."""
+    (author,) = [one["name"] for one in citation["authors"]]
+    said = f"{day.day} {day:%B %Y}" if day else "not yet"
+    return (
+        f'<p class="byline">{html.escape(author)} · version {citation["version"]} · '
+        f'<a href="how_checked.html">every output checked</a> on <time>{said}</time></p>'
+    )
+
+
+def links(address: str, chapter: str) -> str:
+    """Where the source is, and a chapter in Colab: once there is an address."""
+    if UNSET in address:
+        return ""
+    found = f'<a href="{address}">Source of the book</a>'
+    if github := re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)", address):
+        colab = (
+            f"https://colab.research.google.com/github/{github[1]}/blob/main/book/{chapter}.ipynb"
+        )
+        found += f' · <a href="{colab}">Chapter 1 in Colab</a>'
+    return f'<p class="links">{found}</p>'
+
+
+def reference(citation: dict, address: str) -> str:
+    """How to cite the book, in BibTeX."""
+    (author,) = [one["name"] for one in citation["authors"]]
+    fields = {
+        "author": f"{{{author}}}",
+        "title": f"{{{citation['title']}}}",
+        "year": citation["date-released"].year,
+        "version": citation["version"],
+    }
+    if UNSET not in address:
+        fields["url"] = address
+    inside = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())
+    return f"@software{{attention_checked,\n{inside}\n}}"
+
+
+def described(citation: dict, base: str | None) -> str:
+    """What search engines, and who passes the address on, are told of the page."""
+    start = f"{base.rstrip('/')}/" if base else "../"
+    told = html.escape(" ".join(citation["abstract"].split()))
+    named = html.escape(citation["title"])
+    properties = {"type": "book", "title": named, "description": told}
+    properties["image"] = f"{start}_static/page.png"
+    lines = [f'<meta name="description" content="{told}">']
+    lines += [f'<meta property="og:{key}" content="{said}">' for key, said in properties.items()]
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------- the directives
+
+
+class Front(SphinxDirective):
+    """What they share."""
+
+    has_content = True
+
+    def run(self) -> list[nodes.Node]:
+        """The nodes of the directive; what is not there is an error of the build."""
+        try:
+            return self.nodes()
+        except ValueError as fault:
+            raise self.error(str(fault)) from None
+
+    def cells(self) -> dict[str, list]:
+        """All notebooks, on which the page depends from now on."""
+        book = Path(self.env.srcdir) / "book"
+        for path in book.glob("*.ipynb"):
+            self.env.note_dependency(str(path))
+        return pages(book)
+
+    def citation(self) -> dict:
+        """How the book is cited."""
+        return yaml.safe_load((Path(self.env.srcdir) / "CITATION.cff").read_text())
+
+    def picture(self, name: str, png: bytes) -> None:
+        """Put a picture beside those of the pages."""
+        path = Path(self.env.app.outdir) / "_images" / f"front-{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png)
+
+    def raw(self, text: str) -> nodes.raw:
+        """Text for the page as it is."""
+        return nodes.raw("", text, format="html")
+
+
+class Moving(Front):
+    """``{front-moving} NAME``: the figure of that name, which the book's script lets you move."""
+
+    required_arguments = 1
+
+    def nodes(self) -> list[nodes.Node]:
+        """The still picture, over the caption."""
+        name = self.arguments[0]
+        _, cell, png = figure(name, self.cells())
+        self.picture(name, png)
+        width, height = Image.open(io.BytesIO(png)).size
+        alt = html.escape(cell["metadata"]["mystnb"]["image"]["alt"])
+        image = f'<img src="../_images/front-{name}.png" alt="{alt}"'
+        image += f' width="{width // 2}" height="{height // 2}">'
+        script = Path(self.env.srcdir, "book", "assets", "live_data.js").read_text()
+        roles = json.loads(re.search(r'"roles": (\{.*?\})', script)[1])
+        colours = "; ".join(f"--{role}: {colour}" for role, colour in roles.items())
+        opening = f'<figure id="{name}" class="front-figure" style="{colours}">'
+        start = self.raw(f"{opening}{image}<figcaption>")
+        caption = nodes.container()
+        self.state.nested_parse(self.content, self.content_offset, caption)
+        return [start, *caption.children, self.raw("</figcaption></figure>")]
+
+
+class Cards(Front):
+    """``{front-cards}``: on each line a figure, the picture of its chapter."""
+
+    def nodes(self) -> list[nodes.Node]:
+        """A list of links."""
+        cells, names = self.cells(), [line for line in self.content if line.strip()]
+        for name in names:
+            self.picture(name, small(figure(name, cells)[2]))
+        cards = "\n".join(card(name, cells) for name in names)
+        return [self.raw(f'<ul class="front-cards">\n{cards}\n</ul>')]
+
+
+class Cell(Front):
+    """``{front-cell} ID …``: the source of cells, and what the last one printed, until a line."""
+
+    required_arguments, final_argument_whitespace = 1, True
+    option_spec = {"until": str}  # noqa: RUF012 - docutils' own form
+
+    def nodes(self) -> list[nodes.Node]:
+        """Code, and output."""
+        names, cells = self.arguments[0].split(), self.cells()
+        code, said = quoted(names, self.options.get("until"), cells)
+        parts = (("cell_input", code, "python"), ("cell_output", said, "none"))
+        shown = nodes.container(classes=["cell", "front-check"])  # as a cell of a page looks
+        for kind, text, language in parts:
+            block = nodes.literal_block(text, text, language=language, classes=["output"])
+            shown += nodes.container("", block, classes=[kind])
+        return [shown]
+
+
+class Byline(Front):
+    """``{front-byline}``: author, version, and the day of the last check."""
+
+    def nodes(self) -> list[nodes.Node]:
+        """One line."""
+        return [self.raw(byline(self.citation(), checked_on(Path(self.env.srcdir))))]
+
+
+class About(Front):
+    """``{front-about}``: how to cite the book, and where it is."""
+
+    def nodes(self) -> list[nodes.Node]:
+        """BibTeX and links."""
+        address = self.config.html_theme_options["repository_url"]
+        first = min(page for page in self.cells() if page[:2].isdigit())
+        text = reference(self.citation(), address)
+        return [
+            nodes.literal_block(text, text, language="bibtex"),
+            self.raw(links(address, first)),
+        ]
+
+
+def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+    if page == PAGE:
+        citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
+        context["metatags"] += f"\n{described(citation, app.config.html_baseurl)}"
+
+
+def setup(app: Sphinx) -> dict:
+    """Register with Sphinx."""
+    for directive in (Moving, Cards, Cell, Byline, About):
+        app.add_directive(f"front-{directive.__name__.lower()}", directive)
+    app.connect("html-page-context", _describe)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,409 @@
+"""The front page: what it repeats stands elsewhere, and its links lead to what they name."""
+
+import datetime
+import io
+import re
+
+import front
+import live
+import nbformat
+import pages
+import playwright.sync_api
+import pytest
+import tomllib
+import yaml
+from browsing import opened, visit
+from copies import edit, run_nbval
+from PIL import Image, ImageChops, ImageStat
+
+INDEX = (pages.BOOK / "index.md").read_text()
+README = (pages.ROOT / "README.md").read_text()
+CITATION = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
+CELLS = front.pages(pages.BOOK)
+DRAG = "fig-one-head-drag"
+PICTURE = pages.BOOK / "assets" / "page.png"
+
+
+def figures(text):
+    """The figures that stand for chapters, as the page lists them."""
+    return re.search(r"```\{front-cards\}\n(.*?)\n```", text, re.DOTALL)[1].splitlines()
+
+
+def numbered():
+    """The chapters, in the order of the contents."""
+    contents = yaml.safe_load((pages.ROOT / "_toc.yml").read_text())["parts"]
+    files = [one["file"] for part in contents if "numbered" in part for one in part["chapters"]]
+    return [name.removeprefix("book/") for name in files]
+
+
+def of_pages(names):
+    return [front.figure(name, CELLS)[0] for name in names]
+
+
+# ---------------------------------------------------------------- what is read from the pages
+
+
+def test_each_chapter_has_its_card_in_its_order():
+    names = figures(INDEX)
+    assert of_pages(names) == numbered() == [path.stem for path in pages.CHAPTERS]
+    for planted in (names[1:], names[::-1], [*names, names[0]]):
+        assert of_pages(planted) != numbered()
+
+
+@pytest.mark.parametrize(
+    ("need", "read"),
+    [
+        (
+            "One head ([chapter 1](01_a.ipynb)), and about 30 minutes.",
+            ("30 minutes", "needs chapter 1"),
+        ),
+        (
+            "The block ([6](06_b.ipynb)), masks\n([2](02_a.ipynb)); about an hour. More.",
+            ("an hour", "needs chapters 2 and 6"),
+        ),
+        (
+            "[A](12_a.ipynb), [b](03_b.ipynb), [c](07_c.ipynb), about 5 minutes.",
+            ("5 minutes", "needs chapters 3, 7 and 12"),
+        ),
+        ("A pencil, and about 20 minutes. Later.", ("20 minutes", "needs a pencil")),
+    ],
+)
+def test_what_a_page_needs(need, read):
+    cells = [{"source": f"# A page\n\n**What you'll do.** This.\n\n**What you'll need.** {need}"}]
+    assert front.needs(cells) == read
+    cells[0]["source"] = cells[0]["source"].replace("about ", "some ")
+    with pytest.raises(ValueError, match="how long"):
+        front.needs(cells)
+
+
+def test_a_card_shows_what_its_page_says(browser, site):
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/index.html")
+        cards = page.locator(".front-cards a").all()
+        for card, path, name in zip(cards, pages.CHAPTERS, figures(INDEX), strict=True):
+            cells = CELLS[path.stem]
+            heading = cells[0]["source"][0].removeprefix("# ").strip()
+            shown = card.locator("strong").inner_text()
+            assert shown == f"{int(path.stem[:2])}. {heading}"
+            text = "".join(part for cell in cells for part in cell["source"])
+            (need,) = re.findall(r"What you'll need\.\*\* (.*?)(?:\n\n|$)", text, re.DOTALL)
+            time, asked = card.locator(".needs").inner_text().split(" · ")
+            assert f"about {time}" in need.replace("\n", " ")
+            if "](" in need.partition("about")[0]:
+                numbers = {int(n) for n in re.findall(r"\((\d\d)_", need.partition("about")[0])}
+                assert {int(n) for n in re.findall(r"\d+", asked)} == numbers
+            stored = (site / "_images" / f"front-{name}.png").read_bytes()
+            assert stored == front.small(front.figure(name, CELLS)[2])
+            assert card.locator("img").get_attribute("src").endswith(f"front-{name}.png")
+            assert card.get_attribute("href") == f"{path.stem}.html"
+
+
+def test_another_figure_makes_another_picture():
+    """Of the same size, without the margins; and what is gone is an error, not a gap."""
+    for name in figures(INDEX):
+        png = front.figure(name, CELLS)[2]
+        picture = Image.open(io.BytesIO(png)).convert("RGB")
+        small = Image.open(io.BytesIO(front.small(png))).convert("RGB")
+        assert small.size == front.SIZE
+        left, top, right, bottom = ImageChops.invert(small).point(lambda v: 255 * (v > 9)).getbbox()
+        margins = left + small.width - right, top + small.height - bottom
+        assert min(margins) <= 26
+        picture.paste("red", (0, 0, picture.width // 9, picture.height // 9))
+        changed = io.BytesIO()
+        picture.save(changed, "png")
+        assert front.small(changed.getvalue()) != front.small(png)
+    with pytest.raises(ValueError, match="no page has a figure fig-nowhere"):
+        front.figure("fig-nowhere", CELLS)
+
+
+def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
+    notebook = pages.read(pages.BOOK / "14_clinic.ipynb")
+    cells = {cell.id: cell for cell in notebook.cells}
+    printed = cells["ch14-report"].outputs[0].text.splitlines()
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/index.html")
+        code = page.locator(".cell_input pre").inner_text().splitlines()
+        said = page.locator(".cell_output pre").inner_text().splitlines()
+    sources = [cells[name].source for name in ("ch14-mine", "ch14-report")]
+    assert code == "\n\n".join(sources).splitlines()
+    assert said[:-1] == printed[: len(said) - 1]
+    assert said[-2].startswith("   Repair: ")
+    assert said[-1] == "   …"
+    for lost in (["ch14-lost"], ["ch14-mine", "ch14-lost"]):
+        with pytest.raises(ValueError, match="no page has a cell ch14-lost"):
+            front.quoted(lost, None, CELLS)
+    with pytest.raises(ValueError, match="prints no line 'Nothing'"):
+        front.quoted(["ch14-report"], "Nothing", CELLS)
+
+
+# ---------------------------------------------------------------- whose, which, when
+
+
+def test_the_byline_says_whose_which_and_when(browser, site):
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
+    seconds = (site.parent / "checked.json").stat().st_mtime
+    day = datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/index.html")
+        said = page.locator(".byline").inner_text()
+    assert said.split(" · ") == [
+        "The Attention, Checked authors",
+        f"version {project['version']}",
+        f"every output checked on {day.day} {day:%B %Y}",
+    ]
+
+
+def test_the_day_is_that_of_the_check(tmp_path):
+    assert front.checked_on(tmp_path) is None
+    assert "<time>not yet</time>" in front.byline(CITATION, None)
+    (tmp_path / "_build").mkdir()
+    (tmp_path / "_build" / "checked.json").write_text("{}")
+    today = datetime.datetime.now(datetime.UTC).date()
+    assert (today - front.checked_on(tmp_path)).days in (0, 1)  # or it is midnight
+    told = front.byline(CITATION, datetime.date(2020, 2, 29))
+    assert "<time>29 February 2020</time>" in told
+
+
+GITHUB = "https://github.com/someone/attention-checked"
+
+
+@pytest.mark.parametrize(
+    ("address", "leads"),
+    [
+        ("https://attention-checked.invalid/book", []),
+        ("https://codeberg.org/someone/book", ["https://codeberg.org/someone/book"]),
+        (
+            GITHUB,
+            [
+                GITHUB,
+                "https://colab.research.google.com/github/someone/attention-checked"
+                "/blob/main/book/01_one_head.ipynb",
+            ],
+        ),
+    ],
+)
+def test_links_are_there_as_soon_as_there_is_an_address(address, leads):
+    assert re.findall(r'href="(.*?)"', front.links(address, "01_one_head")) == leads
+    cited = front.reference(CITATION, address)
+    assert re.findall(r"url = \{(.*)\}", cited) == leads[:1]
+    for field in ("name", "title", "version"):
+        said = CITATION["authors"][0]["name"] if field == "name" else CITATION[field]
+        assert f"{{{said}}}" in cited
+    assert f"year = {{{CITATION['date-released'].year}}}" in cited
+
+
+def test_the_page_cites_the_book_and_leads_nowhere_yet(browser, site):
+    address = pages.address()
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/index.html")
+        shown = page.locator("pre", has_text="@software").inner_text()
+        assert shown.strip() == front.reference(CITATION, address)
+        assert page.locator(".links").count() == (front.UNSET not in address)
+
+
+def head(site):
+    """What the front page tells others of itself: description, picture, icon."""
+    text = (site / "book/index.html").read_text().partition("</head>")[0]
+    found = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="(.*?)"', text))
+    (icon,) = re.findall(r'<link rel="icon" href="(.*?)"', text)
+    return found, icon
+
+
+def test_what_others_are_told_of_the_page(site):
+    told, icon = head(site)
+    abstract = " ".join(CITATION["abstract"].split())
+    assert told["description"] == told["og:description"] == abstract
+    assert 50 < len(abstract) < 300
+    assert told["og:title"] == CITATION["title"]
+    assert (site / "book" / told["og:image"]).read_bytes() == PICTURE.read_bytes()
+    assert (site / "book" / icon).read_text() == (PICTURE.parent / "favicon.svg").read_text()
+    other = (site / "book/notation.html").read_text()
+    assert "og:image" not in other
+    based = front.described(CITATION, "https://book.example/a/")
+    assert 'content="https://book.example/a/_static/page.png"' in based
+
+
+def test_the_icon_has_the_colour_of_weights():
+    colours = set(re.findall(r"#\w{3,6}", (PICTURE.parent / "favicon.svg").read_text()))
+    assert colours == {"#fff", live.stored()["roles"]["weight"]}
+
+
+# ---------------------------------------------------------------- what a visitor sees
+
+
+def test_one_screen_and_one_order(browser, site):
+    parts = (
+        "article h1",
+        ".byline",
+        ".front-first > p",
+        f"#{DRAG} .live",
+        ".front-paths dl",
+        ".front-cards",
+    )
+    with opened(browser, site.as_uri()) as page:
+        for width in (1280, 390):
+            visit(page, f"{site.as_uri()}/book/index.html", width)
+            boxes = [page.locator(part).first.bounding_box() for part in parts]
+            tops, lefts = ([box[key] for box in boxes] for key in ("y", "x"))
+            bottoms = [box["y"] + box["height"] for box in boxes]
+            if width == 1280:  # words and figure side by side, and the first cards below
+                assert max(bottoms[:-1]) < tops[-1] < 900
+                assert lefts[3] > lefts[2] + boxes[2]["width"]
+            else:
+                assert tops == sorted(tops)
+                assert tops[3] < 900  # the figure is on the first screen
+
+
+def states(page, site, name, width):
+    """The moving figure of a page, as it is and after three touches."""
+    visit(page, f"{site.as_uri()}/book/{name}.html", width)
+    drawn = page.locator(f"#{DRAG} .live")
+    seen = [drawn.inner_text()]
+    drawn.locator("fieldset span", has_text="milk").click()
+    seen.append(drawn.inner_text())
+    drawn.get_by_role("slider", name="query").focus()
+    page.keyboard.press("Shift+ArrowUp")
+    seen.append(drawn.inner_text())
+    drawn.get_by_role("slider", name="temperature").focus()
+    page.keyboard.press("ArrowRight")
+    return [*seen, drawn.inner_text()]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_figure_moves_as_in_its_chapter(browser, site, width):
+    """Whose numbers are compared with those of `attn_lib`."""
+    with opened(browser, site.as_uri()) as page:
+        there = states(page, site, "01_one_head", width)
+        assert len(set(there)) == 4
+        assert states(page, site, "index", width) == there
+        assert page.errors == page.outside == []
+
+
+def test_without_scripts_the_page_is_whole(browser, site):
+    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
+        page.goto(f"{site.as_uri()}/book/index.html")
+        still = page.locator(f"#{DRAG} img")
+        assert still.is_visible()
+        image = front.figure(DRAG, CELLS)[1]["metadata"]["mystnb"]["image"]
+        assert still.get_attribute("alt") == image["alt"]
+        stored = (site / "_images" / f"front-{DRAG}.png").read_bytes()
+        assert stored == front.figure(DRAG, CELLS)[2]
+        assert page.locator(".front-cards a:visible").count() == len(pages.CHAPTERS)
+        assert page.locator(".front-symptoms dd a:visible").count() > 15
+
+
+def test_the_words_have_the_colours_of_the_figure(browser, site):
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/index.html")
+        for word in ("query", "key", "values", "output"):
+            named = page.locator(f"#{DRAG} strong", has_text=word)
+            colour = named.evaluate("e => getComputedStyle(e).textDecorationColor")
+            role = word.removesuffix("s")
+            drawn = page.locator(f"#{DRAG} circle.{role}").first
+            assert drawn.evaluate("e => getComputedStyle(e).fill") == colour
+
+
+HEADING = ":target > :is(h2, h3), :target + :is(h2, h3)"  # or before it, where a span has the name
+
+
+def lost(page, addresses):
+    """Those that do not lead to a heading on the screen, or to the start of a page."""
+    gone = []
+    for address in addresses:
+        page.goto(address)
+        target = page.locator(HEADING if "#" in address else "article h1").first
+        box = target.bounding_box() if target.count() else None
+        if box is None or not 0 <= box["y"] < 900:
+            gone.append(address)
+    return gone
+
+
+def test_every_symptom_and_path_leads_to_its_place(browser, site):
+    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
+        page.set_viewport_size({"width": 1280, "height": 900})
+        page.goto(f"{site.as_uri()}/book/index.html")
+        rows = page.locator(".front-symptoms dt").all_inner_texts()
+        assert len(rows) == page.locator(".front-symptoms dd").count() > 12
+        anchors = "all => all.map(a => a.href)"
+        leads = page.locator(".front-symptoms a, .front-paths a").evaluate_all(anchors)
+        assert len(leads) > len(rows) + 5
+        for row in page.locator(".front-symptoms dd").all():
+            assert row.locator("a").count() > 0
+        assert lost(page, leads) == []
+        planted = f"{site.as_uri()}/book/02_masks.html#nowhere"
+        assert lost(page, [planted]) == [planted]
+        with pytest.raises(playwright.sync_api.Error, match="ERR_FILE_NOT_FOUND"):
+            lost(page, [f"{site.as_uri()}/book/lost.html"])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "NaN",
+        "too good",
+        "does nothing",
+        "opposite",
+        "weights of each head",
+        "RoPE",
+        "√d_k",
+        "cache",
+    ],
+)
+def test_what_readers_search_for_is_a_symptom(asked):
+    table = INDEX.partition("## Look up a symptom")[2]
+    assert [line for line in re.findall(r"^(.+)\n: ", table, re.MULTILINE) if asked in line] != []
+
+
+def test_after_the_front_page_comes_chapter_1(browser, site):
+    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
+        page.goto(f"{site.as_uri()}/book/index.html")
+        page.locator("a.right-next").click()
+        assert page.url.endswith("/book/01_one_head.html")
+
+
+# ---------------------------------------------------------------- the README
+
+
+def coarse(picture):
+    """What of a picture does not hang on fonts."""
+    return picture.convert("RGB").resize((40, 25), Image.Resampling.BOX)
+
+
+def far(one, other):
+    """How far two pictures are apart, of 255."""
+    return sum(ImageStat.Stat(ImageChops.difference(coarse(one), coarse(other))).mean) / 3
+
+
+def test_the_readme_shows_today_s_page(browser, site, tmp_path):
+    """If it is meant, the picture that this test leaves is the new one."""
+    taken = {}
+    with opened(browser, site.as_uri()) as page:
+        for name in ("index", "notation"):
+            visit(page, f"{site.as_uri()}/book/{name}.html")
+            page.set_viewport_size({"width": 1280, "height": 800})
+            page.screenshot(path=tmp_path / f"{name}.png")
+            taken[name] = Image.open(tmp_path / f"{name}.png")
+    stored = Image.open(PICTURE)
+    assert stored.size == (1280, 800)
+    assert far(taken["index"], stored) < 3, f"book/assets/page.png is not {tmp_path / 'index.png'}"
+    assert far(taken["notation"], stored) > 6
+
+
+def red_run():
+    """The lines of the README that a changed digit brought forth."""
+    return re.search(r"command said:\n\n```\n(.*?)\n```", README, re.DOTALL)[1].splitlines()
+
+
+def test_the_readme_s_red_run_is_a_real_one(checkout):
+    name, last = "book/01_one_head.ipynb", "ch01-code-13"
+    edit(checkout, name, "0.146, 0.601])", "0.146, 0.602])")
+    notebook = pages.read(checkout / name)
+    after = [cell.id for cell in notebook.cells].index(last) + 1
+    notebook.cells = notebook.cells[:after]  # the rest is as it is
+    nbformat.write(notebook, checkout / name)
+    run = run_nbval(checkout, name)
+    assert run.returncode == 1
+    printed = re.sub(r"\x1b\[\d+m", "", run.stdout).splitlines()
+    assert len(red_run()) == 7
+    rest = iter(printed)  # in this order, with others between
+    assert [line for line in red_run() if line not in rest] == []
