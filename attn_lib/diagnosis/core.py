@@ -14,7 +14,7 @@ from attn_lib.diagnosis.arguments import default_of, read_arguments
 from attn_lib.diagnosis.assume import Said, investigate
 from attn_lib.diagnosis.formula import Intent
 from attn_lib.diagnosis.layouts import LAYOUTS, POLARITIES, SHAPES
-from attn_lib.diagnosis.projections import read_layer
+from attn_lib.diagnosis.projections import misfit, read_layer
 from attn_lib.diagnosis.quiet import copied, make_random, quietly, unchanged
 from attn_lib.diagnosis.report import Report
 from attn_lib.diagnosis.subject import Subject
@@ -226,6 +226,8 @@ def _subject(
         dtypes = {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
         subject.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if "x" in subject.roles and not subject.layers:
+        if subject.module is not None and (text := misfit(subject.module, heads, projections)):
+            raise ValueError(text)
         names = [] if subject.module is None else [n for n, _ in subject.module.named_parameters()]
         raise ValueError(
             "fn takes x, but no projections of queries, keys and values are found: pass module= "
