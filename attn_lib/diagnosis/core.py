@@ -90,7 +90,7 @@ def diagnose(
             their own names do not say it.
         module: the module that ``fn`` calls, if ``fn`` is a function around one.
         step: ``step(x, cache)``, or ``step(q, k, v, cache)``, that returns ``(out, cache)`` for a
-            piece of a sequence; ``cache`` is None in the first call.
+            piece of a sequence; ``cache`` is None in the first call of each sequence.
 
     Returns:
         A :class:`Report`: ``failures``, one for each mistake; ``notes``; ``holds``;

@@ -327,7 +327,7 @@ def test_projections_that_do_not_fit_together_are_named_with_their_shapes():
         diagnose(ByHead(True, outputs=5), heads=3)
 
 
-# ---------------------------------------------------------------- what calls that agree have in common
+# ---------------------------------------------------------------- what calls that agree share
 
 
 class NoBiasOfContext(Separate):
