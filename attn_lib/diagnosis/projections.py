@@ -295,7 +295,7 @@ def count_heads(
     if said is None and len(by_role.get("q", [])) > 1:
         said = len(by_role["q"])
     width = _attribute(module, _WIDTHS)
-    if said is None and width is not None and "q" in weights:
+    if said is None and width is not None and "q" in weights and weights["q"].dim() == 2:
         said = weights["q"].shape[0] // width
     if heads is not None and said is not None and heads != said:
         raise ValueError(f"heads={heads} contradicts the module, which says {said}")

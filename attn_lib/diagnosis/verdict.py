@@ -88,6 +88,7 @@ def _meant(
                     for text in found.assumed
                     if not any(k and text in found.guessed[i] for i, k in enumerate(kept))
                 ]
+                found.seen = found.seen if meant.causal else ""
                 if words := explore.inside(intent, meant):
                     found.assumed.append(f"it is meant to have {words}")
                 return meant
