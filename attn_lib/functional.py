@@ -229,7 +229,7 @@ def fused_attention(
         out = out[..., :d_v]
     if not torch.compiler.is_compiling() and S < _FEW_KEYS:  # in this order, for torch.export
         # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN
-        of_q = _at_least_float32(q.detach()).sum(dim=-1, keepdim=True).view(*out.shape[:-1], 1)
+        of_q = _at_least_float32(q.detach()).sum(dim=-1).view(*out.shape[:-1], 1)
         of_k = _at_least_float32(k.detach()).sum(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
         out = out + (0.0 * (of_q + of_k)).to(out.dtype)
     return out

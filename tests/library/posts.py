@@ -3,11 +3,17 @@
 Each draws its matrices in the order of its post: with seed 0 they are those that were measured when
 the posts were first read. `project` and `finish` are what is right in a layer; the reference goes
 through them too, and lets PyTorch attend in between.
+
+What cannot run is a function, with the names of its post: `run` calls it with the names it is given
+and no others. `import` lines of this file do not help it.
 """
 
+import builtins
 import copy
 import math
+from abc import ABC
 from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +31,12 @@ def attend(q, k, v, *, divisor=None, closed=None, fill=-1e9, drop=None) -> tuple
     weights = scores.softmax(dim=-1)
     weights = weights if drop is None else drop(weights)
     return weights @ v, weights
+
+
+def run(lines, names):
+    """Call a function where nothing is known but these names."""
+    names["__builtins__"] = builtins
+    return FunctionType(lines.__code__, names)()
 
 
 class Layer(nn.Module):
@@ -71,6 +83,34 @@ class Post000(Layer):
         return self.norm(out), weights
 
 
+def multi_head_000():
+    class MultiHeadAttention(nn.Module):
+        def __init__(self, n_head, d_model, d_k, d_v, dropout=0.1):
+            super().__init__()
+            self.n_head, self.fc = n_head, nn.Linear(n_head * d_v, d_model, bias=False)
+            self.attention = ScaledDotProductAttention(temperature=d_k**0.5)  # noqa: F821
+
+        def forward(self, q, k, v, mask=None):
+            q, attn = self.attention(q, k, v, mask=mask)
+            return self.fc(q.transpose(1, 2).flatten(2)), attn
+
+    return MultiHeadAttention
+
+
+def scaled_dot_product_000():
+    class ScaledDotProductAttention(nn.Module):
+        def __init__(self, temperature, attn_dropout=0.1):
+            super().__init__()
+            self.temperature, self.dropout = temperature, nn.Dropout(attn_dropout)
+
+        def forward(self, q, k, v, mask=None):
+            attn = torch.matmul(q / self.temperature, k.transpose(2, 3))
+            attn = self.dropout(F.softmax(attn, dim=-1))
+            return torch.matmul(attn, v), attn
+
+    return ScaledDotProductAttention
+
+
 class Post001(Layer):
     """One matrix serves every head; sqrt(E) divides; values come first; 0 = blocked."""
 
@@ -84,10 +124,24 @@ class Post001(Layer):
         return [f(heads(x, self.H)) for f, x in ((self.q, q), (self.k, k), (self.v, v))]
 
     def forward(self, values, keys, query, mask):
-        closed = None if mask is None else mask == 0
-        options = {"divisor": self.E**0.5, "closed": closed, "fill": -1e20}
-        out, self.weights = attend(*self.project(query, keys, values), **options)
-        return self.finish(out, query)
+        N, H, inputs = len(query), self.H, ((self.q, query), (self.k, keys), (self.v, values))
+        q, k, v = (f(x.reshape(N, x.shape[1], H, self.E // H)) for f, x in inputs)
+        energy = torch.einsum("nqhd,nkhd->nhqk", q, k)
+        if mask is not None:
+            energy = energy.masked_fill(mask == 0, -1e20)
+        self.weights = torch.softmax(energy / self.E ** (1 / 2), dim=3)
+        out = torch.einsum("nhql,nlhd->nqhd", self.weights, v)
+        return self.fc(out.reshape(N, query.shape[1], self.E))
+
+
+def block_001():
+    class TransformerBlock(nn.Module):
+        def __init__(self, embed_size, heads, dropout, forward_expansion):
+            super().__init__()
+            self.attention = SelfAttention(embed_size, heads)  # noqa: F821
+            self.norm1, self.dropout = nn.LayerNorm(embed_size), nn.Dropout(dropout)
+
+    return TransformerBlock
 
 
 class Block001(nn.Module):
@@ -162,28 +216,110 @@ class Post002(Layer):
         return self.fc(out.transpose(1, 2).contiguous().view(B, T, self.E)), weights
 
 
-class Post003(Layer):
-    """No biases; its own causal mask, from the top left; −inf; `or` for what is not given."""
+def unified_002():
+    class MultiHeadAttention(nn.Module):
+        def __init__(self, embed_size=512, num_heads=8):
+            self.embed_size, self.num_heads = embed_size, num_heads
+            self.head_dim = embed_size // num_heads
+            assert self.head_dim * num_heads == embed_size
+            self.Q = nn.Linear(embed_size, embed_size)
+            self.K = nn.Linear(embed_size, embed_size)
+            self.V = nn.Linear(embed_size, embed_size)
+            self.scale = torch.sqrt(self.head_dim)
+            self.softmax = nn.Softmax(dim=-1)
 
-    def __init__(self, E, H, d_k=None, d_v=None, *, causal=False, scale=None):
-        if E < H:
-            raise ValueError(f"E={E} is less than H={H}")  # the sizes of its own example
-        super().__init__()
-        self.H, self.causal = H, causal
-        self.d_k, self.d_v = d_k or E // H, d_v or E // H
-        shapes = self.d_k, self.d_k, self.d_v
-        self.q, self.k, self.v = (nn.Linear(E, H * d, bias=False) for d in shapes)
-        self.scale = scale or 1 / math.sqrt(self.d_k)
-        self.fc = nn.Linear(H * self.d_v, E, bias=False)
+        def forward(self, X, mask=None):
+            if self.num_heads <= 1:
+                scores = torch.bmm(self.Q(X), self.K(X).transpose(1, 2)) / self.scale
+                if mask is not None:
+                    if mask.dim() == 2:
+                        mask = mask.unsqueeze(dim=1)
+                    elif mask.dim() != 3:
+                        raise ValueError("The dim of mask must be 2 or 3!")
+                    scores = scores.mask_fill(mask == 0, -1e9)
+                return torch.bmm(self.softmax(scores), self.V(X))
+            sizes = len(X), -1, self.num_heads, self.head_dim
+            parts = (f(X).view(sizes) for f in (self.Q, self.K, self.V))
+            query, key, value = (part.permute(0, 2, 1, 3) for part in parts)
+            scores = torch.matmul(query, key.transpose(2, 3)) / self.scale
+            if mask is not None:
+                if mask.dim() == 2:
+                    mask = mask.unsqueeze(dim=1).unsqueeze(dim=1)
+                elif mask.dim() == 3:
+                    mask = mask.unsqueeze(dim=1)
+                else:
+                    raise ValueError("The dim of mask must be 2 or 3!")
+                scores = scores.mask_fill(mask == 0, -1e9)
+            output = torch.matmul(self.softmax(scores), value).permute(0, 2, 1, 3)
+            return output.contiguous().view(len(X), X.shape[1], self.embed_size)
 
-    def forward(self, queries, keys, values, closed=None):
-        B, T, S = len(queries), queries.shape[1], values.shape[1]
-        inputs = ((self.q, queries, T), (self.k, keys, S), (self.v, values, S))
-        parts = [f(x).view(B, n, self.H, -1).transpose(1, 2) for f, x, n in inputs]
-        if self.causal and closed is None:
-            closed = torch.ones(T, S).triu(1).bool()
-        out, weights = attend(*parts, divisor=1 / self.scale, closed=closed, fill=-math.inf)
-        return self.finish(out, queries), weights
+    return MultiHeadAttention
+
+
+CORE_003 = """
+# scale is the coefficient of the formula, the root of dk
+scores = nn.Softmax(dim=-1)(torch.matmul(Q, K.transpose(-1, -2)) * .scale)
+Z = torch.matmul(scores, V)
+"""
+
+
+def fully_connection_003(Z, B, U, E, H, Dv):
+    fully_connection = nn.Linear(Dv * H, E)
+    return fully_connection(Z.transpose(1, 2).reshape(B, U, E))
+
+
+def attention_003():  # it imports `torch` alone, and a name that it does not use
+    class Attention(nn.Module, ABC):
+        def __init__(
+            self, embed_dim, n_heads, kq_dim=None, v_dim=None, mask_flag=False, scale=None
+        ):
+            super(FullAttention, self).__init__()  # noqa: F821
+            self.check(embed_dim, n_heads)
+            self.kq_dim = kq_dim or (embed_dim // n_heads)
+            self.v_dim = v_dim or (embed_dim // n_heads)
+            self.n_heads, self.mask_flag = n_heads, mask_flag
+            self.matrix_Q = nn.Linear(embed_dim, self.kq_dim * n_heads, bias=False)
+            self.matrix_K = nn.Linear(embed_dim, self.kq_dim * n_heads, bias=False)
+            self.matrix_V = nn.Linear(embed_dim, self.v_dim * n_heads, bias=False)
+            self.scale = scale or 1.0 / math.sqrt(self.kq_dim)
+            self.fully_con = nn.Linear(self.v_dim * n_heads, embed_dim, bias=False)
+
+        def check(self, embed_dim, n_heads):  # apart from the rest, so that a test can leave it out
+            if embed_dim < n_heads:
+                raise Exception("embedding dimension must greater than heads number.")
+
+        def forward(self, queries, keys, values):
+            B, unit_q, unit_v = len(queries), queries.shape[1], values.shape[1]
+            q = self.matrix_Q(queries).view(B, unit_q, self.n_heads, -1).transpose(1, 2)
+            k = self.matrix_K(keys).view(B, unit_v, self.n_heads, -1).transpose(1, 2)
+            v = self.matrix_V(values).view(B, unit_v, self.n_heads, -1).transpose(1, 2)
+            scores = torch.matmul(q, k.transpose(-1, -2)) * self.scale
+            if self.mask_flag:
+                mask = triangular_mask(unit_q, unit_v)  # noqa: F821
+                if torch.cuda.is_available():
+                    mask = mask.cuda()
+                scores.masked_fill_(mask, -np.inf)  # noqa: F821
+            scores = nn.Softmax(dim=-1)(scores)
+            out = torch.matmul(scores, v).transpose(1, 2).reshape(B, unit_q, -1)
+            return self.fully_con(out), scores
+
+    return Attention
+
+
+def top_left(T, S):  # True = blocked
+    return torch.ones(T, S).triu(1).bool()
+
+
+def names_003(triangular_mask=top_left, torch=torch):
+    """What the class of post 003 has to be given, but its own name."""
+    names = {"torch": torch, "nn": nn, "ABC": ABC, "math": math}
+    return names | {"np": SimpleNamespace(inf=math.inf), "triangular_mask": triangular_mask}
+
+
+def post_003(**others):
+    names = names_003(**others)
+    names["FullAttention"] = made = run(attention_003, names)
+    return made
 
 
 class Post004(Layer):

@@ -176,6 +176,11 @@ def test_a_record_comes_back_as_written(data):
     (data / "99_test.json").write_text(json.dumps(written))
     checksums(data)
     assert records.record("99_test") == written
+    ends = json.dumps(written, indent=1).encode()
+    (data / "99_test.json").write_bytes(ends)
+    checksums(data)
+    (data / "99_test.json").write_bytes(ends.replace(b"\n", b"\r\n"))  # of another system
+    assert records.record("99_test") == written
 
 
 def test_a_missing_record_is_named_with_the_command_that_makes_it():

@@ -70,6 +70,20 @@ def test_the_heads_of_a_group_are_computed_together(shape, kind):
     assert weights.shape == (2, 4, 1, 7)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
+    q, k, v = (draw(2, 3, 5, 4, seed=seed).to(dtype) for seed in range(3))
+    sound, spoilt = functional.fused_attention(q, k, v), k.clone()
+    spoilt[0, 1, 2, 3] = broken
+    out = functional.fused_attention(q, spoilt, v)
+    assert out.dtype == dtype
+    assert out[0].isnan().any()
+    assert torch.equal(out[1], sound[1])
+    none = torch.zeros_like(q)  # numbers that sum to zero are no broken ones
+    assert functional.fused_attention(none, none, v).isfinite().all()
+
+
 @given(
     st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2), (4, 1, 3)]),
     st.sampled_from(["self", "cross"]),
@@ -621,6 +635,26 @@ def test_a_cache_drops_what_no_window_can_reach(mode):
     assert (copy.deepcopy(cache).length, pickle.loads(pickle.dumps(cache)).length) == (40, 40)  # noqa: S301
 
 
+def test_a_cache_hands_out_what_a_window_reaches_and_no_more():
+    layer, cache = nn.Identity(), Cache()
+    for step in range(20):
+        with torch.no_grad(), cache.forward_pass(layer):
+            k, v = cache.append(layer, *torch.full((2, 1, 1, 1, 2), step), window=3)
+        for handed in (k, v):
+            assert handed[0, 0, :, 0].tolist() == list(range(max(step - 2, 0), step + 1))
+
+
+def test_a_layer_that_stands_in_a_stack_three_times_has_three_places():
+    layer, stack, cache = nn.Identity(), nn.Identity(), Cache()
+    for step in range(2):
+        with cache.forward_pass(stack):
+            places = [
+                cache.append(layer, *torch.full((2, 1, 1, 1, 2), 10 * place + step))[0]
+                for place in range(3)
+            ]
+    assert [keys[0, 0, :, 0].tolist() for keys in places] == [[0, 1], [10, 11], [20, 21]]
+
+
 def test_what_a_window_dropped_is_not_made_up():
     layer, cache = layer_of(window=3), Cache()
     for _ in range(9):
@@ -630,9 +664,10 @@ def test_what_a_window_dropped_is_not_made_up():
         with pytest.raises(ValueError, match=f"^window={window} needs keys that a smaller window"):
             layer(draw(1, 1, 6), causal=True, cache=cache)
     assert cache.length == 9
-    layer.window = 2
-    layer(draw(1, 1, 6), causal=True, cache=cache)
-    assert cache.length == 10
+    for window in (4, 2):  # where gradients are recorded, the last three keys are kept
+        layer.window = window
+        layer(draw(1, 1, 6), causal=True, cache=cache)
+    assert cache.length == 11
 
 
 def test_a_window_needs_the_causal_order():

