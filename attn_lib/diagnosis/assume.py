@@ -8,6 +8,7 @@ from attn_lib.diagnosis.cases import Draw
 from attn_lib.diagnosis.findings import Findings, grouped
 from attn_lib.diagnosis.formula import Intent
 from attn_lib.diagnosis.masks_read import find_mask
+from attn_lib.diagnosis.report import Note
 from attn_lib.diagnosis.subject import Subject
 from attn_lib.diagnosis.verdict import PROPERTIES, examine
 
@@ -115,6 +116,7 @@ def _assume_causal(subject: Subject, intent: Intent, said: Said, found: Findings
         return intent
     intent = replace(intent, causal=True)
     found.guessed.append("it is meant to be causal: some keys have no influence")
+    found.seen = explore.later_keys(subject, Draw(subject, intent))
     width = explore.find_window(subject, Draw(subject, intent))
     if width is not None:
         intent = replace(intent, window=width)
@@ -140,6 +142,12 @@ def _assume_mask(subject: Subject, intent: Intent, found: Findings, said: Said) 
         found.assumed.append(f"what the mask means: {words[subject.polarity]}")
     if mask_shape is None:
         found.assumed.append(f"the mask's shape: {subject.mask_shape}")
+    if subject.wider_mask:
+        text = (
+            f"Masks of the shape {subject.wider_mask} are accepted too, but then closed keys have "
+            f"an influence: if such masks are meant, say mask_shape={subject.wider_mask!r}."
+        )
+        found.notes.append(Note(None, text))
     intent = replace(intent, polarity=subject.polarity)
     empty = explore.find_empty(subject, Draw(subject, intent))
     return replace(intent, empty=empty if empty in ("nan", "zeros", "uniform") else "nan")

@@ -14,7 +14,7 @@ from attn_lib.diagnosis.arguments import default_of, read_arguments
 from attn_lib.diagnosis.assume import Said, investigate
 from attn_lib.diagnosis.formula import Intent
 from attn_lib.diagnosis.layouts import LAYOUTS, POLARITIES, SHAPES
-from attn_lib.diagnosis.projections import read_layer
+from attn_lib.diagnosis.projections import misfit, read_layer
 from attn_lib.diagnosis.quiet import copied, make_random, quietly, unchanged
 from attn_lib.diagnosis.report import Report
 from attn_lib.diagnosis.subject import Subject
@@ -90,7 +90,7 @@ def diagnose(
             their own names do not say it.
         module: the module that ``fn`` calls, if ``fn`` is a function around one.
         step: ``step(x, cache)``, or ``step(q, k, v, cache)``, that returns ``(out, cache)`` for a
-            piece of a sequence; ``cache`` is None in the first call.
+            piece of a sequence; ``cache`` is None in the first call of each sequence.
 
     Returns:
         A :class:`Report`: ``failures``, one for each mistake; ``notes``; ``holds``;
@@ -226,6 +226,8 @@ def _subject(
         dtypes = {p.dtype for p in subject.module.parameters() if p.is_floating_point()}
         subject.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     if "x" in subject.roles and not subject.layers:
+        if subject.module is not None and (text := misfit(subject.module, heads, projections)):
+            raise ValueError(text)
         names = [] if subject.module is None else [n for n, _ in subject.module.named_parameters()]
         raise ValueError(
             "fn takes x, but no projections of queries, keys and values are found: pass module= "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attn_lib.diagnosis.cases import Draw, with_empty_row
-from attn_lib.diagnosis.formula import Case, Intent, Layer
+from attn_lib.diagnosis.formula import Case, Intent, Layer, triangle
 from attn_lib.diagnosis.layouts import LAYOUTS, SHAPES
 from attn_lib.diagnosis.projections import matrices
 from attn_lib.diagnosis.reference import compute, output_shape
@@ -76,17 +76,22 @@ def influence(subject: Subject, case: Case) -> Tensor:
 
 def changes(subject: Subject, case: Case) -> Tensor:
     """(T, S): how far it changes it, as a share of the output's size; 1 where a call raises."""
-    T, S = case.lengths
+    return changes_of_each(subject, case).amax(dim=0)
+
+
+def changes_of_each(subject: Subject, case: Case) -> Tensor:
+    """(B, T, S): the same for each example, of which all are changed at once."""
+    B, (T, S) = case.batch, case.lengths
     base = subject.answer(case).out
     if base is None:
-        return torch.ones(T, S, dtype=torch.float64)
-    found = torch.zeros(T, S, dtype=torch.float64)
+        return torch.ones(B, T, S, dtype=torch.float64)
+    found = torch.zeros(B, T, S, dtype=torch.float64)
     for j in range(S):
         out = subject.answer(with_other_key(case, j)).out
         if out is None or out.shape != base.shape:
-            return torch.ones(T, S, dtype=torch.float64)
-        change = (out - base).abs().nan_to_num(1.0).transpose(-2, 0).flatten(1).amax(dim=-1)
-        found[:, j] = change / (1.0 + base.abs().max().nan_to_num(1.0))
+            return torch.ones(B, T, S, dtype=torch.float64)
+        change = (out - base).abs().nan_to_num(1.0).transpose(-2, 1).flatten(2).amax(dim=-1)
+        found[..., j] = change / (1.0 + base.abs().max().nan_to_num(1.0))
     return found
 
 
@@ -112,6 +117,22 @@ def find_causal(subject: Subject, draw: Draw) -> bool:
         if not seen[far].any() and bool(seen[other].any()):
             return True
     return False
+
+
+def later_keys(subject: Subject, draw: Draw) -> str:
+    """To which later keys queries attend, where T and S are equal and where they are not."""
+    texts = []
+    for T, S in [(6, 6), (4, 7)] if subject.crosses else [(6, 6)]:
+        later = ~triangle(T, S, S - T)
+        seen = influence(subject, draw.case("later keys", T, S)) & later
+        which = "no later key" if not seen.any() else "all later keys"
+        if seen.any() and not seen[later].all():
+            t, s = seen.nonzero()[0].tolist()
+            which = (
+                f"{int(seen.sum())} of {int(later.sum())} later keys, query {t} to key {s} first"
+            )
+        texts.append(f"with {T} queries and {S} keys, queries attend to {which}")
+    return f"Seen: {'; '.join(texts)}. As causal= is not said, it is taken for causal."
 
 
 def find_window(subject: Subject, draw: Draw) -> int | None:

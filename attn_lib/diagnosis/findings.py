@@ -8,7 +8,7 @@ from torch import Tensor
 from attn_lib.diagnosis.forms import FORMS
 from attn_lib.diagnosis.formula import Case, Intent
 from attn_lib.diagnosis.mistakes import MISTAKES
-from attn_lib.diagnosis.reference import open_rows
+from attn_lib.diagnosis.reference import allowed, open_rows
 from attn_lib.diagnosis.report import Failure, Note
 
 
@@ -24,6 +24,7 @@ class Findings:
     state_example: str = ""
     seconds: float = 0.7  # to look for pairs of mistakes
     guessed: list[str] = field(default_factory=list)  # what is assumed of causal and window
+    seen: str = ""  # which later keys have an influence, where causal is assumed
 
     def known(
         self, mistake: str, example: str, *, alike: tuple[str, ...] = (), form: int = 0
@@ -37,6 +38,8 @@ class Findings:
             name, likely, look_for, repair = FORMS.get(
                 (mistake, form), (row.name, row.likely, row.look_for, row.repair)
             )
+            if mistake == "closed_key_reaches_output" and self.seen:
+                likely = f"{self.seen} {likely}"
             if alike:
                 likely += " Or it is one of those named below, which give the same numbers here."
             self.failures.append(
@@ -68,15 +71,15 @@ def largest(a: Tensor, b: Tensor) -> float:
 
 
 def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
-    """The row that differs most, around the entry that differs most, in words and numbers."""
+    """The first row that differs, around its entry that differs most, in words and numbers."""
     gap = (mine - expected).abs().nan_to_num(float("inf"))
     gap = gap.masked_fill((mine == expected) | (mine.isnan() & expected.isnan()), 0.0)
     rows = open_rows(case, intent)
     if rows is not None:
         closed = ~rows if gap.dim() == 3 else ~rows[:, None].expand(gap.shape[:-1])
         gap = gap.masked_fill(closed[..., None], 0.0)
-    index = torch.unravel_index(gap.flatten().argmax(), gap.shape)
-    *at, channel = (int(i) for i in index)
+    at = _first_row(gap.amax(dim=-1), case, expected)
+    channel = int(gap[at].argmax())
     names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
     where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))
     first = max(min(channel, gap.shape[-1] - 4), 0)
@@ -87,7 +90,14 @@ def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
     if case.mask is not None:
         row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
         lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")
-    pair = mine[tuple(at)][shown], expected[tuple(at)][shown]
+    pair = mine[at][shown], expected[at][shown]
     texts = [(numbers(pair[0], digits), numbers(pair[1], digits)) for digits in range(4, 17)]
     one, two = next((both for both in texts if both[0] != both[1]), texts[-1])
     return "\n".join([*lines, f"actual    {one}", f"expected  {two}"])
+
+
+def _first_row(gap: Tensor, case: Case, expected: Tensor) -> tuple[int, ...]:
+    """The first row, (example, head, position), off by more than is allowed, or the worst."""
+    off = (gap > allowed(case, expected)).flatten()
+    index = off.int().argmax() if off.any() else gap.flatten().argmax()
+    return tuple(int(i) for i in torch.unravel_index(index, gap.shape))

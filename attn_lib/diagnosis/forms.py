@@ -30,6 +30,15 @@ FORMS: dict[tuple[str, int], tuple[str, str, str, str]] = {
         "v.repeat(1, groups, 1, 1)",
         "v.repeat_interleave(groups, dim=1)",
     ),
+    **dict.fromkeys(
+        [("mask_of_the_batch", 2), ("mask_of_the_batch", 3)],
+        (
+            "the queries' masks are merged",
+            "The masks of all queries are merged into one for every query of the example.",
+            "mask.any(dim=-2), mask.all(dim=-2)",
+            "Keep the axis of the queries.",
+        ),
+    ),
     ("cache_mask", 1): (
         "no causal mask with a cache",
         "With a cache, a piece of several positions has no causal mask: each of them attends to "

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from attn_lib.diagnosis.cases import Draw, key_masks, matrix_mask
-from attn_lib.diagnosis.explore import changes, fits, influence, mask_options
+from attn_lib.diagnosis.cases import Draw, key_masks, matrix_mask, opened
+from attn_lib.diagnosis.explore import changes, changes_of_each, fits, mask_options
 from attn_lib.diagnosis.formula import Case, Intent, Layer
 from attn_lib.diagnosis.layouts import POLARITIES
 from attn_lib.diagnosis.search import explain
@@ -20,7 +20,8 @@ def find_mask(
     """Polarity and shape of the mask: the first ones with which closed keys have no influence.
 
     Where there are none, those with which a known mistake gives the output, or else those with
-    which closed keys have the least influence.
+    which closed keys have the least influence. Of masks for all queries alike, examples may be
+    confused: those that are right in a batch come first.
 
     Args:
         subject: what is called.
@@ -41,6 +42,7 @@ def find_mask(
     """
     before = (subject.polarity, subject.mask_shape)
     accepted: Accepted = {}
+    alone: list[tuple[str, str]] = []
     options = [polarity] if polarity else list(POLARITIES)
     sizes = [(4, 7), (5, 5)] if subject.crosses and not intent.causal else [(5, 5)]
     try:
@@ -52,12 +54,20 @@ def find_mask(
                     answer = subject.answer(case)
                     if answer.out is None or not fits(answer.out, case, subject, intent):
                         continue
+                    if meaning == "additive" and not polarity and not _added(subject, case):
+                        continue
                     accepted.setdefault((meaning, candidate), (case, answer))
                     if polarity and shape:
                         return polarity, shape
-                    if _closes(subject, case):
+                    if not _closes(subject, _first(case)):
+                        continue
+                    if "T" in candidate or _closes(subject, case):
+                        if "T" not in candidate:
+                            wider = [s for m, s in accepted if m == meaning and "T" in s]
+                            subject.wider_mask = wider[0] if wider else ""
                         return meaning, candidate
-        return _likeliest(subject, intent, accepted)
+                    alone.append((meaning, candidate))
+        return alone[0] if alone else _likeliest(subject, intent, accepted)
     finally:
         subject.polarity, subject.mask_shape = before
 
@@ -105,13 +115,35 @@ def _probe(draw: Draw, T: int, S: int, shape: str) -> Case:
     return Case(**{**vars(case), "mask": mask})
 
 
-def _closes(subject: Subject, case: Case) -> bool:
-    """Whether the first example's closed keys have no influence on it, and others have."""
+def _added(subject: Subject, case: Case) -> bool:
+    """Whether finite numbers in a mask have an influence, or else True and False have none.
+
+    Integers made of 0 and -inf, or a comparison, may close what -inf closes and add nothing.
+    """
     one = _first(case)
-    seen, open_cells = influence(subject, one), one.mask[0] if one.mask is not None else None
-    if open_cells is None or open_cells.all():
+    zeros, mask, tensors = subject.answer(one).out, subject.mask_of(one), subject.tensors(one)
+    assert mask is not None  # noqa: S101
+    cells = torch.arange(mask.shape[-1]) % 2 == 0  # in every row some have another number
+    try:
+        with torch.no_grad():
+            called = subject.quiet_call(tensors, mask.where(~cells | mask.isinf(), -0.7))
+        numbers = subject.parse(called, one).out
+    except Exception:  # 0 and -inf were accepted: it looks at values
+        return True
+    if numbers is None or zeros is None or not torch.equal(numbers, zeros):
+        return True
+    subject.polarity = "attend"
+    masked, bare = (subject.answer(c).out for c in (one, opened(one)))
+    subject.polarity = "additive"
+    return masked is None or bare is None or torch.allclose(masked, bare, equal_nan=True)
+
+
+def _closes(subject: Subject, case: Case) -> bool:
+    """Whether closed keys have no influence, in any example of a batch, and some others have."""
+    assert case.mask is not None  # noqa: S101
+    seen, cells = changes_of_each(subject, case) > 1e-6, case.mask
+    if cells[0].all() or not (seen & cells).any():
         return False
     if subject.projects and "context" not in case.tensors:
-        off = ~torch.eye(*open_cells.shape, dtype=torch.bool)  # x is the query's input too
-        return not seen[~open_cells & off].any() and bool(seen[open_cells].any())
-    return not seen[~open_cells].any() and bool(seen[open_cells].any())
+        seen = seen & ~torch.eye(len(seen[0]), dtype=torch.bool)  # x is the query's input too
+    return not (seen & ~cells).any()

@@ -1023,6 +1023,15 @@ _CACHE = (
         "cat([cached_k, k])",
         _GITHUB + "patrick-kidger/equinox/pull/704",
     ),
+    Mistake(
+        "cache_of_earlier_sequence",
+        "a new sequence sees an earlier one",
+        "What one sequence left behind is used in the next, although its first call gets "
+        "cache=None: the cache is kept on the module, or in one object for all sequences.",
+        "self.past = ... in forward, def step(x, cache=[]), cache = DEFAULT if cache is None",
+        "Begin anew where cache is None: cache = [] there, and empty what the module keeps.",
+        _GITHUB + "casper-hansen/AutoAWQ/issues/170",
+    ),
 )
 
 _PROPERTIES = (

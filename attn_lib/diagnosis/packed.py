@@ -17,24 +17,28 @@ def unpacked(
     """Matrices (outputs, inputs) by role, from packed ones too."""
     matrices: dict[str, Tensor] = {}
     vectors: dict[str, Tensor | None] = dict(biases)
+    if not turned and any(weight.dim() == 3 for weight in weights.values()):
+        return None
+    counts = {"q": heads, "k": kv_heads, "v": kv_heads}
     for role, weight in weights.items():
-        weight = _flat(weight)
+        weight = _flat(weight, role, counts.get(role, heads))
         matrices[role] = weight.mT if turned else weight
     for packed in ("qkv", "kv"):
         if packed not in matrices:
             continue
         whole, bias = matrices.pop(packed), vectors.pop(packed, None)
-        counts = {"q": heads, "k": kv_heads, "v": kv_heads}
         inside = order if packed == "qkv" else packed
         parts = [counts[role] for role in inside]
         if whole.shape[0] % sum(parts) or (interleaved and len(set(parts)) > 1):
             return None
-        rows = _rows(whole.shape[0], parts, interleaved)
-        for role, at in zip(inside, rows, strict=True):
+        lines = _rows(whole.shape[0], parts, interleaved)
+        for role, at in zip(inside, lines, strict=True):
             matrices[role] = whole[at]
             vectors[role] = None if bias is None else bias[at]
-    fits = matrices["q"].shape[0] % heads == 0 and matrices["k"].shape[0] % kv_heads == 0
-    fits = fits and matrices["v"].shape[0] % kv_heads == 0
+    rows = {role: len(matrices[role]) / n for role, n in counts.items()}
+    fits = all(width.is_integer() for width in rows.values()) and rows["q"] == rows["k"]
+    if "out" in matrices:
+        fits = fits and matrices["out"].shape[1] == heads * rows["v"]
     for role, matrix in matrices.items():
         bias = vectors.get(role)
         fits = fits and (bias is None or bias.numel() == matrix.shape[0])
@@ -76,9 +80,13 @@ def order_in_words(names: dict[str, list[str]], *, turned: bool, interleaved: bo
     return ""
 
 
-def _flat(weight: Tensor) -> Tensor:
-    """(H, d_model, d_k), a matrix for each head, to (d_model, H · d_k)."""
-    return weight.transpose(0, 1).flatten(1) if weight.dim() == 3 else weight
+def _flat(weight: Tensor, role: str, heads: int) -> Tensor:
+    """(H, d_model, d) or (d_model, H, d), and (H, d, d_model) of the output, to two axes."""
+    if weight.dim() != 3:
+        return weight
+    if role == "out":
+        return weight.flatten(0, 1)
+    return weight.transpose(0, 1).flatten(1) if len(weight) == heads else weight.flatten(1)
 
 
 def _rows(total: int, parts: list[int], interleaved: bool) -> list[Tensor]:

@@ -141,6 +141,22 @@ def read_layer(
     return layers
 
 
+def misfit(module: nn.Module, heads: int | None, projections: Mapping[str, str] | None) -> str:
+    """Shapes of matrices that were found and do not fit together; "" where none were found."""
+    parameters: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    by_role = _named(module, parameters, projections)
+    if not by_role.keys() & {"q", "qkv"}:
+        return ""
+    shapes = {n: tuple(parameters[n].shape) for names in by_role.values() for n in names}
+    listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    said = _attribute(module, _HEADS) if heads is None else heads
+    return (
+        f"with {said} heads the projections do not fit together: {listed}; q and k must give H · "
+        "d_k and H_kv · d_k channels, v must give H_kv · d_v, and out must take H · d_v. "
+        "Say heads=, kv_heads= or projections="
+    )
+
+
 def matrices(
     module: nn.Module, projections: Mapping[str, str] | None
 ) -> tuple[list[str], list[str]]:
@@ -279,7 +295,7 @@ def count_heads(
     if said is None and len(by_role.get("q", [])) > 1:
         said = len(by_role["q"])
     width = _attribute(module, _WIDTHS)
-    if said is None and width is not None and "q" in weights:
+    if said is None and width is not None and "q" in weights and weights["q"].dim() == 2:
         said = weights["q"].shape[0] // width
     if heads is not None and said is not None and heads != said:
         raise ValueError(f"heads={heads} contradicts the module, which says {said}")

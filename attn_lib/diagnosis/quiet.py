@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_KEEPING = (list, dict, set, Tensor, int, float, type(None))  # what a global name may keep
+_STORES = (list, dict, set, Tensor, nn.Module)  # what a call may write into
+_KEEPING = (*_STORES, int, float, type(None))  # what a global name may keep
 _DROPOUTS = {
     F.dropout,
     F.dropout1d,
@@ -62,6 +63,19 @@ def unchanged(module: nn.Module | None) -> Iterator[None]:
             for name, before in buffers.items():
                 if name in now and now[name].shape == before.shape:
                     now[name].copy_(before)
+
+
+class _Detached(TorchFunctionMode):
+    """Tensors with a history, which a module may keep of an earlier call, can be copied too."""
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        """Copy what ``copy.deepcopy`` refuses; let through all else."""
+        if func is Tensor.__deepcopy__ and not args[0].is_leaf:
+            args[1][id(args[0])] = args[0].detach().clone()
+            return args[1][id(args[0])]
+        return func(*args, **(kwargs or {}))
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -114,8 +128,9 @@ def copied(fn: Callable, module: nn.Module | None) -> tuple[Callable, nn.Module 
     """
     memo: dict[int, Any] = {}
     try:
-        twin = _copied(fn, memo)
-        # a module that fn knows by a global name is not part of the copy: then it is itself
+        with _Detached():
+            twin = _copied(fn, memo)
+        # a module that fn does not know by a name is not part of the copy: then it is itself
         return twin, None if module is None else memo.get(id(module), module)
     except Exception:  # whatever a part of it raises
         return fn, module
@@ -130,11 +145,11 @@ def _copied(fn: Any, memo: dict[int, Any], *, ours: bool = True) -> Any:
             parts = [_copied(c.cell_contents, memo, ours=ours) for c in cells]
             cells = tuple(map(types.CellType, parts))
         known = _globals(fn, memo) if ours else fn.__globals__
-        if cells is None and known is fn.__globals__:
+        if cells is None and known is fn.__globals__ and not (ours and _stores(fn)):
             return fn
         return _twin(fn, known, cells, memo)
     if isinstance(fn, types.MethodType):
-        return types.MethodType(fn.__func__, _copied(fn.__self__, memo))
+        return types.MethodType(_copied(fn.__func__, memo), _copied(fn.__self__, memo))
     if isinstance(fn, functools.partial):
         options = {name: _copied(value, memo) for name, value in fn.keywords.items()}
         return functools.partial(
@@ -143,9 +158,20 @@ def _copied(fn: Any, memo: dict[int, Any], *, ours: bool = True) -> Any:
     return copy.deepcopy(fn, memo)
 
 
+def _stores(fn: types.FunctionType) -> bool:
+    """Whether a default argument of a function may keep something."""
+    defaults = (*(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())
+    return any(isinstance(value, _STORES) for value in defaults)
+
+
 def _twin(fn: types.FunctionType, known: dict, cells: tuple | None, memo: dict) -> Callable:
-    twin = types.FunctionType(fn.__code__, known, fn.__name__, fn.__defaults__, cells)
-    twin.__kwdefaults__ = fn.__kwdefaults__
+    def own(value: Any) -> Any:
+        return copy.deepcopy(value, memo) if isinstance(value, _STORES) else value
+
+    defaults = fn.__defaults__ and tuple(map(own, fn.__defaults__))
+    twin = types.FunctionType(fn.__code__, known, fn.__name__, defaults, cells)
+    given = fn.__kwdefaults__
+    twin.__kwdefaults__ = given and {name: own(value) for name, value in given.items()}
     twin.__dict__.update(copy.deepcopy(fn.__dict__, memo))
     return twin
 
@@ -162,7 +188,7 @@ def _globals(fn: types.FunctionType, memo: dict[int, Any]) -> dict[str, Any]:
                 helpers[name] = value
                 new.append(value)
     kept = {n for n in names if isinstance(fn.__globals__[n], _KEEPING)}
-    if not kept:
+    if not kept and not any(_stores(f) for name, f in helpers.items() if name):
         return fn.__globals__
     known = dict(fn.__globals__)
     known |= {name: copy.deepcopy(known[name], memo) for name in kept}

@@ -108,3 +108,9 @@ def _open_rows(case: Case, intent: Intent) -> Tensor | None:
         rows = (allowed & (distance < intent.window)).any(dim=-1)
     rows = rows if case.ignored is None else rows & ~case.ignored
     return None if rows.all() else rows
+
+
+def allowed(case: Case, expected: Tensor) -> float:
+    """How far an output may be off from the expected one."""
+    finite = expected[expected.isfinite()]
+    return case.tolerance * (1.0 + (finite.abs().max().item() if finite.numel() else 0.0))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attn_lib.diagnosis.formula import Case, Intent, Layer
 from attn_lib.diagnosis.mistakes import MISTAKES, Mistake
-from attn_lib.diagnosis.reference import compute, open_rows
+from attn_lib.diagnosis.reference import allowed, compute, open_rows
 from attn_lib.diagnosis.subject import Answer
 from attn_lib.diagnosis.wrong_scores import Change
 
@@ -39,9 +39,7 @@ def equal(mine: Tensor, theirs: Tensor, case: Case, intent: Intent) -> bool:
     rows = open_rows(case, intent)
     if rows is not None:
         mine, theirs = _kept(mine, rows), _kept(theirs, rows)
-    finite = theirs[theirs.isfinite()]
-    size = 1.0 + (finite.abs().max().item() if finite.numel() else 0.0)
-    return torch.allclose(mine, theirs, rtol=0.0, atol=case.tolerance * size, equal_nan=True)
+    return torch.allclose(mine, theirs, rtol=0.0, atol=allowed(case, theirs), equal_nan=True)
 
 
 def kept(out: Tensor, case: Case, intent: Intent) -> Tensor:

@@ -1,23 +1,27 @@
 """Step by step with a cache: the pieces together must give what the whole gives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_lib.diagnosis.cases import Draw
 from attn_lib.diagnosis.findings import Findings, largest, show
 from attn_lib.diagnosis.formula import Case, Layer, Run, rotate, triangle
-from attn_lib.diagnosis.layouts import from_layout, to_layout
 from attn_lib.diagnosis.projections import read_layer
-from attn_lib.diagnosis.quiet import WithoutDropout, copied
 from attn_lib.diagnosis.reference import compute
 from attn_lib.diagnosis.search import equal
+from attn_lib.diagnosis.sequences import (
+    PIECES,
+    WORDS,
+    check_open,
+    check_second,
+    in_pieces,
+    own_step,
+    together,
+)
 from attn_lib.diagnosis.subject import Subject, quoted
-
-PIECES = (3, 1, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -127,54 +131,35 @@ PLANS: dict[str, tuple[Planner, ...]] = {
 
 
 def check_steps(subject: Subject, draw: Draw, found: Findings) -> None:
-    """Give a sequence in pieces, and compare with the reference for the whole of it."""
+    """Give sequences in pieces, and compare with the reference for the whole of one."""
     if subject.step is None:
         return
     if not draw.intent.causal:
         found.unchecked.append("step by step: only where causal=True is meant")
         return
-    layer = _layer(subject)
+    layer, step = _layer(subject), own_step(subject)
     case = draw.case("pieces", sum(PIECES))
     expected = compute(case, draw.intent, layer).out
     try:
-        mine, no_cache = _in_pieces(subject, case)
+        mine, no_cache = together(in_pieces(subject, step, case))
     except Exception as error:  # whatever it raises is an answer
         found.property(
             "the step function cannot be used", "It raises in the first pieces.", quoted(error)
         )
         return
-    if mine.shape == expected.shape and equal(mine, expected, case, draw.intent):
-        found.holds.append(
-            f"pieces of {', '.join(map(str, PIECES))} positions, with the cache, equal the whole"
-        )
-        return
-    if no_cache and mine.shape == expected.shape:
-        found.property(
-            "step returns no cache",
-            "The pieces differ from the whole, and step returned None as the cache: it must return "
-            "what the next call needs, as (out, cache).",
-            show(case, mine, expected, draw.intent),
-        )
-        return
-    _report(draw, layer, case, mine, expected, found)
+    right = mine.shape == expected.shape and equal(mine, expected, case, draw.intent)
+    known = mine.shape == expected.shape and not right and _named(draw, layer, case, mine, found)
+    alike = check_second(subject, draw, step, case, mine, found)
+    if right:
+        found.holds.append(f"{WORDS}, with the cache, equal the whole")
+        if alike:
+            check_open(subject, draw, case, mine, found)
+    elif alike and not known:
+        _unknown(draw, case, mine, expected, no_cache, found)
 
 
-def _report(
-    draw: Draw,
-    layer: Layer | None,
-    case: Case,
-    mine: Tensor,
-    expected: Tensor,
-    found: Findings,
-) -> None:
-    if mine.shape != expected.shape:
-        found.property(
-            "pieces have another shape than the whole",
-            f"The pieces together have the shape {tuple(mine.shape)}, not {tuple(expected.shape)}.",
-        )
-        return
-    words = f"pieces of {', '.join(map(str, PIECES))} positions"
-    example = show(replace(case, words=words), mine, expected, draw.intent)
+def _named(draw: Draw, layer: Layer | None, case: Case, mine: Tensor, found: Findings) -> bool:
+    """Whether a known mistake gives these numbers: then it is reported."""
     forms: dict[str, int] = {}
     for name, planners in PLANS.items():
         for form, planner in enumerate(planners):
@@ -182,7 +167,29 @@ def _report(
                 forms.setdefault(name, form)
     if forms:
         first, *rest = forms
+        expected = compute(case, draw.intent, layer).out
+        example = show(replace(case, words=WORDS), mine, expected, draw.intent)
         found.known(first, example, alike=tuple(rest), form=forms[first])
+    return bool(forms)
+
+
+def _unknown(
+    draw: Draw, case: Case, mine: Tensor, expected: Tensor, no_cache: bool, found: Findings
+) -> None:
+    if mine.shape != expected.shape:
+        found.property(
+            "pieces have another shape than the whole",
+            f"The pieces together have the shape {tuple(mine.shape)}, not {tuple(expected.shape)}.",
+        )
+        return
+    example = show(replace(case, words=WORDS), mine, expected, draw.intent)
+    if no_cache:
+        found.property(
+            "step returns no cache",
+            "The pieces differ from the whole, and step returned None as the cache: it must return "
+            "what the next call needs, as (out, cache).",
+            example,
+        )
         return
     found.property(
         "pieces differ from the whole",
@@ -203,43 +210,6 @@ def _layer(subject: Subject) -> Layer | None:
         projections=subject.projections,
     )
     return layers[subject.reading]
-
-
-def _in_pieces(subject: Subject, case: Case) -> tuple[Tensor, bool]:
-    """The pieces together, and whether None was returned as the cache."""
-    assert subject.step is not None  # noqa: S101
-    step = copied(subject.step, None)[0]
-    owner = getattr(step, "__self__", None)
-    if isinstance(owner, nn.Module):
-        owner.eval()
-    outs: list[Tensor] = []
-    cache: Any = None
-    found_none = False
-    with torch.no_grad(), WithoutDropout():
-        for piece in _pieces(case):
-            result = step(*_inputs(subject, piece), cache)
-            if not isinstance(result, tuple | list) or len(result) != 2:
-                raise TypeError(f"step must return (out, cache), got {type(result).__name__}")
-            out, cache = result
-            found_none = found_none or cache is None
-            outs.append(from_layout(out, subject.layout, piece, subject.projects))
-    return torch.cat(outs, dim=-2), found_none
-
-
-def _pieces(case: Case) -> Iterator[Case]:
-    a = 0
-    for size in PIECES:
-        tensors = {role: x[..., a : a + size, :] for role, x in case.tensors.items()}
-        yield replace(case, tensors=tensors)
-        a += size
-
-
-def _inputs(subject: Subject, piece: Case) -> list[Tensor]:
-    counts = {"q": piece.heads, "k": piece.kv_heads, "v": piece.kv_heads}
-    return [
-        to_layout(x.to(subject.dtype), subject.layout, piece.merged, counts.get(role, 1))
-        for role, x in piece.tensors.items()
-    ]
 
 
 def _planned(case: Case, draw: Draw, layer: Layer | None, planner: Planner) -> Tensor:

@@ -48,6 +48,7 @@ class Subject:
     projections: Mapping[str, str] | None = None
     reading: int = 0  # which way of reading the projections fits
     step: Callable | None = None
+    wider_mask: str = ""  # a shape with T that is accepted, though closed keys have an influence
     mask_refused: str = ""  # what a mask of the usual sizes raises
     refuses_cross: bool = False  # queries and keys of different lengths raise
     ignores_padded: bool = False  # outputs at padded positions are not compared

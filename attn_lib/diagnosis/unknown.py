@@ -40,11 +40,10 @@ def report_unknown(
             "in the book's order of axes"
         )
     rest = [pair for pair in answered if not any(pair[0] is c for c, _ in wrong)]
-    likely = _compared(wrong, rest, intent, layer)
+    seen = [found.seen] if found.seen and intent.causal else []
     facts = outside.facts(subject, draw, wrong, intent, layer)
-    found.failures.append(
-        Failure(None, "the output is not attention's", " ".join([likely, *facts]), example=example)
-    )
+    likely = " ".join([*seen, _compared(wrong, rest, intent, layer), *facts])
+    found.failures.append(Failure(None, "the output is not attention's", likely, example=example))
 
 
 def _compared(wrong: Answered, rest: Answered, intent: Intent, layer: Layer | None) -> str:
@@ -96,7 +95,9 @@ def _split(wrong: Answered, rest: Answered) -> str:
     kinds: dict[str, Callable[[Case], bool]] = {
         "all without a mask": lambda case: case.mask is None,
         "all with a mask that closes nothing": lambda case: not case.closes,
+        "all without a context": lambda case: "context" not in case.tensors,
         "all with T = S": lambda case: case.lengths[0] == case.lengths[1],
+        "all with T != S": lambda case: case.lengths[0] != case.lengths[1],
         "all with one query": lambda case: case.lengths[0] == 1,
         "all with more than one query": lambda case: case.lengths[0] > 1,
     }

@@ -88,6 +88,7 @@ def _meant(
                     for text in found.assumed
                     if not any(k and text in found.guessed[i] for i, k in enumerate(kept))
                 ]
+                found.seen = found.seen if meant.causal else ""
                 if words := explore.inside(intent, meant):
                     found.assumed.append(f"it is meant to have {words}")
                 return meant
@@ -302,7 +303,7 @@ def _example(answered: Answered, intent: Intent, part: Hypothesis, whole: Hypoth
         if answer.out is None or equal(alone, expected, case, intent):
             continue
         mine = answer.out
-        if alone.shape == expected.shape:  # rows that this mistake leaves alone show another one
+        if len(whole.mistakes) > 1 and alone.shape == expected.shape:  # rows of this one alone
             gap = (alone - expected).abs().nan_to_num(1e9).amax(dim=-1, keepdim=True)
             mine = mine.where(gap > 1e-2 * gap.amax().clamp(max=1.0), expected)
         if not equal(mine, expected, case, intent):

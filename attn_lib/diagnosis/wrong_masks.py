@@ -140,6 +140,8 @@ def _any_for_all(run: Run, given: Tensor) -> Tensor:
 MASK_OF_THE_BATCH = (
     meaning(_any_for_all),
     meaning(lambda run, given: given.all(dim=0, keepdim=True)),
+    meaning(lambda run, given: given.any(dim=-2, keepdim=True)),
+    meaning(lambda run, given: given.all(dim=-2, keepdim=True)),
 )
 
 

@@ -122,7 +122,10 @@ def of_module(plant: Plant, layer):
                 yield outcome(same, *given)
             layer.float()
     if "step" in plant.intent:
-        yield outcome(lambda x: in_pieces(layer.step, x), drawn(2, sum(PIECES), width, seed=4))
+        for seed in (4, 5):  # one sequence after the other
+            yield outcome(
+                lambda x: in_pieces(layer.step, x), drawn(2, sum(PIECES), width, seed=seed)
+            )
     yield list(layer.parameters())
 
 

@@ -28,7 +28,7 @@ class Llama(nn.Module):
     def __init__(self, hidden_size, num_heads, num_key_value_heads, wrong="", normed=False):
         super().__init__()
         self.num_heads, self.num_key_value_heads = num_heads, num_key_value_heads
-        self.head_dim, self.wrong = hidden_size // num_heads, wrong
+        self.head_dim, self.wrong, self.past = hidden_size // num_heads, wrong, None
         self.q_proj = nn.Linear(hidden_size, num_heads * self.head_dim, bias=False)
         self.k_proj = nn.Linear(hidden_size, num_key_value_heads * self.head_dim, bias=False)
         self.v_proj = nn.Linear(hidden_size, num_key_value_heads * self.head_dim, bias=False)
@@ -38,9 +38,16 @@ class Llama(nn.Module):
         )
 
     def forward(self, hidden_states):
-        return self.step(hidden_states, None)[0]
+        return self.attended(hidden_states, None)[0]
 
     def step(self, hidden_states, past):
+        if self.wrong == "cache_of_earlier_sequence":  # whatever is passed
+            past = self.past
+        out, kept = self.attended(hidden_states, past)
+        self.past = kept if self.wrong == "cache_of_earlier_sequence" else None
+        return out, kept
+
+    def attended(self, hidden_states, past):
         B, T, _ = hidden_states.shape
         seen = 0 if past is None else past[0].shape[2]
         q, k, v = self.projected(hidden_states, seen)
@@ -128,7 +135,7 @@ class Meta(nn.Module):
         self.wk = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
         self.wv = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
         self.wo = nn.Linear(n_heads * self.head_dim, dim, bias=False)
-        self.normed = normed
+        self.normed, self.memory = normed, []
         self.q_norm = nn.LayerNorm(self.head_dim) if normed else nn.Identity()
         self.k_norm = nn.LayerNorm(self.head_dim) if normed else nn.Identity()
         if normed:
@@ -136,11 +143,18 @@ class Meta(nn.Module):
                 nn.init.uniform_(norm.weight, 0.5, 1.5)
 
     def forward(self, x):
-        return self.step(x, None)[0]
+        return self.piece(x, self.fresh(x))[0]
 
     def step(self, x, cache):
-        start = 0 if cache is None else cache["filled"]
-        cache = self.fresh(x) if cache is None else cache
+        if cache is None:
+            cache = self.memory.pop() if self.memory else self.fresh(x)
+        out, cache = self.piece(x, cache)
+        if self.wrong == "cache_of_earlier_sequence":  # used again as it is
+            self.memory = [cache]
+        return out, cache
+
+    def piece(self, x, cache):
+        start = cache["filled"]
         positions = self.positions(start, x.shape[1])
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
         q, k, v = self.prepared(q, k, v, positions)
@@ -156,7 +170,7 @@ class Meta(nn.Module):
 
     def fresh(self, x):
         shape = (len(x), 256, self.n_kv_heads, self.head_dim)
-        return {"k": x.new_zeros(shape), "v": x.new_zeros(shape)}
+        return {"k": x.new_zeros(shape), "v": x.new_zeros(shape), "filled": 0}
 
     def positions(self, start, T):
         if self.wrong == "rope_positions_restart":

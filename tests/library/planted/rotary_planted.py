@@ -23,7 +23,7 @@ ROPES = [
 HEADS = ["kv_heads_tiled", "kv_first_head_for_all"]
 NORMS = ["qk_norm_axis", "qk_norm_after_rope", "qk_norm_missing"]
 CACHES = ["cache_position", "cache_mask", "cache_stale", "cache_not_appended", "cache_order"]
-CACHES = ["rope_positions_restart", *CACHES]
+CACHES = ["rope_positions_restart", "cache_of_earlier_sequence", *CACHES]
 KINDS = {
     "llama": (rotary.Llama, {"rope_pairing": "half"}, "rms"),
     "meta": (rotary.Meta, {"rope_pairing": "neighbours"}, "layer"),

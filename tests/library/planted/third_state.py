@@ -139,7 +139,7 @@ class Decoder(nn.Module):
     def __init__(self, size, mistake=""):
         super().__init__()
         self.num_heads, width = (2, 16) if size == 0 else (3, 12)
-        self.mistake = mistake
+        self.mistake, self.first_cache = mistake, self.new_cache()
         self.w_q = nn.Linear(width, width, bias=False)
         self.w_kv = nn.Linear(width, 2 * width, bias=False)
         self.w_out = nn.Linear(width, width, bias=False)
@@ -161,9 +161,15 @@ class Decoder(nn.Module):
             return new
         return torch.cat([new, old] if self.mistake == "cache_order" else [old, new], dim=1)
 
+    def new_cache(self):
+        return {"k": None, "v": None, "length": 0, "calls": 0}
+
     def step(self, x, cache=None):
         T, H = x.shape[1], self.num_heads
-        cache = cache or {"k": None, "v": None, "length": 0, "calls": 0}
+        if self.mistake == "cache_of_earlier_sequence":
+            cache = cache or self.first_cache  # made once, and filled below
+        else:
+            cache = dict(cache or self.new_cache())
         q = self.w_q(x).unflatten(2, (H, -1))
         k, v = self.w_kv(x).chunk(2, dim=2)
         k, v = k.unflatten(2, (H, -1)), v.unflatten(2, (H, -1))
@@ -177,13 +183,13 @@ class Decoder(nn.Module):
         scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[3] ** 0.5
         weights = torch.where(ahead > 0, -torch.inf, scores).softmax(dim=3)
         out = torch.einsum("bhts,bshd->bthd", weights, v).flatten(2)
-        cache = {**cache, "length": cache["length"] + T, "calls": cache["calls"] + 1}
+        cache.update(length=cache["length"] + T, calls=cache["calls"] + 1)
         if not (self.mistake == "cache_stale" and cache["calls"] > 1):
             cache.update(k=k, v=v)
         return self.w_out(out), cache
 
     def forward(self, x):
-        return self.step(x)[0]
+        return self.step(x, self.new_cache())[0]
 
 
 def decoder(size, mistake=""):
@@ -200,7 +206,7 @@ STEPS = {
     "projections": {"q": "w_q.weight", "kv": "w_kv.weight", "out": "w_out.weight"},
 }
 
-for _name in ("position", "mask", "stale", "not_appended", "order"):
+for _name in ("position", "mask", "stale", "not_appended", "order", "of_earlier_sequence"):
     PLANTS.append(
         Plant(
             f"cache_{_name}",
