@@ -1,8 +1,10 @@
-"""The built book in a browser that has no network, once for each process that runs tests."""
+"""The built book in a browser that has no network, built once for all tests."""
 
 import contextlib
+import fcntl
 import functools
 import http.server
+import os
 import re
 import shutil
 import threading
@@ -17,12 +19,22 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """The strict build of a copy of the working tree; its outputs are checked elsewhere."""
-    root = copy_tree(tmp_path_factory.mktemp("site") / "checkout")
-    checked.write(root)
-    run = run_build(root)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert not re.search("warning:", run.stdout + run.stderr, re.IGNORECASE)
+    """The strict build of a copy of the working tree; its outputs are checked elsewhere.
+
+    The first of the processes that run tests makes it, and the others wait.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    root = folder / "site"
+    with (folder / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "site.built").exists():
+            shutil.rmtree(root, ignore_errors=True)  # of a process whose build was red
+            checked.write(copy_tree(root))
+            run = run_build(root)
+            assert run.returncode == 0, run.stdout + run.stderr
+            assert not re.search("warning:", run.stdout + run.stderr, re.IGNORECASE)
+            (folder / "site.built").touch()
     return root / "_build" / "html"
 
 

@@ -122,8 +122,8 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
     printed = cells["ch14-report"].outputs[0].text.splitlines()
     with opened(browser, site.as_uri()) as page:
         visit(page, f"{site.as_uri()}/book/index.html")
-        code = page.locator(".cell_input pre").inner_text().splitlines()
-        said = page.locator(".cell_output pre").inner_text().splitlines()
+        code = page.locator(".cell_input pre").text_content().splitlines()
+        said = page.locator(".cell_output pre").text_content().splitlines()
     sources = [cells[name].source for name in ("ch14-mine", "ch14-report")]
     assert code == "\n\n".join(sources).splitlines()
     assert said[:-1] == printed[: len(said) - 1]
@@ -196,7 +196,7 @@ def test_the_page_cites_the_book_and_leads_nowhere_yet(browser, site):
     address = pages.address()
     with opened(browser, site.as_uri()) as page:
         visit(page, f"{site.as_uri()}/book/index.html")
-        shown = page.locator("pre", has_text="@software").inner_text()
+        shown = page.locator("pre", has_text="@software").text_content()
         assert shown.strip() == front.reference(CITATION, address)
         assert page.locator(".links").count() == (front.UNSET not in address)
 

@@ -35,7 +35,11 @@ ANSWERS = {
     ("05_positions.html#rotate-queries-and-keys-rotary-positions-rope", "keep their score"): (
         *("RoPE", "rotary", "rotary embedding", "rotary position embedding"),
     ),
-    ("index.html#how-to-run-it", "In Colab"): ("run chapter 2 in Colab", "run in colab"),
+    ("index.html#run-a-chapter-in-jupyter-or-in-colab", "In Colab"): (
+        "run chapter 2 in Colab",
+        "run in colab",
+        "colab",
+    ),
     ("reference.html#module-attn_lib.diagnosis", "attn_lib.diagnosis.diagnose("): (
         *("check my own attention", "check my attention", "test my own attention code"),
     ),
