@@ -23,9 +23,9 @@ ANSWERS = {
         *("per-head weights", "attention weights per head", "weights of each head"),
     ),
     (
-        "conventions.html#what-comes-back-averaged-weights-weights-after-dropout",
+        "conventions.html#what-comes-back-averaged-or-per-head-weights-of-multiheadattention",
         "their mean over the heads",
-    ): ("average_attn_weights",),
+    ): ("per-head weights nn.MultiheadAttention", "average_attn_weights"),
     ("04_scaling.html#where-d-k-comes-from-random-products", "takes that away"): (
         *("√d_k", "sqrt d_k", "sqrt(d_k)", "sqrt dk", "why divide by sqrt(d_k)"),
     ),
@@ -55,7 +55,7 @@ ANSWERS = {
 # asked first, whose answer is the first result
 FIRST = {
     *("my rows are NaN", "my mask is inverted for nn.MultiheadAttention", "per-head weights"),
-    *("causal mask with a cache", "load a real model"),
+    *("per-head weights nn.MultiheadAttention", "causal mask with a cache", "load a real model"),
     *("RoPE", "run chapter 2 in Colab", "what is H"),
 }
 RESULTS = "ul.search > li > a"
