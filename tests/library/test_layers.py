@@ -806,8 +806,10 @@ def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
     torch.testing.assert_close(maps[""].sum(-1), torch.ones(3, 3, length).double())
 
 
-def test_sinks_under_autocast():
-    layer, x = layer_of(sinks=True, dtype=torch.float32), draw(2, 4, 6, dtype=torch.float32)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_sinks_under_autocast(softcap):
+    layer = layer_of(sinks=True, dtype=torch.float32, softcap=softcap)
+    x = draw(2, 4, 6, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x, causal=True)
     assert out.dtype == torch.bfloat16
