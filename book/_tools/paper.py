@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from playwright.sync_api import Page as Tab
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 PDF = "attention-checked.pdf"
 LINK = f' · <a href="../{PDF}">the whole book as a PDF</a>'
+FORM = {"format": "A4", "print_background": True, "outline": True, "tagged": True}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 # what is out of sight is loaded late: here it is loaded now
@@ -31,12 +33,14 @@ SET = "window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0
 JOIN = """() => document.querySelectorAll("section.page").forEach(page => {
   page.querySelectorAll("[id]").forEach(place => { place.id = `${page.id}--${place.id}`; });
   page.querySelectorAll("a[href]").forEach(link => {
-    const [inside, to, at] = /^(?:(\\w+)\\.html)?(?:#(.*))?$/.exec(link.getAttribute("href")) || [];
-    if (inside) link.setAttribute("href", `#${to || page.id}${at ? `--${at}` : ""}`);
-    else if (/^\\.\\.\\//.test(link.getAttribute("href"))) link.removeAttribute("href");  // a picture, the index
+    const href = link.getAttribute("href");
+    const [inside, to = page.id, at] = /^(?:(\\w+)\\.html)?(?:#(.*))?$/.exec(href) || [];
+    if (inside && document.getElementById(to)) link.href = `#${to}${at ? `--${at}` : ""}`;
+    else if (!href.startsWith("http")) link.removeAttribute("href");  // a picture, the index
   });
   const solutions = page.querySelectorAll(".cell[class*=tag_solution]");
-  if (solutions.length) page.append(Object.assign(document.createElement("h2"), {textContent: "Solutions"}));
+  if (solutions.length) page.append(document.createElement("h2"));
+  if (solutions.length) page.lastChild.append("Solutions");
   solutions.forEach(solution => {
     solution.querySelectorAll("details").forEach(folded => { folded.open = true; });
     page.append(solution);
@@ -46,14 +50,25 @@ FAULTS = """() => {
   const all = which => [...document.querySelectorAll(`section.page ${which}`)];
   const nowhere = link => !/^https?:/.test(link.getAttribute("href"))
     && !document.getElementById(decodeURIComponent(link.hash.slice(1)));
-  return [
-    ...all(".math").filter(formula => !formula.querySelector("mjx-container")).map(formula => `not set: ${formula.textContent}`),
-    ...all("mjx-merror").map(formula => `an error in a formula: ${formula.textContent}`),
-    ...[...document.images].filter(image => !image.naturalWidth).map(image => `no picture: ${image.src}`),
-    ...all("a[href]").filter(nowhere).map(link => `leads nowhere: ${link.getAttribute("href")}`),
-    ...all("h1").filter(title => !!title.closest(".numbered") !== !!title.querySelector(".section-number"))
-      .map(title => `numbered otherwise than in the contents: ${title.textContent}`),
-  ];
+  const drawn = letter => {
+    const paper = document.createElement("canvas");
+    Object.assign(paper.getContext("2d"), {font: "50px sans-serif"}).fillText(letter, 0, 60);
+    return paper.toDataURL();
+  };
+  const letters = [...new Set(all("[lang=zh]").map(word => word.textContent).join(""))];
+  const unknown = letters.filter(letter => drawn(letter) === drawn("\ue000"));
+  const numbered = title => Boolean(title.querySelector(".section-number"));
+  const text = part => part.data || part.getAttribute("href") || part.getAttribute("src")
+    || part.textContent;
+  return Object.entries({
+    "no font has, such as Debian's fonts-wqy-microhei": unknown.map(letter => new Text(letter)),
+    "not set": all(".math").filter(formula => !formula.querySelector("mjx-container")),
+    "an error in a formula": all("mjx-merror"),
+    "no picture": all("img").filter(image => !image.naturalWidth),
+    "leads nowhere": all("a[href]").filter(nowhere),
+    "numbered otherwise than in the contents": all("h1")
+      .filter(title => numbered(title) !== Boolean(title.closest(".numbered"))),
+  }).flatMap(([what, parts]) => parts.map(part => `${what}: ${text(part)}`));
 }"""
 
 
@@ -94,31 +109,35 @@ def whole(folder: Path, pages: list[Page]) -> str:
     return frame[:start] + sections + frame[end:]
 
 
-def write(site: Path, pages: list[Page]) -> Path:
-    """Print these pages of a built book.
-
-    Returns:
-        The file, beside the front page.
+def prepare(tab: Tab, folder: Path, pages: list[Page]) -> None:
+    """Load these pages of a built book, as one, into a tab of a browser.
 
     Raises:
-        ValueError: something on the pages is not finished; each such thing is named.
+        ValueError: something on them is not finished; each such thing is named.
     """
-    joined, pdf = site / "book" / "paper.html", site / PDF
-    joined.write_text(whole(site / "book", pages))
-    with sync_playwright() as playwright:
-        found = next(filter(None, map(shutil.which, BROWSERS)))
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.set_default_timeout(300_000)
-        page.goto(joined.as_uri())
-        for step in (LOADED, SET, JOIN):
-            page.evaluate(step)
-        if faults := page.evaluate(FAULTS):
-            raise ValueError("not fit to print:\n" + "\n".join(faults))
-        page.pdf(path=pdf, format="A4", print_background=True, outline=True, tagged=True)
-        browser.close()
+    joined = folder / "paper.html"
+    joined.write_text(whole(folder, pages))
+    tab.goto(joined.as_uri())
+    for step in (LOADED, SET, JOIN):
+        tab.evaluate(step)
     joined.unlink()
-    return pdf
+    if faults := tab.evaluate(FAULTS):
+        raise ValueError("not fit to print:\n" + "\n".join(faults))
+
+
+def write(site: Path, pages: list[Page]) -> Path:
+    """Print these pages of a built book into a file beside its front page."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is None:
+        raise SystemExit(f"one of these browsers is needed: {', '.join(BROWSERS)}")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.set_default_timeout(300_000)
+        prepare(tab, site / "book", pages)
+        tab.pdf(path=site / PDF, **FORM)
+        browser.close()
+    return site / PDF
 
 
 def link(index: Path) -> None:

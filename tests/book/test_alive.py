@@ -36,7 +36,7 @@ def loose(text: str) -> list[str]:
     for line in re.findall(r"uses: *(.*)", text):
         if not (
             re.fullmatch(OWN + r"@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)
-            or (line.startswith("./") and (pages.ROOT / line).exists())
+            or (line.startswith("$/.github/") and (pages.ROOT / line[2:]).exists())
         ):
             found.append(f"{line} is not an action of GitHub's own, by its commit")
     for name, job in flow["jobs"].items():
@@ -50,7 +50,9 @@ def loose(text: str) -> list[str]:
             }:
                 found.append(f"{name} keeps its credentials")
             found += [said for run in commands(step, job) for said in unknown(run)]
-    if said := re.findall(r"pull_request_target|secrets\.|https?:|\b[\w-]+\.(?:org|com|io)\b", text):
+    if said := re.findall(
+        r"pull_request_target|secrets\.|https?:|\b[\w-]+\.(?:org|com|io)\b", text
+    ):
         found.append(f"names {said}")
     return found
 
@@ -129,7 +131,10 @@ def test_what_runs_when():
         "weekly.yml": {"schedule", "workflow_dispatch"},
     }
     jobs = {(name, job): does for name, flow in found.items() for job, does in flow["jobs"].items()}
-    run = {place: [r for s in job.get("steps", ()) for r in commands(s, job)] for place, job in jobs.items()}
+    run = {
+        place: [r for s in job.get("steps", ()) for r in commands(s, job)]
+        for place, job in jobs.items()
+    }
     assert run["check.yml", "check"] == ["bash .ci/run"]
     assert run["publish.yml", "build"] == ["bash .ci/publish"]
     assert run["weekly.yml", "weekly"] == ["bash .ci/run", "bash .ci/weekly"]
@@ -153,7 +158,7 @@ def test_what_runs_when():
 STUBS = {
     "python3": 'mkdir -p "$3/bin" && touch "$3/bin/activate"',
     "pip": '[ "$1" = list ] && echo "torch 9.9" || cp "$3" "$SEEN"',
-    "pytest": 'echo "$@" >>"$SEEN"; echo "FAILED book/a.ipynb::Cell 5"; echo "= 1 failed in 2s ="; exit 3',
+    "pytest": 'echo "$@" >>"$SEEN"; echo "FAILED a.ipynb::Cell 5"; echo "= 1 failed in 2s"; exit 3',
 }
 
 
@@ -171,8 +176,8 @@ def test_what_drifts_is_said(which, tmp_path):
     assert run.returncode == 3, run.stderr
     assert (tmp_path / "summary").read_text().splitlines() == [
         "torch 9.9",
-        "FAILED book/a.ipynb::Cell 5",
-        "= 1 failed in 2s =",
+        "FAILED a.ipynb::Cell 5",
+        "= 1 failed in 2s",
     ]
     *wanted, tested = (tmp_path / "seen").read_text().splitlines()
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
