@@ -61,7 +61,8 @@ FAULTS = """() => {
   const text = part => part.data || part.getAttribute("href") || part.getAttribute("src")
     || part.textContent;
   return Object.entries({
-    "no font has, such as Debian's fonts-wqy-microhei": unknown.map(letter => new Text(letter)),
+    "no font, such as Debian's fonts-wqy-microhei, has": unknown.length
+      ? [new Text(unknown.join(""))] : [],
     "not set": all(".math").filter(formula => !formula.querySelector("mjx-container")),
     "an error in a formula": all("mjx-merror"),
     "no picture": all("img").filter(image => !image.naturalWidth),
