@@ -643,7 +643,8 @@
     if (!still) return;                                // another page
     const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial, exchange, swap, patches, trained}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
-    still.replaceWith(live);
+    still.classList.add("still");                      // for paper
+    still.before(live);
   });
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", upgrade);
   else upgrade();
