@@ -300,6 +300,7 @@ def looks(page, site, name, *styles):
         page.evaluate("document.querySelectorAll('link[rel=stylesheet]').forEach(l => l.remove())")
     for style in styles:
         page.add_style_tag(url=style)
+    page.add_style_tag(content="* { transition: none !important; }")  # or a colour is on its way
     page.evaluate("document.fonts.ready.then(() => 0)")
     return page.evaluate(LOOK)
 
