@@ -235,7 +235,7 @@ def test_the_triangle_of_torch_is_explained_kindly():
 
 
 def taught(q, k, v, mask=None, scale=8**-0.5):
-    """Self-attention as it is taught: its (T, T) mask broadcasts where one query meets more keys."""
+    """Self-attention as it is taught: its (T, T) mask broadcasts where there is one query."""
     past = torch.ones(q.shape[-2], q.shape[-2]).tril().bool()
     scores = (q @ k.mT * scale).masked_fill(~past, -torch.inf)
     scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
