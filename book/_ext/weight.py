@@ -4,20 +4,26 @@ What the theme ships is large: rules for a hundred components, 2,000 icons as a 
 index on every page. When all pages are written, stylesheets lose the rules that name a class which
 no page and no script names, the icons that are left travel inside the stylesheet as a font of a few
 kilobytes, large pictures are stored again without loss, and pages lose the scripts they cannot use.
+The search index holds how each section begins, so that the search fetches no page to show it.
 """
 
 import base64
 import hashlib
 import io
+import json
 import re
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from docutils import nodes
 from fontTools import subset, ttLib
 from PIL import Image
 from sphinx.application import Sphinx
 
 LARGE = 100_000  # bytes; a smaller picture gains little
+EXCERPT = 240  # characters
+INDEX, SET = "searchindex.js", "Search.setIndex("
 # a script of the theme -> what a page must hold to need it; None: no page does
 NEEDED = {
     "fontawesome.js": None,
@@ -137,10 +143,33 @@ def _small(path: Path) -> Path:
     return made
 
 
+def excerpts(doctree: nodes.document) -> dict[str, str]:
+    """How each section of a page begins, by its names; the page itself has none."""
+    found = {}
+    for section in doctree.findall(nodes.section):
+        paragraph = next(section.findall(nodes.paragraph), None)
+        if paragraph is not None:
+            said = "".join(map(_said, paragraph.findall(nodes.Text)))
+            begins = textwrap.shorten(said, EXCERPT, placeholder=" …")
+            found |= dict.fromkeys([*([] if found else [""]), *section["ids"]], begins)
+    return found
+
+
+def _said(text: nodes.Text) -> str:
+    """A text, or a formula without the commands of TeX."""
+    if not isinstance(text.parent, nodes.math):
+        return text.astext()
+    rooted = re.sub(r"\\sqrt\{?(\w+)\}?", r"√\1", text.astext())
+    return re.sub(r"\\(?=[a-z])|[{}\\]", "", rooted)
+
+
 def _finish(app: Sphinx, exception: Exception | None) -> None:
     if exception or app.builder.format != "html":
         return
     out = Path(app.outdir)
+    index = json.loads((out / INDEX).read_text().removeprefix(SET).removesuffix(")"))
+    index["excerpts"] = {name: excerpts(app.env.get_doctree(name)) for name in index["docnames"]}
+    (out / INDEX).write_text(f"{SET}{json.dumps(index, sort_keys=True)})")
     pages = [path for folder in (out, out / "book") for path in folder.glob("*.html")]
     written = {path: page(path.read_text(), path.parent) for path in pages}
     name = f"_static/styles/{ONE}"

@@ -190,7 +190,10 @@
       const step = {ArrowLeft: [-0.1, 0], ArrowRight: [0.1, 0], ArrowUp: [0, 0.1], ArrowDown: [0, -0.1]}[event.key];
       if (step) { event.preventDefault(); move(query.map((a, j) => a + step[j] * (event.shiftKey ? 5 : 1))); }
     });
-    left.svg.addEventListener("click", event => event.target !== handle && pointed(event));
+    let pressed;                                       // a click goes there, a drag from elsewhere nowhere
+    left.svg.addEventListener("pointerdown", event => { pressed = event; });
+    left.svg.addEventListener("click", event => event.target !== handle
+      && Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY) < 6 && pointed(event));
     slider.addEventListener("input", draw);
     again.addEventListener("click", () => { slider.value = 0; ask(row); });
     ["min", "max"].forEach((end, i) => handle.setAttribute(`aria-value${end}`, [left.low, left.high][i]));

@@ -1,7 +1,6 @@
 // Sphinx's search finds pages that hold every word. Readers ask in their own words, and want the
 // section: so each heading that shares some of them is a result, the rarer the words the better.
 Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the headings that fit: exact names, then pages
-if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false; // no page can be read from disk
 (() => {
   const stemmer = new Stemmer(), stem = word => stemmer.stemWord(word);
   const split = text => splitQuery(text.toLowerCase()).filter(word => !stopwords.includes(word) && !/^\d+$/.test(word));
@@ -32,10 +31,12 @@ if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = f
         const near = parts(word), there = near.filter(part => one.words.has(part)).length / (near.length || 1);
         return 0.3 * there + Math.max(one.page.has(whole(word)) ? 0.5 : 0, files.includes(one.file) ? 0.4 : 0);
       };
-      const named = asked.some(({word}) => [whole(word), ...parts(word)].some(key => one.words.has(key)));
-      const score = named ? asked.reduce((sum, each) => sum + each.worth * fit(each), 0) / total : 0;
+      const shares = asked.some(({word}) => [whole(word), ...parts(word)].some(key => one.words.has(key)));
+      const score = shares ? asked.reduce((sum, each) => sum + each.worth * fit(each), 0) / total : 0;
       const chapter = /^<span/.test(titles[one.file]); // its title begins with its number
-      return {...one, score: 100 * score + chapter + 1 / one.words.size}; // of two alike, the chapter, then the shorter
+      const label = words(one.title.split(": ")[1] || ""), named = asked.every(({word}) => label.has(whole(word)));
+      // of two alike, the chapter, then the one that has the words for its name, then the shorter
+      return {...one, score: 100 * score + chapter + 0.5 * named + 0.5 / one.words.size};
     });
     const best = Math.max(...found.map(one => one.score));
     return found.filter(one => one.score > Math.max(20, best * 2 / 3)).map(({title, file, id, score}) =>
@@ -43,12 +44,38 @@ if (location.protocol === "file:") DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = f
   };
 
   const parse = Search._parseQuery, find = Search.performTermsSearch;
-  let asked;
+  const field = document.querySelector(".bd-search-container input");
+  let asked, marks;
   Search._parseQuery = query => {
-    const parsed = parse(asked = query);
-    // a letter is no part of a name, nor marked in every word of a summary
-    parsed.slice(3).forEach(terms => terms.forEach(term => term.length < 3 && terms.delete(term)));
+    const parsed = parse(asked = query), {terms, docnames} = Search._index;
+    localStorage.removeItem("sphinx_highlight_terms"); // Sphinx would mark them all over whichever page is opened next
+    parsed[4].forEach(term => term.length < 3 && parsed[4].delete(term)); // a letter is no part of a name
+    // nor is it marked on the page to which a result leads, nor what half of the pages hold
+    const common = word => word.length < 3 || [terms[stem(word)] || []].flat().length > docnames.length / 2;
+    marks = [...parsed[3]].filter(word => !common(word)).flatMap(word => [word, stem(word)]).join(" ");
     return parsed;
   };
   Search.performTermsSearch = (...terms) => [...sections(asked), ...find(...terms)];
+
+  // a result is a section, once; then its page, and how it begins, which the index holds: from disk no page can be read
+  const item = ([file, title, anchor, said]) => {
+    const make = (name, rest) => Object.assign(document.createElement(name), rest);
+    const [page, section] = title.split(" > "), result = make("li");
+    const begins = (Search._index.excerpts[file] || {})[anchor.slice(1)];
+    result.append(make("a", {innerHTML: section || page, href: file + DOCUMENTATION_OPTIONS.LINK_SUFFIX + anchor}));
+    if (section || said) result.append(make("p", {className: "page", innerHTML: section ? page : said}));
+    if (begins && !said) result.append(make("p", {className: "context", textContent: begins}));
+    return result;
+  };
+  Search.query = query => {
+    const seen = new Set(), results = Search._performSearch(...Search._parseQuery(query)).reverse()
+      .filter(([file, , anchor]) => !seen.has(file + anchor) && seen.add(file + anchor));
+    Search.output.append(...results.map(item));
+    _finishSearch(results.length); // which counts pages
+    if (results.length) Search.status.innerText = `${results.length} result${results.length > 1 ? "s" : ""}`;
+    (Search.output.querySelector("a") || field).focus();
+  };
+  ["click", "auxclick"].forEach(kind => document.addEventListener(kind, ({target}) =>
+    target.closest("ul.search a") && localStorage.setItem("marks", marks)));
+  field.focus(); // until there are results
 })();

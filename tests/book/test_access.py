@@ -9,7 +9,7 @@ from browsing import opened, visit
 
 AXE = (Path(axe_playwright_python.__path__[0]) / "axe.min.js").read_text()
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
-NAMES += ["search.html", "genindex.html"]
+NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html"]
 SETTINGS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
 
 # where the focus is, whether the eye finds it there, and whether it is on the screen
@@ -18,9 +18,15 @@ FOCUS = """() => {
   if (at === document.body) return null;
   const styles = [at, at.nextElementSibling].filter(Boolean).map(e => getComputedStyle(e));
   const outlined = s => s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0;
+  const out = parseFloat(styles[0].outlineWidth) + parseFloat(styles[0].outlineOffset);
+  let around = at.parentElement;  // what hides a ring that stands out of it
+  const open = e => e === document.body || getComputedStyle(e).overflowX === "visible";
+  while (around !== document.body && open(around)) around = around.parentElement;
+  const rim = around.getBoundingClientRect(), past = box.bottom + out > rim.bottom + 1;
+  const cut = !open(around) && outlined(styles[0]) && (box.top - out < rim.top - 1 || past);
   return {
     name: at.tagName + "." + at.className,
-    mark: styles.some(s => outlined(s) || s.boxShadow !== "none"),
+    mark: !cut && styles.some(s => outlined(s) || s.boxShadow !== "none"),
     shown: box.width > 0 && box.top < innerHeight && box.bottom > 0,
   };
 }"""
@@ -87,11 +93,49 @@ def test_the_tab_key_goes_through_a_page_in_sight(browser, site, width):
 
 
 def test_the_colours_say_which_they_are(browser, site):
+    """By the keyboard: the focus stays; the first press changes what is seen, the next reverses."""
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/02_masks.html", scheme="dark")
+        button = page.locator(".theme-switch-button").first
+        button.focus()
+        said = []
+        for _ in range(4):
+            theme = page.evaluate("document.documentElement.dataset.theme")
+            assert button.get_attribute("title") == button.get_attribute("aria-label")
+            said.append((theme, button.get_attribute("title")))
+            page.keyboard.press("Enter")
+        assert page.locator(".tooltip").count() == 0  # which would say one thing for ever
+    auto = ("dark", "Colours: as the system has it, now dark")
+    assert said == [auto, ("light", "Colours: light"), ("dark", "Colours: dark"), auto]
+
+
+HERE = "button => button === document.activeElement"
+
+
+@pytest.mark.parametrize(
+    ("width", "kind"), [(1280, "primary"), (390, "primary"), (390, "secondary")]
+)
+def test_a_button_that_is_pressed_keeps_the_focus(browser, site, width, kind):
+    """Pressed again, it brings the sidebar back; on a phone the sidebar is closed by Escape."""
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/02_masks.html", width)
+        button = page.locator(f".{kind}-toggle").first
+        link = page.locator(f".bd-sidebar-{kind} nav a").last
+        seen = [link.is_visible()]
+        button.focus()
+        for key in ("Enter", "Enter" if width > 600 else "Escape"):
+            page.keyboard.press(key)
+            link.wait_for(state="hidden" if seen[-1] else "visible")
+            seen.append(link.is_visible())
+            assert width < 600 or button.evaluate(HERE)
+        assert button.evaluate(HERE)
+        assert seen == [width > 600, width < 600, width > 600]
+
+
+def test_each_copy_button_has_a_name_of_its_own(browser, site):
     with opened(browser, site.as_uri()) as page:
         visit(page, f"{site.as_uri()}/book/02_masks.html")
-        button = page.locator(".theme-switch-button").first
-        said = []
-        for _ in range(3):
-            said.append(button.get_attribute("aria-label"))
-            button.click()
-    assert sorted(said) == ["Colours: as the system has it", "Colours: dark", "Colours: light"]
+        buttons = page.locator("button.copybtn")
+        names = buttons.evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
+        assert names == [f"Copy block {i + 1}" for i in range(buttons.count())]
+        assert len(names) > 20

@@ -3,6 +3,7 @@
 Three pages in a browser, all with ``--everything``; what the text of a page tells, of all of them.
 """
 
+import colorsys
 import re
 
 import pages
@@ -10,6 +11,8 @@ import pieces
 import pytest
 import weight
 from browsing import opened, visit
+
+from attn_lib import plotting
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 SOME = ["book/04_scaling.html", "book/notation.html", "book/five_posts.html"]
@@ -158,6 +161,56 @@ def test_parts_differ_at_a_glance(browser, site, scheme):
             assert len(set(seen)) == len(kinds), seen
         page.evaluate("document.querySelector('link[rel=stylesheet]').remove()")
         assert page.evaluate(SEEN, "div.exercise") == page.evaluate(SEEN, "div.cell_input")
+
+
+# the pictures of a page: whether light and dark change places, and the words below
+PICTURES = """() => [...document.querySelectorAll("article figure[id]")].map(figure => [figure.id,
+  /invert/.test(getComputedStyle(figure.querySelector("img")).filter),
+  figure.querySelector("figcaption").textContent])"""
+# what the filter of the pictures makes of colours
+FILTERED = """colours => {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.filter = getComputedStyle(document.querySelector("article figure img")).filter;
+  return colours.map(colour => {
+    pen.fillStyle = colour;
+    pen.fillRect(0, 0, 9, 9);
+    return [...pen.getImageData(4, 4, 1, 1).data].slice(0, 3);
+  });
+}"""
+# photographs, parts that are painted black, a red that would be pink
+STAY = {f"fig-large-vision-{name}" for name in ("hover", "sinks", "nearest", "taken")}
+STAY |= {"fig-scaling-map"}
+SHADES = r"\b(black|white|(dark|bright|pale|light)(er|est)?)\b"
+
+
+def luminance(colour) -> float:
+    parts = [a / 255 for a in colour]
+    linear = [((a + 0.055) / 1.055) ** 2.4 if a > 0.04045 else a / 12.92 for a in parts]
+    return 0.05 + sum(w * a for w, a in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_pictures_do_not_glare_in_the_dark(browser, site):
+    """Dark where they were white, each colour in its hue; not where the words speak of shades."""
+    found = {}
+    with opened(browser, site.as_uri()) as page:
+        page.route("**/*.js*", lambda call: call.abort())  # the stills, also of figures that move
+        for path in pages.NOTEBOOKS:
+            page.goto(f"{site.as_uri()}/book/{path.stem}.html")
+            page.evaluate("document.documentElement.dataset.theme = 'dark'")
+            found |= {name: (turned, said) for name, turned, said in page.evaluate(PICTURES)}
+        page.goto(f"{site.as_uri()}/{SOME[0]}")
+        page.evaluate("document.documentElement.dataset.theme = 'dark'")
+        white, *colours = page.evaluate(FILTERED, ["#ffffff", *plotting.ROLES.values()])
+    assert len(found) > 60
+    for name, (turned, said) in found.items():
+        shades = re.search(SHADES, said)
+        assert turned == (name not in STAY and shades is None), (name, shades)
+    assert max(white) < 25
+    for name, colour, now in zip(plotting.ROLES, plotting.ROLES.values(), colours, strict=True):
+        was = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+        hues = [colorsys.rgb_to_hsv(*rgb)[0] for rgb in (was, now)]
+        assert min(abs(hues[0] - hues[1]), 1 - abs(hues[0] - hues[1])) < 1 / 24, name
+        assert luminance(now) / luminance(white) > 3, name
 
 
 # ---------------------------------------------------------------- what a page weighs

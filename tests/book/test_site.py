@@ -229,6 +229,20 @@ def seen(drawn, asking):
     return query, temperature
 
 
+# the contrast of the ring around a part with the page behind it
+RING = """part => {
+  const light = color => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map(a => a / 255);
+    const [r, g, b] = parts.map(a => a > 0.04045 ? ((a + 0.055) / 1.055) ** 2.4 : a / 12.92);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const style = getComputedStyle(part);
+  if (style.outlineStyle === "none") return 0;
+  const both = [light(style.outlineColor), light(getComputedStyle(document.body).backgroundColor)];
+  return Math.max(...both) / Math.min(...both);
+}"""
+
+
 def drag(page, handle, by, finger):
     """With the mouse, or with a finger; where the page must not move along."""
     box = handle.bounding_box()
@@ -295,6 +309,45 @@ def test_one_head_moves_as_attention_does(browser, site, width, scheme):
         assert (x, y) == pytest.approx((3.0, 0.5), abs=0.11)
         press(drawn.locator("fieldset span").first)  # the: a query of zeros
         assert seen(drawn, "the") == ([0.0, 0.0], 1.0)
+
+
+def test_a_drag_from_elsewhere_moves_nothing(browser, site):
+    """The mouse leaves no ring behind, and selects no names; the keyboard shows where it is."""
+    with figure(browser, site, HEAD, 1280, "dark") as (page, drawn):
+        handle, plane = drawn.locator(".handle"), drawn.locator("svg").first
+        ring = "e => { const s = getComputedStyle(e); return [s.outlineStyle, s.stroke].join(); }"
+        drawn.locator("fieldset span", has_text="milk").click()
+        before = drawn.inner_text()
+        frame = plane.bounding_box()
+        for x, y in ((0.25, 0.4), (0.3, 0.7)):  # over names
+            start = (frame["x"] + x * frame["width"], frame["y"] + y * frame["height"])
+            page.mouse.move(*start)
+            page.mouse.down()
+            page.mouse.move(start[0] + 50, start[1] + 44, steps=4)
+            page.mouse.move(start[0] + 80, start[1] - 16, steps=4)
+            page.mouse.up()
+            assert drawn.inner_text() == before
+            assert page.evaluate("String(getSelection())") == ""
+        drag(page, handle, (-40, -40), False)
+        assert drawn.inner_text() != before
+        assert handle.evaluate(ring) == "none,none"
+        page.keyboard.press("ArrowUp")
+        assert handle.evaluate(ring) != "none,none"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_ring_in_a_figure_can_be_seen(browser, site, scheme):
+    """As well as text can be read, and above the frame of the row."""
+    with figure(browser, site, HEADS, 1280, scheme) as (page, drawn):
+        for at, ringed in (
+            ("input:checked", "input:checked + *"),
+            (".chosen button", ".chosen button"),
+        ):
+            drawn.locator(at).first.focus()
+            page.keyboard.press("ArrowDown")
+            ring = drawn.locator(ringed).first
+            assert ring.evaluate(RING) >= 4.5
+        assert ring.evaluate("e => getComputedStyle(e).zIndex") == "1"
 
 
 @pytest.fixture(scope="module")
