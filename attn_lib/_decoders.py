@@ -47,10 +47,10 @@ def decoder_lm(config: Any, state: Mapping[str, Tensor]) -> DecoderLM:
     norm_at = NORM_AT[kind]
     inside = _names.DECODER_BLOCK | _names.DECODER_NORMS[norm_at]
     ours = _names.renamed(state, _names.DECODER, inside, DecoderLM)
-    vectors, head = (state.get(f"{n}.weight") for n in ("model.embed_tokens", "lm_head"))
-    tied = head is None or (vectors is not None and head.data_ptr() == vectors.data_ptr())
+    _names.check_has(ours, "embedding.vectors.weight", "output.weight")
+    tied = state["lm_head.weight"].data_ptr() == state["model.embed_tokens.weight"].data_ptr()
     if tied:
-        ours.pop("output.weight", None)
+        del ours["output.weight"]
     for name, tensor in ours.items():
         if gemma and "norm" in name:
             ours[name] = tensor + 1.0
@@ -103,12 +103,11 @@ def _softcap(config: Any) -> float | None:
 
 
 def _rotate(config: Any, layer: int) -> Rotate | None:
-    if not getattr(config, "no_rope_layers", {layer: 1})[layer]:
+    if not getattr(config, "no_rope_layers", {layer: True})[layer]:
         return None
     options = config.rope_parameters
-    options = (
-        options.get(config.layer_types[layer], options) if "rope_type" not in options else options
-    )
+    if "rope_type" not in options:  # one for each type of layer
+        options = options[config.layer_types[layer]]
     if options["rope_type"] != "default":
         raise ValueError(f"rope_type must be 'default', got {options['rope_type']!r}")
     return partial(apply_rope, base=options["rope_theta"])

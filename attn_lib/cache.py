@@ -50,7 +50,7 @@ def new_cache_key() -> str:
     """A key that no other layer has; a copy of the layer keeps it.
 
     Returns:
-        Sixteen hexadecimal digits; no random state is touched.
+        Hexadecimal digits; no random state is touched.
 
     Example:
         >>> new_cache_key() == new_cache_key()
@@ -58,7 +58,7 @@ def new_cache_key() -> str:
 
     Source: the module ``secrets``.
     """
-    return secrets.token_hex(8)
+    return secrets.token_hex()
 
 
 class Cache:

@@ -232,7 +232,7 @@ def _sums() -> dict[str, str]:
         raise FileNotFoundError(
             f"{path} is missing: reinstall attn_lib, or restore the file from the repository"
         )
-    text = path.read_text(encoding="utf-8", errors="replace")  # a damaged line has no match
+    text = path.read_text(errors="replace")  # a damaged line has no match
     return {name: digest for digest, name in re.findall(r"(?m)^([0-9a-f]{64})  (\S+)$", text)}
 
 

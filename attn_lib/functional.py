@@ -189,7 +189,7 @@ def fused_attention(
 
     Source: ``torch.nn.functional.scaled_dot_product_attention``.
     """
-    T, d_k, S, d_v = *q.shape[-2:], *v.shape[-2:]
+    (_, H, T, d_k), (_, H_kv, S, d_v) = q.shape, v.shape
     if scale is not None and scale <= 0.0:
         # the kernel multiplies its own -inf by the scale, which would open or destroy closed cells
         q, scale = q * scale, 1.0
@@ -206,7 +206,6 @@ def fused_attention(
         # would fall back to the slow kernel: pad the narrower with zeros to one width
         width = max(d_k, d_v)
         q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
-    H, H_kv = q.shape[1], k.shape[1]
     together = T == 1 and H != H_kv and not has_torch_function((q, k, v))  # unless a call is seen
     if together:
         # the query heads of a group as so many queries of one head: its keys are read once

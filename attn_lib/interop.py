@@ -413,7 +413,7 @@ def vision_transformer(
     for name in ("class_token", "positions.table"):
         ours[name] = ours[name][0]  # (1, ...) in theirs, for the batch
     width, channels, patch_size, _ = ours[kernel].shape
-    trained_size = patch_size * math.isqrt(len(ours["positions.table"]) - 1)
+    trained_size = patch_size * math.isqrt(len(ours["positions.table"]))  # 1 + n²
     image_size = trained_size if image_size is None else image_size
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
         model = VisionTransformer(

@@ -402,7 +402,8 @@ def _with_sinks(
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """One more key before the others, open to every query: its score is the sink, its value 0."""
     H, S = len(sinks), k.shape[2]
-    rest = k.new_zeros(1, 1, 1, 1) if bias is None else bias[(None,) * (4 - bias.dim())]
+    rest = k.new_zeros(()) if bias is None else bias
+    rest = rest[(None,) * (4 - rest.dim())]
     rest = rest.expand(rest.shape[0], H, rest.shape[2], S)
     bias = torch.cat([sinks[:, None, None].expand(*rest.shape[:3], 1), rest], dim=-1)
     if mask is not None:

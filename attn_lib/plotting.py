@@ -201,12 +201,12 @@ def plot_diagram(
         if role is not None and role not in ROLES:
             raise ValueError(f"a role is one of {list(ROLES)} or None, got {role!r}")
     centres = {name: (1.45 * box[0], -1.05 * box[1]) for name, box in boxes.items()}
-    xs, ys = zip(*centres.values(), strict=True)
+    xs, ys = np.transpose(list(centres.values()))
     left, right, low, high = min(xs) - 0.7, max(xs) + 0.7, min(ys) - 0.4, max(ys) + 0.4
     if ax is None:
         _, ax = plt.subplots(figsize=(right - left, high - low))
     ax.set(xlim=(left, right), ylim=(low, high), aspect="equal")
-    ax.axis("off")
+    ax.set_axis_off()
     drawn = {}
     for name, (_, _, text, role) in boxes.items():
         (x, y), color = centres[name], ROLES[role] if role else "#888888"
@@ -220,7 +220,7 @@ def plot_diagram(
             *ends, patchA=drawn[start], patchB=drawn[end], arrowstyle="-|>", mutation_scale=12
         )
         ax.add_patch(arrow).set_color("#555555")
-        x, y = (sum(axis) / 2 for axis in zip(*ends, strict=True))
+        x, y = np.mean(ends, axis=0)
         under = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
         ax.text(x, y, label, ha="center", va="center", fontsize=9, bbox=under)
     return ax

@@ -155,11 +155,10 @@ def dinov2_tensors() -> dict[str, Tensor]:
     prefix = "backbone."
     tensors = {n.removeprefix(prefix): t for n, t in stored.items() if n.startswith(prefix)}
     products = {n.output[0]: n.input[1] for n in graph.node if n.op_type == "MatMul"}
-    for node in graph.node:
+    for bias, product in (n.input for n in graph.node if n.op_type == "Add"):
         # a linear layer's weight is stored transposed, (in, out), and without its name, which is
         # found from the bias that is added after the product
-        bias, product = node.input if node.op_type == "Add" else ("", "")
-        if bias.startswith(prefix) and product in products:
+        if bias.startswith(prefix):
             name = bias.removeprefix(prefix).removesuffix("bias")
             tensors[f"{name}weight"] = stored[products[product]].T
     positions = [stored["onnx::Concat_1957"], stored["onnx::Reshape_1962"]]  # class token, patches
@@ -249,13 +248,13 @@ def smollm2() -> DecoderLM:
     """
     from gguf import dequantize
 
-    d_k, state = 64, {}
+    state = {}
     for tensor in _gguf(fetch(_SMOLLM2)).tensors:
         numbers = dequantize(tensor.data, tensor.tensor_type)
         weight = torch.from_numpy(np.require(numbers, requirements="W"))  # a copy of what is mapped
         if tensor.name.endswith(("attn_q.weight", "attn_k.weight")):
-            # (heads, pairs, 2) rows to (heads, 2, pairs)
-            weight = weight.unflatten(0, (-1, d_k // 2, 2)).transpose(1, 2).flatten(0, 2)
+            # (heads, 32 pairs, 2) rows to (heads, 2, 32 pairs)
+            weight = weight.unflatten(0, (-1, 32, 2)).transpose(1, 2).flatten(0, 2)
         state[_names.ours(tensor.name, _names.GGUF, _names.GGUF_BLOCK, DecoderLM)] = weight
     with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
         model = DecoderLM(
@@ -299,9 +298,7 @@ def smollm2_tokenizer() -> "Tokenizer":
     names = ("tokens", "token_type", "merges")
     tokens, kinds, merges = (fields[f"tokenizer.ggml.{name}"].contents() for name in names)
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary, merges=[tuple(m.split(" ")) for m in merges])
-    )
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(m.split()) for m in merges]))
     digits = pre_tokenizers.Digits(individual_digits=True)
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])

@@ -129,7 +129,6 @@ def _sized(found: re.Match, folder: Path) -> str:
         path, source = _small(path), source.replace(".png", ".webp")
     with Image.open(path) as picture:
         width, height = picture.size
-    after = re.sub(r'(?<=style=")width: ([\d.]+px)', r"--wide: \1; width: \1", after)
     size = f'width="{width}" height="{height}" loading="lazy"'
     return f'<img {before}src="{source}"{after} {size} />'
 

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("book", "attn_lib", "tests", ".ci", ".github")
 ENDINGS = set(".bib .cff .csv .css .ipynb .js .json .md .py .toml .txt .yml".split())
-PLAIN = {"SHA256SUMS", "run", "weekly"}
+PLAIN = {"LICENSE", "SHA256SUMS", "publish", "run", "versions", "weekly"}
 PICTURE = re.compile(r'("image/png": "[^"]*")')
 
 

@@ -92,7 +92,7 @@
   }
 
   // One head: the query can be dragged, and its weights and output follow.
-  function head({tokens, q, k, v, row}) {
+  function head({tokens, q, k, v, row, axes}) {
     const SIZE = 240;
     const plane = (label, points, below, above) => {
       const all = points.flat(), low = Math.min(0, ...all) - below;
@@ -130,6 +130,10 @@
       };
     };
     const left = plane("keys and the query", [...k, ...q], 1.5, 0.5);
+    const [originX, originY] = left.at([0, 0]);
+    left.svg.append(
+      make("text", {class: "name", x: SIZE - 6, y: originY - 8, "text-anchor": "end"}, `${axes[0]} →`),
+      make("text", {class: "name", x: originX + 6, y: 40}, `${axes[1]} ↑`));
     const right = plane("values and the output", v, 0.4, 0.9);
     right.svg.append(make("polygon", {class: "hull", points: hull(v).map(point => right.at(point).join()).join(" ")}));
     const keys = dots(left, k, "key"), values = dots(right, v, "value");
@@ -169,7 +173,8 @@
       clearTimeout(quiet);                             // what is read aloud waits until it rests
       say.setAttribute("aria-busy", "true");
       quiet = setTimeout(() => say.removeAttribute("aria-busy"), 600);
-      say.replaceChildren(`With the query ${vector(query, 1)}, `, token(tokens[asking]),
+      const whose = query === q[asking] ? [`With the query ${vector(query, 1)}, `, token(tokens[asking])] : [`The query ${vector(query, 1)}`];
+      say.replaceChildren(...whose,
         ...(flat ? [" puts the same weight on every token"] : [` puts ${number(weights[best], 3)} on `, token(tokens[best])]),
         ` and gets ${vector(out, 3)}.`);
     }
@@ -208,7 +213,7 @@
           make("tr", {}, make("th", {scope: "row"}, "weight"), ...weighed))),
       say,
       make("label", {class: "slide"}, "temperature ", slider, shown),
-      make("p", {class: "hint"}, "Drag the round handle, or focus it and use the arrow keys. ", again),
+      make("p", {class: "hint"}, "Drag the end of the query, or use the arrow keys. ", again),
     ];
   }
 
@@ -645,7 +650,8 @@
     if (!still) return;                                // another page
     const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial, exchange, swap, patches, trained}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
-    still.replaceWith(live);
+    still.classList.add("still");                      // for paper
+    still.before(live);
   });
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", upgrade);
   else upgrade();

@@ -12,9 +12,8 @@ import threading
 import checked
 import pytest
 from copies import copy_tree, run_build
+from paper import BROWSERS, LOADED
 from playwright.sync_api import sync_playwright
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
@@ -86,13 +85,6 @@ def opened(browser, *own, **options):
     page.clock.install()
     yield page
     context.close()
-
-
-# what is out of sight is loaded late: here it is loaded now
-LOADED = """() => Promise.all([...document.images].map(image => {
-  image.loading = "eager";
-  return image.complete || new Promise(done => { image.onload = image.onerror = done; });
-})).then(() => 0)"""
 
 
 def visit(page, address, width=1280, scheme="light"):

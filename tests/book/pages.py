@@ -188,6 +188,24 @@ def figures_described(notebook) -> list[str]:
     return faults
 
 
+PHONE, LEAST = 390, 9  # pixels: the width of a figure there, and the least height of its type
+
+
+def figures_legible(notebook) -> list[str]:
+    """On a phone no letter is too small; a figure that moves is drawn anew there."""
+    faults = []
+    for cell in code_cells(notebook):
+        sizes = re.findall(r"\b(?:font|label)?size=(\d[\d.]*)", cell.source)
+        for output in cell.outputs:
+            drawn = output.get("metadata", {}).get("image/png", {}).get("width")
+            if drawn is None or "live" in cell.metadata:
+                continue
+            letters = min([10, *map(float, sizes)]) * 100 / 72 * min(1, PHONE / drawn)
+            if letters < LEAST:
+                faults.append(f"{cell.id}: letters of {letters:.1f} px on a phone")
+    return faults
+
+
 # ---------------------------------------------------------------- numbers in the text
 
 
@@ -525,6 +543,7 @@ RULES = [
     exercises_named,
     folds_named,
     figures_described,
+    figures_legible,
     links_listed,
     starts_with_bootstrap,
     valid_python,

@@ -49,6 +49,13 @@ def figure_cell(notebook):
     )
 
 
+def still_cell(notebook):
+    cells = pages.code_cells(notebook)
+    return next(
+        c for c in cells if "figure" in c.metadata.get("mystnb", {}) and "live" not in c.metadata
+    )
+
+
 def never_run(notebook):
     pages.code_cells(notebook)[3].execution_count = None
 
@@ -133,6 +140,14 @@ def no_alt_text(notebook):
 
 def no_caption(notebook):
     del figure_cell(notebook).metadata["mystnb"]["figure"]["caption"]
+
+
+def figure_too_wide(notebook):
+    still_cell(notebook).outputs[0].metadata["image/png"]["width"] *= 2
+
+
+def letters_too_small(notebook):
+    still_cell(notebook).source += "\nplt.legend(fontsize=5)"
 
 
 def title_on_a_figure(notebook):
@@ -254,6 +269,8 @@ PLANTED = [
     (no_alt_text, pages.figures_described),
     (no_caption, pages.figures_described),
     (title_on_a_figure, pages.figures_described),
+    (figure_too_wide, pages.figures_legible),
+    (letters_too_small, pages.figures_legible),
     (digit_in_the_text, pages.numbers_bound),
     (digit_in_a_formula, pages.numbers_bound),
     (long_cell, pages.within_one_sitting),
@@ -487,18 +504,6 @@ def test_readme_leads_to_what_it_names(old, new):
     assert pages.readme_faults(README) == []
     assert README.count(old) == 1
     assert len(pages.readme_faults(README.replace(old, new))) == 1
-
-
-def test_workflows_are_pinned_and_may_do_little():
-    workflows = list((pages.ROOT / ".github" / "workflows").glob("*.yml"))
-    assert workflows
-    for path in workflows:
-        text = path.read_text()
-        assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
-        uses = re.findall(r"uses: *(\S+)", text)
-        assert uses
-        assert all(re.search(r"@[0-9a-f]{40}$", action) for action in uses)
-        assert "pull_request_target" not in text
 
 
 # ---------------------------------------------------------------- the public address

@@ -10,7 +10,6 @@ import kept
 import nbformat
 import pages
 import pytest
-import yaml
 
 TESTS = sorted((pages.ROOT / "tests").rglob("*.py"))
 
@@ -72,6 +71,7 @@ def test_each_way_to_end_early_is_seen(line, early):
 
 # ---------------------------------------------------------------- what runs when
 
+README = (pages.ROOT / "README.md").read_text()
 WEEKLY_PASSES = ("$sse4", "$sse4 $one", "$avx2", "$all")
 # functions of which a page says early that they are wrong
 TEN = [
@@ -85,7 +85,7 @@ WANTED = {
         'export PYTEST_ADDOPTS="-n 3 --dist loadfile --no-loadscope-reorder"',
         *re.findall(
             r"^pip install -r requirements.txt && .*$",
-            (pages.ROOT / "README.md").read_text(),
+            README,
             re.MULTILINE,
         ),
         "ruff check . && ruff format --check .",
@@ -108,6 +108,16 @@ WANTED = {
             re.MULTILINE,
         ),
     ],
+    "publish": [
+        *re.findall(r"^pip install .*--keep-going$", README, re.MULTILINE),
+        "python book/_tools/paper.py",
+    ],
+    "versions": [
+        '    check="pytest --nbval book" ;;',
+        '    check="pytest tests/library attn_lib" ;;',
+        '$check | tee "$work/said.txt" || status=$?',
+        'exit "${status:-0}"',
+    ],
 }
 
 
@@ -124,7 +134,7 @@ def lacking(text, wanted):
 @pytest.mark.parametrize("name", WANTED)
 def test_the_scripts_hold_every_check(name):
     wanted = WANTED[name]
-    assert len(wanted) == {"run": 8, "weekly": 14}[name]
+    assert len(wanted) == {"run": 8, "weekly": 14, "publish": 2, "versions": 4}[name]
     assert lacking(script(name), wanted) == []
     assert "\nset -euo pipefail\n" in script(name)
     assert "\nexport CI=true " in script(name)
@@ -153,19 +163,6 @@ def test_a_script_ends_as_its_last_command_does_and_leaves_nothing(name, last, s
     )
     assert run.returncode == status
     assert list(tmp_path.iterdir()) == []
-
-
-def test_workflows_run_the_scripts():
-    """Every change runs the one; every week runs both; nothing else has a clock."""
-    folder = pages.ROOT / ".github" / "workflows"
-    found = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yml")}
-    when = {name: set(workflow[True]) for name, workflow in found.items()}  # "on" is read as True
-    assert when == {"check": {"push", "pull_request"}, "weekly": {"schedule", "workflow_dispatch"}}
-    (job,) = found["check"]["jobs"].values()
-    assert job["steps"][-1]["run"] == "bash .ci/run"
-    (job,) = found["weekly"]["jobs"].values()
-    assert job["steps"][-1]["run"] == "bash .ci/${{ matrix.script }}"
-    assert job["strategy"]["matrix"] == {"script": ["run", "weekly"]}
 
 
 # ---------------------------------------------------------------- nothing lost in silence

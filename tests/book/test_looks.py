@@ -26,7 +26,7 @@ def chosen(request) -> list[str]:
 # ---------------------------------------------------------------- what fits
 
 # blocks that are cut, whatever folds them; names of code that are broken; orphaned punctuation
-CUT = """() => {
+CUT = """phone => {
   document.querySelectorAll("article details").forEach(folded => { folded.open = true; });
   const all = which => [...document.querySelectorAll(`article ${which}`)];
   const part = (text, from, to) => {
@@ -38,6 +38,10 @@ CUT = """() => {
   const lines = name => {
     const boxes = part(name.firstChild, 0, name.textContent.length).getClientRects();
     return new Set([...boxes].map(box => Math.round(box.top))).size;
+  };
+  const drawn = image => {
+    const style = getComputedStyle(image);
+    return image.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
   };
   const orphaned = formula => {
     const next = formula.closest("span.math").nextSibling;
@@ -52,9 +56,12 @@ CUT = """() => {
     small: blocks.filter(block => parseFloat(getComputedStyle(block).fontSize) < 9.4).length,
     broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
     orphans: all("mjx-container:not([display])").filter(orphaned).length,
+    narrow: all("figure img").filter(image => innerWidth < 600 && image.clientWidth)
+      .filter(image => drawn(image) < Math.min(phone, parseFloat(image.style.width) || phone))
+      .map(image => image.closest("figure").id),
   };
 }"""
-FITS = {"cut": [], "small": 0, "broken": [], "orphans": 0}
+FITS = {"cut": [], "small": 0, "broken": [], "orphans": 0, "narrow": []}
 UNFIT = {
     "cut": "pre.lines { white-space: pre !important; font-size: 14px !important }",
     "small": "pre.lines { font-size: 9px !important }",
@@ -63,22 +70,26 @@ UNFIT = {
     "table-layout: fixed }",
     "orphans": "mjx-container { margin-right: 90vw !important }"
     ".together { white-space: normal !important }",
+    "narrow": ".cell_output figure > a { margin-inline: 0 !important }",
 }
 
 
 def test_what_matters_fits(browser, site, request):
-    """On a phone only a table of columns may scroll, inside its box; on a wide screen nothing."""
+    """On a phone only a table of columns may scroll, inside its box; on a wide screen nothing.
+
+    And a figure has the width with which `pages.figures_legible` reckons, in the dark too.
+    """
     seen = dict.fromkeys(UNFIT, False)
     with opened(browser, site.as_uri()) as page:
         for name in chosen(request):
-            visit(page, f"{site.as_uri()}/{name}", 390)
-            assert page.evaluate(CUT) == FITS, name
+            visit(page, f"{site.as_uri()}/{name}", 390, "dark")
+            assert page.evaluate(CUT, pages.PHONE) == FITS, name
             page.set_viewport_size({"width": 1280, "height": 900})
-            assert page.evaluate(CUT) == FITS, name
+            assert page.evaluate(CUT, pages.PHONE) == FITS, name
             page.set_viewport_size({"width": 390, "height": 900})
             for what, style in UNFIT.items():
                 tag = page.add_style_tag(content=style)
-                seen[what] |= bool(page.evaluate(CUT)[what])
+                seen[what] |= bool(page.evaluate(CUT, pages.PHONE)[what])
                 tag.evaluate("tag => tag.remove()")
     assert all(seen.values()), seen  # each mistake was seen on some page
 

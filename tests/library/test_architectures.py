@@ -473,6 +473,18 @@ def test_models_of_a_known_type_without_a_language_models_head_are_refused():
         interop.from_transformers(transformers.LlamaForSequenceClassification(config))
 
 
+@pytest.mark.parametrize(
+    ("taken", "missing"),
+    [("lm_head", "output.weight"), ("model.embed_tokens", "embedding.vectors.weight")],
+)
+def test_a_missing_weight_is_named(taken, missing):
+    """Without its head a model would pass for one whose head is tied."""
+    theirs = model_of("llama", **SMALL, tie_word_embeddings=False)
+    theirs.set_submodule(taken, nn.Identity())
+    with pytest.raises(ValueError, match=f"^the weights have no counterpart of {missing}$"):
+        interop.from_transformers(theirs)
+
+
 def test_a_converted_decoder_is_its_own():
     """It shares no memory, draws no random number, can be trained, and keeps what is tied."""
     theirs = model_of("gemma2", **SMALL, head_dim=4, tie_word_embeddings=True).double()

@@ -70,6 +70,31 @@ def test_the_heads_of_a_group_are_computed_together(shape, kind):
     assert weights.shape == (2, 4, 1, 7)
 
 
+@pytest.mark.parametrize(
+    ("H_kv", "T", "S", "queries", "causal", "gqa"),
+    [
+        (6, 5, 5, (6, 5), True, False),  # the kernel knows this mask without its cells
+        (6, 1, 7, (6, 1), False, False),  # one query, the last, attends to every key
+        (2, 5, 5, (6, 5), True, True),
+        (2, 1, 7, (2, 3), False, False),  # the heads of a group as queries of one head
+    ],
+)
+def test_the_kernel_is_called_as_it_is_fastest(H_kv, T, S, queries, causal, gqa, monkeypatch):
+    q, k, v = (draw(2, *n, 4, seed=n[1]) for n in ((6, T), (H_kv, S), (H_kv, S)))
+    kernel, calls = functional.F.scaled_dot_product_attention, []
+
+    def noted(*tensors, **options):
+        calls.append((tensors[0].shape[1:3], options))
+        return kernel(*tensors, **options)
+
+    monkeypatch.setattr(functional.F, "scaled_dot_product_attention", noted)
+    functional.fused_attention(q, k, v, scale=0.5, causal=True)
+    ((shape, options),) = calls
+    assert shape == queries
+    assert (options["attn_mask"], options["scale"]) == (None, 0.5)
+    assert (options["is_causal"], options["enable_gqa"]) == (causal, gqa)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
@@ -78,6 +103,7 @@ def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
     spoilt[0, 1, 2, 3] = broken
     out = functional.fused_attention(q, spoilt, v)
     assert out.dtype == dtype
+    torch.testing.assert_close(sound, functional.attention(q, k, v)[0], rtol=0.02, atol=0.01)
     assert out[0].isnan().any()
     assert torch.equal(out[1], sound[1])
     none = torch.zeros_like(q)  # numbers that sum to zero are no broken ones
@@ -416,12 +442,32 @@ def test_a_column_closed_to_all_may_hold_anything():
     assert torch.equal(layer(x, context, mask=mask), expected)
 
 
-@pytest.mark.parametrize("options", [{}, {"d_k": 4, "rotate": ROTATE}, {"d_k": 4, "d_v": 7}])
-def test_runs_on_meta_tensors(options):
-    layer = layer_of(**options).to("meta")
+@pytest.mark.parametrize(
+    "options", [{}, {"d_k": 4, "rotate": ROTATE}, {"d_k": 4, "d_v": 7}, {"window": 2}]
+)
+@pytest.mark.parametrize("cached", [False, True])
+def test_runs_on_meta_tensors(options, cached):
+    layer, cache = layer_of(**options).to("meta"), Cache() if cached else None
     x = torch.empty(2, 4, 6, device="meta", dtype=torch.float64)
     mask = torch.empty(2, 1, 1, 4, device="meta", dtype=torch.bool)
-    assert layer(x, mask=mask, causal=True).shape == (2, 4, 6)
+    out = layer(x, mask=mask, causal=True, cache=cache)
+    assert (out.shape, out.device.type) == ((2, 4, 6), "meta")
+
+
+def test_exported_for_any_length():
+    class Causal(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer_of()
+
+        def forward(self, x):
+            return self.layer(x, causal=True)
+
+    model = Causal()
+    length = torch.export.Dim("T", min=2)
+    program = torch.export.export(model, (draw(2, 5, 6),), dynamic_shapes={"x": {1: length}})
+    x = draw(2, 11, 6, seed=1)
+    torch.testing.assert_close(program.module()(x), model(x))
 
 
 def test_no_query_at_all():
@@ -681,6 +727,16 @@ def test_a_layer_that_stands_in_a_stack_three_times_has_three_places():
     assert [keys[0, 0, :, 0].tolist() for keys in places] == [[0, 1], [10, 11], [20, 21]]
 
 
+def test_layers_of_one_pass_may_be_given_unequal_lengths():
+    """Angles are shared by those alone that have the same positions."""
+    lengths = {layer_of(seed, d_k=4, rotate=ROTATE): T for seed, T in [(1, 5), (2, 3)]}
+    x, cache = draw(2, 5, 6), Cache()
+    with cache.forward_pass(nn.Identity()):
+        outs = [layer(x[:, :T], causal=True, cache=cache) for layer, T in lengths.items()]
+    for (layer, T), out in zip(lengths.items(), outs, strict=True):
+        torch.testing.assert_close(out, layer(x[:, :T], causal=True))
+
+
 def test_what_a_window_dropped_is_not_made_up():
     layer, cache = layer_of(window=3), Cache()
     for _ in range(9):
@@ -750,8 +806,10 @@ def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
     torch.testing.assert_close(maps[""].sum(-1), torch.ones(3, 3, length).double())
 
 
-def test_sinks_under_autocast():
-    layer, x = layer_of(sinks=True, dtype=torch.float32), draw(2, 4, 6, dtype=torch.float32)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_sinks_under_autocast(softcap):
+    layer = layer_of(sinks=True, dtype=torch.float32, softcap=softcap)
+    x = draw(2, 4, 6, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         out = layer(x, causal=True)
     assert out.dtype == torch.bfloat16

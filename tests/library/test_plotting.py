@@ -172,7 +172,7 @@ BOXES = {
 
 
 def test_a_diagram_joins_its_boxes_in_the_colours_of_the_book():
-    ax = plotting.plot_diagram(BOXES, [("x", "q", "(T, 2)"), ("x", "v", "")])
+    ax = plotting.plot_diagram(BOXES, [("x", "q", "(T, 2)"), ("x", "v", "(T, 3)")])
     where = {text.get_text(): text.get_position() for text in ax.texts}
     assert where["queries"][0] < where["tokens"][0] < where["values"][0]
     assert where["tokens"][1] > where["queries"][1] == where["values"][1]  # row 0 is the top
@@ -184,8 +184,9 @@ def test_a_diagram_joins_its_boxes_in_the_colours_of_the_book():
         [where["tokens"], where["queries"]],
         [where["tokens"], where["values"]],
     ]
-    middle = [sum(axis) / 2 for axis in zip(where["tokens"], where["queries"], strict=True)]
-    assert where["(T, 2)"] == pytest.approx(middle)
+    for label, end in (("(T, 2)", "queries"), ("(T, 3)", "values")):
+        middle = [sum(axis) / 2 for axis in zip(where["tokens"], where[end], strict=True)]
+        assert where[label] == pytest.approx(middle)
 
 
 def test_the_boxes_of_a_diagram_are_of_one_size_and_fill_their_figure():

@@ -316,21 +316,6 @@ def test_a_compiled_language_model_is_the_same():
         close(fast, plain)
 
 
-def test_exported_for_any_length():
-    class Causal(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = layer_of()
-
-        def forward(self, x):
-            return self.layer(x, causal=True)
-
-    model = Causal()
-    length = torch.export.Dim("T", min=2)
-    program = torch.export.export(model, (draw(2, 5, 6),), dynamic_shapes={"x": {1: length}})
-    close(program.module()(draw(2, 11, 6, seed=1)), model(draw(2, 11, 6, seed=1)))
-
-
 class Masked(torch.nn.Module):
     def __init__(self):
         super().__init__()

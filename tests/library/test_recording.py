@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import pickle
+import re
 import threading
 import weakref
 from contextlib import nullcontext
@@ -410,6 +411,15 @@ def test_half_precision_is_computed_in_float32(dtype):
     torch.testing.assert_close(maps[""].double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"attn_mask": EMPTY}])
+def test_under_autocast_a_mask_stays_one(options):
+    q, k, v = (x.float() for x in (Q, K, V))
+    with torch.autocast("cpu", torch.bfloat16), record_attention(model := Kernel()) as maps:
+        model(q, k, v, **options)
+    expected = attention_weights(q.bfloat16(), k.bfloat16(), mask=options.get("attn_mask"))
+    torch.testing.assert_close(maps[""], expected, rtol=2**-8, atol=1e-6)
+
+
 def test_under_autocast_the_kernels_own_inputs_count():
     q, k, v = (x.float() for x in (Q, K, V))
     bias = inputs(5, 11)
@@ -428,10 +438,11 @@ def test_under_autocast_the_kernels_own_inputs_count():
 @pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
 def test_a_causal_bias_of_pytorch_is_its_triangle(variant):
     triangle = torch.ones(5, 11, dtype=torch.bool).tril(6 if variant is causal_lower_right else 0)
-    with record_attention(model := Kernel()) as maps:
-        out = model(Q, K, V, attn_mask=variant(5, 11))
-    torch.testing.assert_close(maps[""] @ V, out)
-    assert torch.equal(maps[""] > 0, triangle.expand(2, 3, 5, 11))
+    for q, k, v in ((Q, K, V), (Q[0], K[0], V[0])):
+        with record_attention(model := Kernel()) as maps:
+            out = model(q, k, v, attn_mask=variant(5, 11))
+        torch.testing.assert_close(maps[""] @ v, out)
+        assert torch.equal(maps[""] > 0, triangle.expand(maps[""].shape))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -806,17 +817,27 @@ def test_a_model_that_runs_in_another_thread_alone_is_reported():
 
 
 def test_a_model_without_attention_is_reported():
+    message = (
+        "Linear ran, but nothing could be recorded: it never called F.scaled_dot_product_attention "
+        "or nn.MultiheadAttention where this thread can see it. Load a transformers model with "
+        "attn_implementation='sdpa'; run a compiled, scripted or traced model as the plain module "
+        "that it was made from"
+    )
     with (
-        pytest.raises(RuntimeError, match=r"Linear ran, but nothing could be recorded"),
+        pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"),
         record_attention(model := nn.Linear(6, 6)),
     ):
         model(inputs(2, 6))
 
 
 def test_a_model_that_did_not_run_is_reported():
+    words = (
+        r"of record_attention \(or ran only compiled, or in another thread\): call the very model "
+        "that was given, uncompiled"
+    )
     model = model_of("kernel")
     with (
-        pytest.raises(RuntimeError, match=r"Model did not run inside the block"),
+        pytest.raises(RuntimeError, match=f"^Model did not run inside the block {words}$"),
         record_attention(model),
     ):
         copy.deepcopy(model)(inputs(2, 5, 6))
@@ -854,7 +875,8 @@ def test_a_compiled_model_is_reported_and_can_be_helped(part):
         called = torch.compile(model, backend="aot_eager")
     called = model if called is None else called
     called(x)  # compiled before the recording, too
-    said = "did not run.*only compiled" if part == "elsewhere" else "ran compiled.*force_eager"
+    said = r"ran compiled.*cannot be recorded: run the block under .*'force_eager'\)$"
+    said = "did not run.*only compiled" if part == "elsewhere" else said
     for _ in range(2):
         with pytest.raises(RuntimeError, match=said), record_attention(model):
             torch.testing.assert_close(called(x), plain)

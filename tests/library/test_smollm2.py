@@ -1,8 +1,10 @@
 """SmolLM2 beside a second reading of its file, by hand, and transformers' Llama."""
 
 import shutil
+from types import SimpleNamespace
 
 import gguf_by_hand
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -118,6 +120,8 @@ def test_smollm2_is_what_was_read_by_hand_and_writes_as_transformers_does(theirs
     assert not any(m.training for m in model.modules())
     assert len(list(model.parameters())) == len(list(theirs.model.parameters())) == 272
     check_weights(model, theirs)
+    bases = {block.attention.rotate.keywords["base"] for block in model.decoder.blocks}
+    assert bases == {fields["llama.rope.freq_base"]}
     words = gguf_by_hand.Words(fields, True)
     tokens = torch.tensor([words.encode("<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n")])
     with torch.no_grad():
@@ -138,6 +142,14 @@ def test_texts_become_the_tokens_that_the_file_says(by_hand):
     assert [i for i, text in enumerate(TEXTS) if together.encode(text) != ids[i]] == NUMERALS
     assert tokenizer.get_vocab_size() == 49_152
     assert tokenizer.decode(ids[14]) == "user\nHi 42\n"
+
+
+def test_a_tensor_without_a_counterpart_is_named(monkeypatch):
+    """In a file of another build, if its sha256 were taken over here."""
+    tensor = SimpleNamespace(name="rope_freqs.weight", data=np.ones(2, np.float32), tensor_type=0)
+    monkeypatch.setattr(pretrained, "_gguf", lambda _: SimpleNamespace(tensors=[tensor]))
+    with pytest.raises(ValueError, match=r"^rope_freqs\.weight has no counterpart in DecoderLM$"):
+        pretrained.smollm2()
 
 
 @pytest.mark.parametrize("damage", ["altered", "cut", "empty"])

@@ -332,11 +332,47 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces):
     assert cache.length == sum(pieces)
 
 
+def test_a_block_computes_the_keys_of_a_context_once():
+    block = TransformerBlock(d_model=6, num_heads=3, d_ff=11, cross_attention=True).double()
+    x, context, cache, computed = draw(2, 5, 6), draw(2, 7, 6, seed=1), Cache(), []
+    block.cross.k_proj.register_forward_hook(lambda *_: computed.append(1))
+    for part in x.split([2, 1, 2], dim=1):
+        block(part, context, causal=True, cache=cache)
+    assert len(computed) == 1
+
+
+def test_a_block_that_raises_leaves_the_cache_as_it_was():
+    """Also called by itself, where its attention has appended before the cross-attention raises."""
+    block = TransformerBlock(d_model=6, num_heads=3, d_ff=11, cross_attention=True).double()
+    x, context, cache = draw(2, 5, 6), draw(2, 7, 6, seed=1), Cache()
+    block(x[:, :2], context, causal=True, cache=cache)
+    with pytest.raises(ValueError, match=r"^the cache was filled with another context: start with"):
+        block(x[:, 2:], 2 * context, causal=True, cache=cache)
+    assert cache.length == 2
+    out = block(x[:, 2:], context, causal=True, cache=cache)
+    torch.testing.assert_close(out, block(x, context, causal=True)[:, 2:])
+
+
+def test_a_cache_without_the_causal_order_is_refused():
+    stack = TransformerEncoder(d_model=6, num_heads=3, d_ff=11, num_layers=2).double()
+    message = (
+        "^a cache needs causal=True: otherwise earlier tokens would have to attend to later ones; "
+        "if that is meant, say causal=False$"
+    )
+    with pytest.raises(ValueError, match=message):
+        stack(draw(2, 5, 6), cache=Cache())
+    assert stack(draw(2, 5, 6), cache=Cache(), causal=False).shape == (2, 5, 6)
+
+
 # ---------------------------------------------------------------- refused
 
 
 def test_what_torch_has_and_we_have_not_is_refused():
-    for used in (torch.tanh, nn.SiLU(), nn.GELU(approximate="tanh")):
+    class Leaky(nn.ReLU):
+        def forward(self, x):
+            return nn.functional.leaky_relu(x)
+
+    for used in (torch.tanh, nn.SiLU(), nn.GELU(approximate="tanh"), Leaky()):
         with pytest.raises(ValueError, match="activation must be relu or gelu, got"):
             interop.from_torch(nn.TransformerEncoderLayer(6, 3, 11, activation=used))
     for used in (nn.GELU(), nn.ReLU()):

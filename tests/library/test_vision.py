@@ -131,6 +131,12 @@ def test_options_reach_the_blocks_and_dropout_what_enters_them():
     assert 0.15 < (seen[0] == 0).double().mean() < 0.35
 
 
+def test_nothing_is_dropped_unless_it_is_asked_for():
+    model, images = model_of(), draw(3, 2, 15, 15)
+    expected = model(images)
+    assert torch.equal(model.train()(images), expected)
+
+
 def test_class_token_and_positions_start_small_and_apart():
     torch.manual_seed(0)
     model = VisionTransformer(
@@ -153,6 +159,7 @@ def test_class_token_and_positions_start_small_and_apart():
     ("sizes", "options", "error", "message"),
     [
         ((15, 4, 1, 3), {}, ValueError, "patch_size=4 must divide image_size=15"),
+        ((0, 5, 1, 3), {}, ValueError, "image_size must be at least 1, got 0"),
         ((15, 0, 1, 3), {}, ValueError, "patch_size must be at least 1, got 0"),
         ((15, 5, 0, 3), {}, ValueError, "in_channels must be at least 1, got 0"),
         ((15, 5, 1, -1), {}, ValueError, "num_classes must be at least 0, got num_classes=-1"),
@@ -166,6 +173,12 @@ def test_bad_models_are_named(sizes, options, error, message):
     sizes = dict(zip(names, sizes, strict=True))
     with pytest.raises(error, match=message):
         VisionTransformer(**sizes, **SIZES, **options)
+
+
+@pytest.mark.parametrize("name", ["patch_size", "in_channels", "d_model"])
+def test_bad_sizes_of_patches_are_named(name):
+    with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0$"):
+        PatchEmbedding(**{"patch_size": 2, "in_channels": 3, "d_model": 5, name: 0})
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 10, 10), (2, 2, 15, 20), (2, 2, 15), (2, 15, 15, 2)])

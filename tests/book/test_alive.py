@@ -1,0 +1,232 @@
+"""What keeps the book alive: workflows that may do little, scripts that say what drifted, names.
+
+A licence for every file of data and every weight; a changelog that knows the version.
+"""
+
+import itertools
+import os
+import re
+import subprocess
+
+import pages
+import pytest
+import tomllib
+import yaml
+
+from attn_lib import files
+
+FOLDER = pages.ROOT / ".github" / "workflows"
+WORKFLOWS = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.yml"))}
+PUBLISHING = {"contents": "read", "pages": "write", "id-token": "write"}
+# what a job may do beyond reading
+MAY = {
+    "publish": PUBLISHING,
+    "deploy": {"pages": "write", "id-token": "write"},
+    "report": {"issues": "write"},
+}
+OWN = r"actions/(checkout|setup-python|upload-pages-artifact|deploy-pages)"
+PROGRAMS = r'gh issue create --repo "\$GITHUB_REPOSITORY" '
+
+
+def loose(text: str) -> list[str]:
+    """What a workflow leaves open."""
+    flow, found = yaml.safe_load(text), []
+    if flow.get("permissions") != {"contents": "read"}:
+        found.append("may do more than read")
+    for line in re.findall(r"uses: *(.*)", text):
+        if not (
+            re.fullmatch(OWN + r"@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)
+            or (line.startswith("$/.github/") and (pages.ROOT / line[2:]).exists())
+        ):
+            found.append(f"{line} is not an action of GitHub's own, by its commit")
+    for name, job in flow["jobs"].items():
+        if job.get("permissions", MAY.get(name)) != MAY.get(name):
+            found.append(f"{name} may do {job['permissions']}")
+        if "steps" in job and not ("timeout-minutes" in job and job["runs-on"] == "ubuntu-24.04"):
+            found.append(f"{name} may take any time, or any machine")
+        for step in job.get("steps", ()):
+            if "checkout@" in step.get("uses", "") and step.get("with") != {
+                "persist-credentials": False
+            }:
+                found.append(f"{name} keeps its credentials")
+            found += [said for run in commands(step, job) for said in unknown(run)]
+    if said := re.findall(
+        r"pull_request_target|secrets\.|https?:|\b[\w-]+\.(?:org|com|io)\b", text
+    ):
+        found.append(f"names {said}")
+    return found
+
+
+def commands(step: dict, job: dict) -> list[str]:
+    """What a step runs, for each of the job's settings."""
+    matrix = dict(job.get("strategy", {}).get("matrix", {}))
+    settings = matrix.pop("include", [{}])
+    settings = [
+        one | dict(zip(matrix, values, strict=True))
+        for one in settings
+        for values in itertools.product(*matrix.values())
+    ]
+    told = (lambda found, one=one: str(one[found[1]]) for one in settings)
+    run = [step["run"]] if "run" in step else []
+    return [re.sub(r"\$\{\{ matrix\.(\w+) \}\}", say, line) for say in told for line in run]
+
+
+def unknown(run: str) -> list[str]:
+    """What of a command is not in the repository, or comes from outside."""
+    script = re.fullmatch(r"bash (\.ci/\w+)(?: (\w+))?", run)
+    if script is None:
+        return [] if re.match(PROGRAMS, run) and "${{" not in run else [f"runs {run}"]
+    path = pages.ROOT / script[1]
+    if not path.exists() or (script[2] and f"\n  {script[2]})\n" not in path.read_text()):
+        return [f"{run}: there is none"]
+    return []
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_workflows_may_do_little(name):
+    assert loose(WORKFLOWS[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("check.yml", "contents: read\n\njobs", "contents: write\n\njobs", "more than read"),
+        ("check.yml", "permissions:\n  contents: read\n\n", "", "more than read"),
+        ("check.yml", r"@08c6903\w+ ", "@v5.0.0 ", "by its commit"),
+        ("check.yml", "  # v5.0.0", "", "by its commit"),
+        ("check.yml", "actions/checkout", "somebody/checkout", "by its commit"),
+        ("check.yml", "publish.yml", "lost.yml", "by its commit"),
+        ("check.yml", "persist-credentials: false", "fetch-depth: 0", "credentials"),
+        ("check.yml", "    timeout-minutes: 45\n", "", "any time"),
+        ("check.yml", "ubuntu-24.04", "ubuntu-latest", "any machine"),
+        ("check.yml", ".ci/run", ".ci/lost", "there is none"),
+        ("check.yml", "bash .ci/run", "curl somewhere | bash", "runs curl"),
+        ("check.yml", "  pull_request:", "  pull_request_target:", "names"),
+        ("check.yml", "bash .ci/run", "bash .ci/run  # pypi.example.org", "names"),
+        ("publish.yml", "      pages: write\n", "      contents: write\n", "deploy may do"),
+        ("weekly.yml", "newest", "latest", "there is none"),
+        ("weekly.yml", r"\[run, weekly\]", "[run, daily]", "there is none"),
+        ("weekly.yml", '"\\$SAID"', '"${{ github.event.issue.title }}"', "runs gh"),
+    ],
+)
+def test_what_a_workflow_leaves_open_is_seen(name, old, new, said):
+    planted, n = re.subn(old, new, WORKFLOWS[name], count=1)
+    assert n == 1
+    assert any(said in line for line in loose(planted)), loose(planted)
+
+
+def test_every_action_has_one_version():
+    """And a person looks at it in one place."""
+    found = set(re.findall(r"uses: *(actions/.*)", "".join(WORKFLOWS.values())))
+    assert len(found) == len({line.partition("@")[0] for line in found}) == 4
+
+
+def test_what_runs_when():
+    """Every change runs the one script; every week runs all; what is green may be published."""
+    found = {name: yaml.safe_load(text) for name, text in WORKFLOWS.items()}
+    when = {name: set(flow[True]) for name, flow in found.items()}  # "on" is read as True
+    assert when == {
+        "check.yml": {"push", "pull_request"},
+        "publish.yml": {"workflow_call", "workflow_dispatch"},
+        "weekly.yml": {"schedule", "workflow_dispatch"},
+    }
+    jobs = {(name, job): does for name, flow in found.items() for job, does in flow["jobs"].items()}
+    run = {
+        place: [r for s in job.get("steps", ()) for r in commands(s, job)]
+        for place, job in jobs.items()
+    }
+    assert run["check.yml", "check"] == ["bash .ci/run"]
+    assert run["publish.yml", "build"] == ["bash .ci/publish"]
+    assert run["weekly.yml", "weekly"] == ["bash .ci/run", "bash .ci/weekly"]
+    assert run["weekly.yml", "versions"] == ["bash .ci/versions newest", "bash .ci/versions oldest"]
+    waits = {place: job["needs"] for place, job in jobs.items() if "needs" in job}
+    assert waits == {
+        ("check.yml", "publish"): "check",
+        ("publish.yml", "deploy"): "build",
+        ("weekly.yml", "publish"): "weekly",
+        ("weekly.yml", "report"): ["weekly", "versions"],
+    }
+    for name in ("check.yml", "weekly.yml"):
+        assert jobs[name, "publish"]["if"].startswith("vars.PAGES == 'on'")  # until then, nowhere
+    assert "refs/heads/main" in jobs["check.yml", "publish"]["if"]
+    upload = jobs["publish.yml", "build"]["steps"][-1]
+    assert upload["with"] == {"path": "_build/html"}
+
+
+# ---------------------------------------------------------------- what drifts
+
+STUBS = {
+    "python3": 'mkdir -p "$3/bin" && touch "$3/bin/activate"',
+    "pip": '[ "$1" = list ] && echo "torch 9.9" || cp "$3" "$SEEN"',
+    "pytest": 'echo "$@" >>"$SEEN"; echo "FAILED a.ipynb::Cell 5"; echo "= 1 failed in 2s"; exit 3',
+}
+
+
+@pytest.mark.parametrize("which", ["newest", "oldest"])
+def test_what_drifts_is_said(which, tmp_path):
+    """With stand-ins for what installs and what tests: the versions, what is red, the status."""
+    for name, does in STUBS.items():
+        stub = tmp_path / name
+        stub.write_text(f"#!/usr/bin/env bash\n{does}\n")
+        stub.chmod(0o755)
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path)}
+    own |= {"SEEN": str(tmp_path / "seen"), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    command = ["bash", pages.ROOT / ".ci" / "versions", which]
+    run = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
+    assert run.returncode == 3, run.stderr
+    assert (tmp_path / "summary").read_text().splitlines() == [
+        "torch 9.9",
+        "FAILED a.ipynb::Cell 5",
+        "= 1 failed in 2s",
+    ]
+    *wanted, tested = (tmp_path / "seen").read_text().splitlines()
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
+    (floor,) = re.findall(r"torch>=([\d.]+)", " ".join(project["dependencies"]))
+    pinned = {line for line in wanted if "==" in line}
+    assert {"jupyter-book==1.0.4.post1", "sphinx-book-theme==1.3.0"} <= pinned
+    assert "-e ." in wanted
+    assert "numpy" in wanted
+    if which == "newest":
+        assert tested == "--nbval book"
+        assert {"torch", "matplotlib", "sympy"} <= set(wanted)
+        assert any(line.startswith("nbval==") for line in pinned)
+    else:
+        assert tested == "tests/library attn_lib"
+        assert f"torch=={floor}.*" in pinned
+        assert {"matplotlib", "transformers"} <= set(wanted)
+
+
+# ---------------------------------------------------------------- whose it is, what changed
+
+LICENCE = (pages.ROOT / "LICENSE").read_text()
+DATA = sorted({path.name for path in files.DATA.iterdir()} - {"SHA256SUMS"})
+CARRIERS = re.findall(r"(?m)^([\w-]+)==([\d.]+) --hash", (files.DATA / "weights.txt").read_text())
+
+
+def unnamed(licence: str, data: list[str]) -> list[str]:
+    """Files of data, and packages that carry weights, without a word in the licence."""
+    names = data + [" ".join(one) for one in CARRIERS]
+    return [name for name in names if not re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", licence)]
+
+
+def test_the_licence_names_all_data_and_weights():
+    assert {source.package for source in files.SOURCES.values()} == {name for name, _ in CARRIERS}
+    assert len(CARRIERS) == 3
+    assert unnamed(LICENCE, DATA) == []
+    assert unnamed(LICENCE, [*DATA, "planted.csv", "on.npz"]) == ["planted.csv", "on.npz"]
+    for name in [*DATA, *(" ".join(one) for one in CARRIERS)]:
+        assert unnamed(LICENCE.replace(name, ""), DATA) == [name]
+    for note in ("fashion.txt", "photographs.txt"):  # stand beside what they speak of
+        assert (files.DATA / note).exists()
+
+
+def test_the_changelog_knows_the_version():
+    text = (pages.ROOT / "CHANGELOG.md").read_text()
+    citation = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
+    headings = re.findall(r"(?m)^## (.*)$", text)
+    released = [line for line in headings if line != "Unreleased"]
+    assert released[0] == f"{citation['version']}, {citation['date-released']}"
+    assert headings[:-1] in (["Unreleased", *released[:-1]], released[:-1])
+    kinds = set(re.findall(r"(?m)^### (.*)$", text))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert "(CHANGELOG.md)" in (pages.ROOT / "README.md").read_text()
