@@ -41,7 +41,10 @@ class Findings:
             if mistake == "closed_key_reaches_output" and self.seen:
                 likely = f"{self.seen} {likely}"
             if alike:
-                likely += " Or it is one of those named below, which give the same numbers here."
+                others = "the one named below, which gives"
+                if len(alike) > 1:
+                    others = "one of those named below, which give"
+                likely += f" Or it is {others} the same numbers here."
             self.failures.append(
                 Failure(mistake, name, likely, look_for, repair, example, row.source, alike)
             )
@@ -85,8 +88,8 @@ def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
     first = max(min(channel, gap.shape[-1] - 4), 0)
     shown = slice(first, first + 4)
     if gap.shape[-1] > 4:
-        where += f", channels {first} to {first + 3}"
-    lines = [f"{case.words or case.name}; {where}, counted from 0:"]
+        where += f", channels {first}-{first + 3}"
+    lines = [f"{case.words or case.name}; {where} (from 0):"]
     if case.mask is not None:
         row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
         lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")

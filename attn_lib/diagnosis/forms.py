@@ -2,6 +2,13 @@
 
 # id of the mistake and number of the form, counted from 0: name, likely, look for, repair
 FORMS: dict[tuple[str, int], tuple[str, str, str, str]] = {
+    ("heads_split_without_transpose", 1): (
+        "heads are split and merged by views alone",
+        "The heads are split by a view to (B, H, T, d), and merged by another. The two undo each "
+        "other, so the order looks right; but a head sees only about T / H neighbouring tokens.",
+        "x.view(B, H, T, d), and out.reshape(B, T, H * d) of (B, H, T, d)",
+        "x.view(B, T, H, d).transpose(1, 2), and out.transpose(1, 2).reshape(B, T, H * d)",
+    ),
     ("heads_interleaved", 1): (
         "channels are dealt to the heads in turn",
         "Head h gets the channels h, h + H, h + 2H, … of queries, keys and values, not d_k "

@@ -127,7 +127,7 @@ def _parts(failure: Failure) -> list[tuple[str, str]]:
         ("Repair", failure.repair),
         ("Example", failure.example),
         ("The same numbers here", "; ".join(_in_words(name) for name in failure.alike)),
-        ("Source", failure.source),
+        ("See", failure.source),
     ]
     return [(label, text) for label, text in found if text]
 

@@ -43,6 +43,8 @@ def check_one_query(subject: Subject, draw: Draw, layer: Layer | None, found: Fi
     """A mask in a step of decoding: one query, several keys."""
     if not subject.takes_mask or subject.mask_refused or not subject.crosses:
         return
+    if subject.broadcasts(draw.intent):
+        return
     B = 2 if "B" in subject.mask_shape else 1
     mask = key_masks(B, 6, "left").expand(2, 1, 6)
     case = replace(draw.case("one query", 1, 6), mask=mask, words="1 query, 6 keys and a mask")

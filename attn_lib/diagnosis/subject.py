@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_lib.diagnosis.formula import Case, Layer
+from attn_lib.diagnosis.formula import Case, Intent, Layer
 from attn_lib.diagnosis.layouts import from_layout, shaped, to_layout
 from attn_lib.diagnosis.quiet import WithoutDropout, copied
 
@@ -73,6 +73,10 @@ class Subject:
     def crosses(self) -> bool:
         """Whether keys may have another input than queries."""
         return not self.projects or bool(self.roles & {"context", "k"})
+
+    def broadcasts(self, intent: Intent) -> bool:
+        """Whether one query says nothing of where a mask begins: its (1, 1) mask broadcasts."""
+        return self.refuses_cross and intent.causal == "top_left"
 
     @property
     def takes_mask(self) -> bool:

@@ -140,6 +140,10 @@ def _answers(subject: Subject, draw: Draw, found: Findings) -> Answered:
         raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
     found.unchecked += [f"{case.words or case.name}: {answer.raised}" for case, answer in raised]
     subject.refuses_cross = any(c.lengths[0] != c.lengths[1] and not c.closes for c, _ in raised)
+    if subject.broadcasts(draw.intent):
+        one = [(c, a) for c, a in pairs if c.lengths[0] == 1 and a.out is not None]
+        found.unchecked += [f"{case.words}: other unequal lengths raise" for case, _ in one]
+        pairs = [pair for pair in pairs if pair[0].lengths[0] > 1]
     if subject.takes_mask and subject.mask_refused:
         guessed = [(case, subject.answer(case)) for case in guessed_cases(draw)]
         pairs += guessed

@@ -42,8 +42,7 @@
         button.tabIndex = s === t ? 0 : -1;
       });
       const best = largest(weights[t]);
-      tell(t);
-      say.replaceChildren(where, token(tokens[t]), ` puts ${number(weights[t][best], 3)} of its attention on `, token(tokens[best]), ".");
+      say.replaceChildren(...(tell(t) || [where, token(tokens[t]), ` puts ${number(weights[t][best], 3)} of its attention on `, token(tokens[best]), "."]));
     };
     rows.forEach((line, t) => {
       // not pointerenter: a mouse at rest, under which the page scrolls, chooses nothing
@@ -596,27 +595,35 @@
   }
 
   // A layer that was trained with one mistake or another: its map, the loss on its way, and two losses at its end.
-  function trained({names, tokens, weights, losses, sums, floor, row}) {
+  // Words come twice in its text: the sentence says how far away the key is, and what the row sums to, if not to 1.
+  function trained({names, tokens, weights, losses, sums, floor, steps, row}) {
+    const read = (line, t) => {
+      const sum = line.reduce((a, b) => a + b), best = largest(line), far = Math.abs(best - t);
+      const on = best === t ? ["itself"] : [token(tokens[best]), `, ${far} ${far > 1 ? "words" : "word"} ${best < t ? "before" : "later"}`];
+      if (number(sum, 2) === "0.00") return ["The row of ", token(tokens[t]), " sums to 0.00, not 1: it attends to nothing."];
+      if (number(sum, 2) === "1.00") return [token(tokens[t]), ` puts ${number(line[best], 3)} of its attention on `, ...on, "."];
+      return ["The row of ", token(tokens[t]), ` sums to ${number(sum, 2)}, not 1; its largest weight, ${number(line[best], 3)}, is on `, ...on, "."];
+    };
     const WIDTH = 240, HEIGHT = 100, top = Math.max(...losses.flat());
     const y = loss => number(HEIGHT * (1 - loss / top), 1).replace("−", "-");
     const large = make("div"), curve = make("path", {class: "curve"});
-    const svg = make("svg", {class: "losses", viewBox: `-26 -6 ${WIDTH + 32} ${HEIGHT + 22}`, role: "img"},
+    const svg = make("svg", {class: "losses", viewBox: `-26 -6 ${WIDTH + 32} ${HEIGHT + 25}`, role: "img"},
       make("path", {class: "axis", d: `M0 0V${HEIGHT}H${WIDTH}`}), make("path", {class: "floor", d: `M0 ${y(floor)}H${WIDTH}`}), curve,
       make("text", {class: "name", x: -4, y: 8, "text-anchor": "end"}, number(top, 1)),
       make("text", {class: "name", x: -4, y: HEIGHT, "text-anchor": "end"}, "0"),
       make("text", {class: "name", x: WIDTH - 2, y: Number(y(floor)) + 11, "text-anchor": "end"}, "floor"),
-      make("text", {class: "name", x: WIDTH / 2, y: HEIGHT + 14, "text-anchor": "middle"}, "loss during training"));
+      make("text", {class: "name", x: WIDTH / 2, y: HEIGHT + 14, "text-anchor": "middle"}, `loss during ${steps} steps of training`));
     const cells = [make("td"), make("td"), make("td")], say = make("p", {class: "say", "aria-live": "polite"});
     const picks = choices("attention", names, draw);
     let asking = row;
     function draw(i) {
       const [whole, alone] = sums[i];
       picks.inputs[i].checked = true;
-      large.replaceChildren(...map({tokens, weights: weights[i], row: asking}, t => { asking = t; }));
+      large.replaceChildren(...map({tokens, weights: weights[i], row: asking}, t => read(weights[i][asking = t], t)));
       curve.setAttribute("d", losses[i].map((loss, n) => `${n ? "L" : "M"}${number(n * WIDTH / (losses[i].length - 1), 1)} ${y(loss)}`).join(""));
       svg.setAttribute("aria-label", `the loss of ${names[i]} falls from ${number(losses[i][0], 2)} to ${number(losses[i].at(-1), 2)}`);
       [whole, alone, floor].forEach((loss, n) => { cells[n].textContent = number(loss, 3); });
-      say.replaceChildren(token(names[i]), alone - whole > 0.001 ? ": word by word the loss is another. It leaks." : ": word by word the loss is the same. Nothing leaks.");
+      say.replaceChildren(token(names[i]), alone - whole > 0.001 ? ": word by word the loss differs. It leaks." : ": word by word the loss is the same. Nothing leaks.");
     }
     draw(0);
     return [

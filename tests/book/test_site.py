@@ -1017,6 +1017,19 @@ def test_a_mistake_shows_its_map_and_its_losses(browser, site, echoes, width, sc
     names, floor = list(echoes), 5 / 11 * math.log(8)
     tokens = (2 * ["the", "cat", "drank", "the", "warm", "milk"])[:11]
 
+    def sentence(weights, row):
+        """Where most of a row's attention is, before or later, and whether it sums to 1."""
+        best, total = int(weights.argmax()), float(weights.sum())
+        far = f"{(n := abs(best - row))} word{'s' * (n > 1)} {'later' if best > row else 'before'}"
+        on = "itself" if best == row else f"{tokens[best]}, {far}"
+        most = float(weights.max())
+        if total < 0.005:
+            return f"The row of {tokens[row]} sums to #, not 1: it attends to nothing.", [0.0]
+        if abs(total - 1) < 0.005:
+            return f"{tokens[row]} puts # of its attention on {on}.", [most]
+        words = f"The row of {tokens[row]} sums to #, not 1; its largest weight, #, is on {on}."
+        return words, [total, most]
+
     def seen(name, row):
         weights, losses, (whole, alone) = echoes[name]
         assert picked(drawn) == [name]
@@ -1025,11 +1038,14 @@ def test_a_mistake_shows_its_map_and_its_losses(browser, site, echoes, width, sc
         shown = torch.tensor(values(spans)).view(11, 11)
         torch.testing.assert_close(shown, weights, rtol=0.0, atol=0.0051)
         assert classes(drawn.locator(".map tbody tr")).index(["chosen"]) == row
-        best = float(weights[row].max())
         said = drawn.locator(".say").all_inner_texts()
-        assert values(said[:1]) == pytest.approx([best], abs=0.00051)
-        leaks = "another. It leaks." if alone - whole > 0.001 else "the same. Nothing leaks."
-        assert said[1] == f"{name}: word by word the loss is {leaks}"
+        words, numbers = sentence(weights[row], row)
+        assert re.sub(r"\d\.\d+", "#", said[0]) == words
+        assert values(said[:1]) == pytest.approx(numbers, abs=0.0051)
+        assert values(said[:1])[-1] == pytest.approx(numbers[-1], abs=0.00051)
+        leaks = "differs. It leaks." if alone - whole > 0.001 else "is the same. Nothing leaks."
+        assert said[1] == f"{name}: word by word the loss {leaks}"
+        assert "200 steps" in drawn.locator("svg.losses").text_content()
         ends = values(drawn.locator(".ends td").all_inner_texts())
         assert ends == pytest.approx([whole, alone, floor], abs=0.00051)
         (drawn_at,) = told(drawn.locator("path.curve"), "d")
@@ -1049,9 +1065,13 @@ def test_a_mistake_shows_its_map_and_its_losses(browser, site, echoes, width, sc
         for name, button in zip(names, buttons.all(), strict=True):
             press(button)
             seen(name, 6)
+        for row in (2, 10):  # in some attentions these rows do not sum to 1
+            press(drawn.locator(".map tbody tr").nth(row).locator("td").nth(2))
+            seen(names[-1], row)
+        drawn.locator("fieldset input").last.focus()
         for name in names[-2::-1]:
             page.keyboard.press("ArrowLeft")
-            seen(name, 6)
+            seen(name, 10)
         press(drawn.locator(".map tbody tr").nth(9).locator("td").nth(2))
         seen("right", 9)
         press(buttons.nth(3))  # the row stays

@@ -211,6 +211,18 @@ def test_a_causal_fill_that_leaks_is_asked_about(number):
     assert "causal" not in other.likely
 
 
+def split_by_view(q, k, v, H):
+    parts = (x.reshape(len(x), H, x.shape[1], -1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+
+
+def test_where_split_and_merge_are_wrong_both_repairs_are_said():
+    (one,), (two,) = (diagnose(fn, heads=4).failures for fn in (split_by_view, own))
+    assert one.mistake == two.mistake == "heads_split_without_transpose"
+    assert two.repair == f"{one.repair}, and out.transpose(1, 2).reshape(B, T, H * d)"
+    assert "split and merged" in two.name
+
+
 def test_the_triangle_of_torch_is_explained_kindly():
     def mine(q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -220,6 +232,26 @@ def test_the_triangle_of_torch_is_explained_kindly():
     assert "Where they are equal" in failure.likely
     assert 'say causal="top_left"' in failure.repair
     assert diagnose(mine, causal="top_left").ok
+
+
+def taught(q, k, v, mask=None, scale=8**-0.5):
+    """Self-attention as it is taught: its (T, T) mask broadcasts where there is one query."""
+    past = torch.ones(q.shape[-2], q.shape[-2]).tril().bool()
+    scores = (q @ k.mT * scale).masked_fill(~past, -torch.inf)
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(dim=-1) @ v
+
+
+@pytest.mark.parametrize("causal", [True, "top_left", None])
+@pytest.mark.parametrize("masked", [False, True])
+def test_one_query_says_nothing_where_other_unequal_lengths_raise(causal, masked):
+    fn = taught if masked else lambda q, k, v: taught(q, k, v)
+    report = diagnose(fn, causal=causal)
+    assert report.ok, report
+    apart = "1 query and 6 keys: other unequal lengths raise"
+    assert (apart in report.unchecked) == (causal == "top_left")
+    unscaled = diagnose(lambda q, k, v: taught(q, k, v, scale=1.0), causal=causal)
+    assert unscaled.mistakes == ["scale_missing"]
 
 
 class Twice(nn.MultiheadAttention):

@@ -369,7 +369,10 @@ def test_sizes_that_make_mistakes_alike_are_said():
     layer = attn_lib.MultiHeadAttention(16, 4, scale=0.25)  # d_k = H = 4, 1/sqrt(16) = 1/4
     failure = diagnose(layer).failures[0]
     assert {failure.mistake, *failure.alike} >= {"scale_by_model_width", "scale_by_d_k"}
-    assert "Or it is one of those named below" in failure.likely
+    assert "Or it is one of those named below, which give the same" in failure.likely
+    (twin,) = diagnose(lambda q, k, v: plain(q, k, v), causal=True).failures
+    assert len(twin.alike) == 1
+    assert "Or it is the one named below, which gives the same" in twin.likely
 
 
 def test_rope_and_norms_that_nobody_mentioned_are_found():
@@ -501,7 +504,7 @@ def test_an_example_shows_the_entry_that_differs():
         return out
 
     (failure,) = diagnose(mine, layout="BHTd", causal=False).failures
-    assert "example 0, head 1, position 2, channels 4 to 7, counted from 0" in failure.example
+    assert "example 0, head 1, position 2, channels 4-7 (from 0)" in failure.example
     one, two = failure.example.splitlines()[1:]
     assert one.removeprefix("actual") != two.removeprefix("expected")
 

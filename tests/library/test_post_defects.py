@@ -616,6 +616,13 @@ def test_D14_the_length_of_the_keys_is_read_from_the_values():
         layer(q, torch.randn(3, 6, 8), torch.randn(3, 3, 8))
 
 
+def test_D23_a_comment_with_tabs_is_harmless():
+    """Note: comments do not count."""
+    assert ast.dump(ast.parse("if True:\n\t# scale\n    x = 1")) == ast.dump(
+        ast.parse("if True:\n    x = 1")
+    )
+
+
 # ---------------------------------------------------------------- post 004
 
 
@@ -690,6 +697,16 @@ def test_E09_the_weights_that_are_kept_are_dropped_ones():
     layer, x = made(Post004, 2, 8, train=True, x=(64, 10, 8))
     layer(x, x, x)
     drawn(layer.weights.sum(dim=-1).aminmax(), [0.424, 1.111])
+
+
+def test_E12_and_E13_two_sentences_taken_literally():
+    """Docs: keys with values, where queries with keys are meant; and a token without itself."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 5, 8) for _ in range(3))
+    right, itself = F.scaled_dot_product_attention(q, k, v), torch.eye(5).bool()
+    same([off(attend(k, v, v)[0], right)], [0.998])
+    same([off(attend(q, k, v, closed=itself, fill=-math.inf)[0], right)], [1.754])
+    assert bool(attend(q, k, v, closed=itself[:1, :1], fill=-math.inf)[0].isnan().all())
 
 
 # ---------------------------------------------------------------- nothing is left out
