@@ -137,8 +137,11 @@ def _assume_mask(subject: Subject, intent: Intent, found: Findings, said: Said) 
         return intent
     subject.polarity, subject.mask_shape = known
     if mask is None:
-        words = {"attend": "True = may attend", "blocked": "True = closed"}
-        words["additive"] = "it is added, 0 or −inf"
+        words = {
+            "attend": "True = may attend; if not, say mask='blocked'",
+            "blocked": "True = closed; if not, say mask='attend'",
+            "additive": "it is added, 0 or −inf",
+        }
         found.assumed.append(f"what the mask means: {words[subject.polarity]}")
     if mask_shape is None:
         found.assumed.append(f"the mask's shape: {subject.mask_shape}")

@@ -62,6 +62,8 @@ def find_layouts(subject: Subject, intent: Intent, said: str | None = None) -> l
                 subject.always_mask = shape is not None
                 full = [layout for layout in found if len(layout) == 4]
                 return full or found  # of fewer axes only where four are refused
+    if raised.startswith(("NameError", "UnboundLocalError", "ImportError", "ModuleNotFoundError")):
+        raise ValueError(f"fn fails whatever it is given, mend that first: {raised}")
     masked = ", with a mask or without one" if subject.takes_mask else ""
     raise ValueError(
         f"fn accepts no inputs in any of the layouts {', '.join(options)}{masked}: "

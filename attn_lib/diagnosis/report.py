@@ -6,6 +6,8 @@ from typing import Any
 
 from attn_lib.diagnosis.mistakes import MISTAKES
 
+MEANT = ("what the mask means", "it is meant")  # assumptions that only the author can confirm
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -90,6 +92,8 @@ class Report:
     def _headline(self) -> str:
         n = len(self.failures)
         counted = {0: "no mistake found", 1: "one mistake found"}.get(n, f"{n} mistakes found")
+        if self.ok and any(text.startswith(MEANT) for text in self.assumed):
+            counted += ", if you mean what is assumed below"
         return f"{self.subject}: {counted}."
 
     def _lines(self, head: str, part: str, item: str, title: str) -> list[str]:

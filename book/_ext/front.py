@@ -2,7 +2,7 @@
 
 ``{front-moving}`` shows a figure that moves, ``{front-cards}`` a chapter for each figure that it
 names, ``{front-cell}`` the source of cells and the start of what the last one printed,
-``{front-byline}`` and ``{front-about}`` whose the book is.
+``{front-byline}`` and ``{front-cite}`` whose the book is, ``{front-install}`` how it runs.
 """
 
 import base64
@@ -127,27 +127,46 @@ def checked_on(root: Path) -> date | None:
     return datetime.fromtimestamp(record.stat().st_mtime, UTC).date() if record.exists() else None
 
 
-def byline(citation: dict, day: date | None) -> str:
-    """Whose the book is, which version, and when it was last checked."""
+def byline(citation: dict, day: date | None, address: str) -> str:
+    """Whose the book is, which version, when it was last checked, and where its source is."""
     (author,) = [one["name"] for one in citation["authors"]]
     said = f"{day.day} {day:%B %Y}" if day else "not yet"
-    return (
-        f'<p class="byline">{html.escape(author)} · version {citation["version"]} · '
-        f'<a href="how_checked.html">every output checked</a> on <time>{said}</time></p>'
-    )
+    parts = [
+        html.escape(author),
+        f"version {citation['version']}",
+        f'<a href="how_checked.html">every output checked</a> on <time>{said}</time>',
+        '<a href="#about-this-book">licence, citation</a>',
+    ]
+    if UNSET not in address:
+        parts.append(f'<a href="{html.escape(address)}">source</a>')
+    return f'<p class="byline">{" · ".join(parts)}</p>'
 
 
-def links(address: str, chapter: str) -> str:
-    """Where the source is, and a chapter in Colab: once there is an address."""
+def install(address: str) -> str:
+    """How the library is installed and the notebooks are opened: the rest needs an address."""
+    commands = [
+        "pip install .                                # the library alone",
+        "pip install -r requirements.txt jupyterlab   # all that the book needs",
+        "jupyter lab book",
+    ]
+    if UNSET not in address:
+        commands = [
+            f'pip install "git+{address}"   # the library alone',
+            f"git clone {address} attention-checked && cd attention-checked",
+            *commands[1:],
+        ]
+    return "\n".join(commands)
+
+
+def colab(address: str) -> str:
+    """How a chapter is opened in Colab."""
     if UNSET in address:
-        return ""
-    found = f'<a href="{address}">Source of the book</a>'
-    if github := re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)", address):
-        colab = (
-            f"https://colab.research.google.com/github/{github[1]}/blob/main/book/{chapter}.ipynb"
+        return (
+            "Colab has to install the library from a public address, which this copy has not yet."
         )
-        found += f' · <a href="{colab}">Chapter 1 in Colab</a>'
-    return f'<p class="links">{found}</p>'
+    at_top = "https://github.com/" in address
+    opened = "open a chapter with the button at its top" if at_top else "upload a notebook"
+    return f"In Colab, {opened}: its first cell installs what it needs."
 
 
 def reference(citation: dict, address: str) -> str:
@@ -203,6 +222,10 @@ class Front(SphinxDirective):
         """How the book is cited."""
         return yaml.safe_load((Path(self.env.srcdir) / "CITATION.cff").read_text())
 
+    def address(self) -> str:
+        """Where the source of the book is."""
+        return self.config.html_theme_options["repository_url"]
+
     def picture(self, name: str, png: bytes) -> None:
         """Put a picture beside those of the pages."""
         path = Path(self.env.app.outdir) / "_images" / f"front-{name}.png"
@@ -251,16 +274,17 @@ class Cards(Front):
 
 
 class Cell(Front):
-    """``{front-cell} ID …``: the source of cells, and what the last one printed, until a line."""
+    """``{front-cell} ID …``: modules, the source of cells, what the last printed, until a line."""
 
     required_arguments, final_argument_whitespace = 1, True
-    option_spec = {"until": str}  # noqa: RUF012 - docutils' own form
+    option_spec = {"start": str, "until": str}  # noqa: RUF012 - docutils' own form
 
     def nodes(self) -> list[nodes.Node]:
         """Code, and output."""
         names, cells = self.arguments[0].split(), self.cells()
         code, said = quoted(names, self.options.get("until"), cells)
-        parts = (("cell_input", code, "python"), ("cell_output", said, "none"))
+        start = "".join(f"import {name.strip()}\n" for name in self.options["start"].split(","))
+        parts = (("cell_input", f"{start}\n{code}", "python"), ("cell_output", said, "none"))
         shown = nodes.container(classes=["cell", "front-check"])  # as a cell of a page looks
         for kind, text, language in parts:
             block = nodes.literal_block(text, text, language=language, classes=["output"])
@@ -269,25 +293,36 @@ class Cell(Front):
 
 
 class Byline(Front):
-    """``{front-byline}``: author, version, and the day of the last check."""
+    """``{front-byline}``: author, version, the day of the last check, and where to go for more."""
 
     def nodes(self) -> list[nodes.Node]:
         """One line."""
-        return [self.raw(byline(self.citation(), checked_on(Path(self.env.srcdir))))]
+        day = checked_on(Path(self.env.srcdir))
+        return [self.raw(byline(self.citation(), day, self.address()))]
 
 
-class About(Front):
-    """``{front-about}``: how to cite the book, and where it is."""
+class Install(Front):
+    """``{front-install}``: how to install the library, and to open the notebooks anywhere."""
 
     def nodes(self) -> list[nodes.Node]:
-        """BibTeX and links."""
-        address = self.config.html_theme_options["repository_url"]
-        first = min(page for page in self.cells() if page[:2].isdigit())
-        text = reference(self.citation(), address)
+        """Sentences around commands."""
+        address = self.address()
+        folder = "In the book's folder, with Python 3.11 and without a GPU:"
+        code = install(address)
         return [
-            nodes.literal_block(text, text, language="bibtex"),
-            self.raw(links(address, first)),
+            nodes.paragraph("", folder),
+            nodes.literal_block(code, code, language="bash"),
+            nodes.paragraph("", colab(address)),
         ]
+
+
+class Cite(Front):
+    """``{front-cite}``: how to cite the book."""
+
+    def nodes(self) -> list[nodes.Node]:
+        """BibTeX."""
+        text = reference(self.citation(), self.address())
+        return [nodes.literal_block(text, text, language="bibtex")]
 
 
 def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
@@ -298,7 +333,7 @@ def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: obj
 
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
-    for directive in (Moving, Cards, Cell, Byline, About):
+    for directive in (Moving, Cards, Cell, Byline, Install, Cite):
         app.add_directive(f"front-{directive.__name__.lower()}", directive)
     app.connect("html-page-context", _describe)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

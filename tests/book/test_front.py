@@ -3,6 +3,8 @@
 import datetime
 import io
 import re
+import subprocess
+import sys
 
 import front
 import live
@@ -21,6 +23,7 @@ README = (pages.ROOT / "README.md").read_text()
 CITATION = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
 CELLS = front.pages(pages.BOOK)
 DRAG = "fig-one-head-drag"
+GITHUB = "https://github.com/someone/attention-checked"
 PICTURE = pages.BOOK / "assets" / "page.png"
 
 
@@ -116,7 +119,7 @@ def test_another_figure_makes_another_picture():
         front.figure("fig-nowhere", CELLS)
 
 
-def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
+def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
     notebook = pages.read(pages.BOOK / "14_clinic.ipynb")
     cells = {cell.id: cell for cell in notebook.cells}
     printed = cells["ch14-report"].outputs[0].text.splitlines()
@@ -125,7 +128,15 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
         code = page.locator(".cell_input pre").text_content().splitlines()
         said = page.locator(".cell_output pre").text_content().splitlines()
     sources = [cells[name].source for name in ("ch14-mine", "ch14-report")]
-    assert code == "\n\n".join(sources).splitlines()
+    start = ["import math", "import torch", "import attn_lib", ""]
+    assert code == [*start, *"\n\n".join(sources).splitlines()]
+    for lines, status in ((code, 0), (code[1:], 1)):  # it runs as it stands, and no line too many
+        (tmp_path / "mine.py").write_text("\n".join(lines))
+        done = subprocess.run(
+            [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == status, done.stderr
+        assert (done.stdout.splitlines()[: len(said) - 1] == said[:-1]) == (status == 0)
     assert said[:-1] == printed[: len(said) - 1]
     assert said[-2].startswith("   Repair: ")
     assert said[-1] == "   …"
@@ -150,55 +161,53 @@ def test_the_byline_says_whose_which_and_when(browser, site):
         "The Attention, Checked authors",
         f"version {project['version']}",
         f"every output checked on {day.day} {day:%B %Y}",
+        "licence, citation",
     ]
 
 
 def test_the_day_is_that_of_the_check(tmp_path):
     assert front.checked_on(tmp_path) is None
-    assert "<time>not yet</time>" in front.byline(CITATION, None)
+    assert "<time>not yet</time>" in front.byline(CITATION, None, GITHUB)
     (tmp_path / "_build").mkdir()
     (tmp_path / "_build" / "checked.json").write_text("{}")
     today = datetime.datetime.now(datetime.UTC).date()
     assert (today - front.checked_on(tmp_path)).days in (0, 1)  # or it is midnight
-    told = front.byline(CITATION, datetime.date(2020, 2, 29))
+    told = front.byline(CITATION, datetime.date(2020, 2, 29), GITHUB)
     assert "<time>29 February 2020</time>" in told
 
 
-GITHUB = "https://github.com/someone/attention-checked"
-
-
 @pytest.mark.parametrize(
-    ("address", "leads"),
+    ("address", "leads", "opens"),
     [
-        ("https://attention-checked.invalid/book", []),
-        ("https://codeberg.org/someone/book", ["https://codeberg.org/someone/book"]),
-        (
-            GITHUB,
-            [
-                GITHUB,
-                "https://colab.research.google.com/github/someone/attention-checked"
-                "/blob/main/book/01_one_head.ipynb",
-            ],
-        ),
+        (front.UNSET, [], "which this copy has not yet"),
+        ("https://codeberg.org/someone/book", ["https://codeberg.org/someone/book"], "upload a"),
+        (GITHUB, [GITHUB], "button at its top: its first cell installs"),
     ],
 )
-def test_links_are_there_as_soon_as_there_is_an_address(address, leads):
-    assert re.findall(r'href="(.*?)"', front.links(address, "01_one_head")) == leads
+def test_what_is_said_as_soon_as_there_is_an_address(address, leads, opens):
+    assert re.findall(r'href="(http.*?)"', front.byline(CITATION, None, address)) == leads
+    assert opens in front.colab(address)
+    assert re.findall(r"git\+(.*?)\"", front.install(address)) == leads
+    assert "pip install -r requirements.txt jupyterlab" in front.install(address)
     cited = front.reference(CITATION, address)
-    assert re.findall(r"url = \{(.*)\}", cited) == leads[:1]
+    assert re.findall(r"url = \{(.*)\}", cited) == leads
     for field in ("name", "title", "version"):
         said = CITATION["authors"][0]["name"] if field == "name" else CITATION[field]
         assert f"{{{said}}}" in cited
     assert f"year = {{{CITATION['date-released'].year}}}" in cited
 
 
-def test_the_page_cites_the_book_and_leads_nowhere_yet(browser, site):
+def test_the_page_says_what_its_address_allows(browser, site):
     address = pages.address()
     with opened(browser, site.as_uri()) as page:
         visit(page, f"{site.as_uri()}/book/index.html")
         shown = page.locator("pre", has_text="@software").text_content()
         assert shown.strip() == front.reference(CITATION, address)
-        assert page.locator(".links").count() == (front.UNSET not in address)
+        assert page.locator(".byline", has_text="source").count() == (front.UNSET not in address)
+        assert page.get_by_text(front.colab(address)).count() == 1
+        assert page.locator("pre", has_text="jupyterlab").text_content().strip() == front.install(
+            address
+        )
 
 
 def head(site):

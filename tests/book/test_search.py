@@ -35,7 +35,8 @@ ANSWERS = {
     ("05_positions.html#rotate-queries-and-keys-rotary-positions-rope", "keep their score"): (
         *("RoPE", "rotary", "rotary embedding", "rotary position embedding"),
     ),
-    ("index.html#run-a-chapter-in-jupyter-or-in-colab", "In Colab"): (
+    ("index.html#install-and-run-jupyter-colab", "Colab"): (
+        "install",
         "run chapter 2 in Colab",
         "run in colab",
         "colab",

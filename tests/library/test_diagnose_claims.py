@@ -674,3 +674,38 @@ def test_what_cannot_be_copied_is_not_checked_and_stays():
     parts = "half precision, other dtypes; gradients to the projections"
     assert f"{parts}: the module cannot be copied" in report.unchecked
     assert all(torch.equal(p, before[name]) for name, p in layer.named_parameters())
+
+
+# ---------------------------------------------------------------- what only the author can say
+
+
+def closes_where_true(q, k, v, mask=None):
+    scores = scores_of(q, k)
+    return (scores if mask is None else scores.masked_fill(mask, -math.inf)).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    ("fn", "guess"), [(closes_where_true, "mask='attend'"), (causal, "causal")]
+)
+def test_nothing_is_right_without_what_was_guessed(fn, guess):
+    report = diagnose(fn)
+    assert report.ok, report
+    assert str(report).startswith(
+        f"{fn.__name__}: no mistake found, if you mean what is assumed below."
+    )
+    assert any(guess in text for text in report.assumed)
+    said = {"mask": "blocked"} if fn is closes_where_true else {"causal": True}
+    assert "if you mean" not in str(diagnose(fn, **said))
+
+
+def test_what_was_guessed_and_is_not_meant_is_found_when_it_is_said():
+    assert diagnose(closes_where_true, mask="attend").mistakes == ["mask_inverted"]
+
+
+def test_a_function_that_cannot_run_is_told_so_and_not_asked_for_layouts():
+    def forgot(q, k, v):
+        return (q @ k.mT / maths.sqrt(q.shape[-1])).softmax(-1) @ v  # noqa: F821
+
+    words = r"^fn fails whatever it is given, mend that first: NameError: name 'maths'"
+    with pytest.raises(ValueError, match=words):
+        diagnose(forgot)

@@ -178,7 +178,7 @@ def either_alone(q, k, v, mask=None):
 def test_numbers_that_are_not_added_are_no_additive_mask():
     report = diagnose(either_alone)
     assert report.mistakes == ["closed_key_reaches_output"]
-    assert "what the mask means: True = may attend" in report.assumed
+    assert "what the mask means: True = may attend; if not, say mask='blocked'" in report.assumed
 
 
 def closing(closed):

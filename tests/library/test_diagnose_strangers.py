@@ -231,7 +231,7 @@ class PackedNothingNamed(PackedByHead):
 def test_a_mask_that_closes_little_spoils_no_packed_weights(said):
     report = diagnose(PackedByHead(), **said)
     assert report.mistakes == ["mask_small_fill"], report
-    assert "what the mask means: True = closed" in report.assumed
+    assert "what the mask means: True = closed; if not, say mask='attend'" in report.assumed
     assert any("head by head" in text for text in report.assumed)
     unknown = diagnose(PackedNothingNamed(), **said)
     assert any("head by head" in text for text in unknown.assumed)
