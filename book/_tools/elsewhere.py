@@ -104,7 +104,8 @@ def _set_up(source: str, address: str) -> str:
 
 def bootstrap(data: list[str], address: str) -> str:
     """What the first cell of every notebook begins with; ``data``: the weight files of its page."""
-    say = "not published yet: run `pip install -e .` in the book's folder"
+    wanted = "no address yet: run `pip install -r requirements.txt` in the book's folder"
+    unset = [f"    wanted = {wanted!r}", "    raise ImportError(wanted) from None"]
     fetches = [f'    files.fetch("{name}")' for name in data]
     return "\n".join(
         [
@@ -112,7 +113,7 @@ def bootstrap(data: list[str], address: str) -> str:
             "    import attn_lib",
             "except ModuleNotFoundError:  # in Colab: install the library, fetch weights",
             f'    address = "git+{address}"',
-            *([f'    raise ImportError("{say}") from None'] if UNSET in address else []),
+            *(unset if UNSET in address else []),
             '    %pip install -q "attn_lib[book] @ {address}"',
             *(["    from attn_lib import files", *fetches] if data else []),
         ]

@@ -208,7 +208,7 @@ def test_figures_have_the_numbers_and_captions_of_the_website(site):
 def test_without_an_address_one_sentence_says_what_to_do():
     """Where there is no attn_lib; with an address, pip is asked for it."""
     unset = f"https://attention-checked{elsewhere.UNSET}book"
-    for url, said in ((unset, "run `pip install -e .` in the"), (PUBLISHED, "pip is asked")):
+    for url, said in ((unset, "run `pip install -r"), (PUBLISHED, "pip is asked")):
         source = elsewhere.bootstrap(["minilm/model.safetensors"], url)
         source = re.sub(r"%pip install .*", 'raise OSError("pip is asked")', source)
         command = [sys.executable, "-I", "-S", "-c", source]
