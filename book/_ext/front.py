@@ -13,6 +13,7 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
+import elsewhere
 import yaml
 from docutils import nodes
 from PIL import Image
@@ -21,7 +22,7 @@ from sphinx.util.docutils import SphinxDirective
 
 PAGE = "book/index"
 SIZE = 480, 300  # of a picture on a card, twice what is shown
-UNSET = ".invalid/"  # no public address yet: book/_tools/address.py
+UNSET = elsewhere.UNSET
 
 
 # ---------------------------------------------------------------- what the pages hold
@@ -29,7 +30,7 @@ UNSET = ".invalid/"  # no public address yet: book/_tools/address.py
 
 def pages(book: Path) -> dict[str, list]:
     """The cells of each notebook."""
-    return {path.stem: json.loads(path.read_text())["cells"] for path in book.glob("*.ipynb")}
+    return {path.stem: elsewhere.read(path).cells for path in book.glob("*.ipynb")}
 
 
 def figure(name: str, cells: dict[str, list]) -> tuple[str, dict, bytes]:

@@ -1,12 +1,15 @@
 """Set the book's public address everywhere: ``python book/_tools/address.py URL``.
 
-``_config.yml``'s ``repository.url`` is the single source; the README and the first cell of each
-notebook repeat it. With an address set, the launch buttons for Colab are switched on.
+``_config.yml``'s ``repository.url`` is the single source; the README repeats it, and each notebook,
+in its first cell and in links (`elsewhere.py`). With an address set, the launch buttons for Colab
+are switched on.
 """
 
 import re
 import sys
 from pathlib import Path
+
+import elsewhere
 
 ROOT = Path(__file__).resolve().parents[2]
 UNSET = "https://attention-checked.invalid/book"
@@ -19,11 +22,12 @@ def set_address(url: str, root: Path = ROOT) -> None:
         raise ValueError(f"an https address of a git repository is wanted, got {url!r}")
     config = root / "_config.yml"
     old = re.search(r"^repository:\n  url: (\S+)$", config.read_text(), re.MULTILINE).group(1)
-    for path in [config, root / "README.md", *sorted((root / "book").glob("*.ipynb"))]:
+    for path in (config, root / "README.md"):
         path.write_text(path.read_text().replace(old, url))
     colab = COLAB if url != UNSET else ""
     text = re.sub(r'colab_url: "[^"]*"', f'colab_url: "{colab}"', config.read_text())
     config.write_text(text)
+    elsewhere.write(root)
 
 
 if __name__ == "__main__":

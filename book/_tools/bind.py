@@ -24,6 +24,7 @@ import re
 import sys
 from pathlib import Path
 
+import elsewhere
 import nbformat
 from numerals import in_words, numbers, numbers_in_markdown, same
 
@@ -64,7 +65,7 @@ def known(cells: list) -> dict[str, str]:
 @functools.cache
 def book() -> dict[str, str]:
     """The places of all pages."""
-    pages = [nbformat.read(path, as_version=4) for path in (ROOT / "book").glob("*.ipynb")]
+    pages = [elsewhere.read(path) for path in (ROOT / "book").glob("*.ipynb")]
     return known([cell for page in pages for cell in page.cells])
 
 
@@ -204,7 +205,7 @@ class Page:
 def load(path: Path):
     """A notebook; or a page of text, as a notebook of one cell."""
     if path.suffix == ".ipynb":
-        return nbformat.read(path, as_version=4)
+        return elsewhere.read(path)
     name = path.resolve().relative_to(ROOT).as_posix()
     lines = json.loads(TEXTS.read_text()).get(name)
     metadata = {"numbers": lines} if lines else {}
@@ -215,7 +216,14 @@ def load(path: Path):
 def save(path: Path, notebook) -> None:
     """The lines, to where :func:`load` finds them."""
     if path.suffix == ".ipynb":
-        return nbformat.write(notebook, path)
+        stored = nbformat.read(path, as_version=4)
+        lines = {cell.id: cell.metadata.get("numbers") for cell in notebook.cells}
+        for cell in stored.cells:
+            cell.metadata.pop("numbers", None)
+            cell.metadata.pop("given", None)
+            if lines.get(cell.id):
+                cell.metadata["numbers"] = lines[cell.id]
+        return nbformat.write(stored, path)
     name = path.resolve().relative_to(ROOT).as_posix()
     every = {**json.loads(TEXTS.read_text()), name: notebook.cells[0].metadata.get("numbers", [])}
     TEXTS.write_text(json.dumps(every, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 
 import bind
+import elsewhere
 import nbformat
 import yaml
 from bind import printed
@@ -42,7 +43,7 @@ def address() -> str:
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    return nbformat.read(path, as_version=4)
+    return elsewhere.read(path)
 
 
 def appendix(notebook) -> bool:
@@ -493,31 +494,16 @@ def field(entry: str, name: str) -> str:
     return "".join(re.findall(rf"^  {name} = {{(.*)}}", entry, re.MULTILINE))
 
 
-def bootstrap(data: list[str], url: str) -> str:
-    """What the first cell of every notebook begins with; ``data``: the weight files of its page."""
-    fetches = [f'    files.fetch("{name}")' for name in data]
-    load = ["    from attn_lib import files", *fetches] if data else []
-    return "\n".join(
-        [
-            "try:",
-            "    import attn_lib",
-            "except ModuleNotFoundError:  # in Colab: install the library, fetch weights",
-            f'    address = "git+{url}"',
-            '    %pip install -q "attn_lib[book] @ {address}"',
-            *load,
-        ]
-    )
-
-
 def fetched(notebook) -> list[str]:
     """The weight files that the first cell names."""
     return re.findall(r'files\.fetch\("([^"]+)"\)', code_cells(notebook)[0].source)
 
 
 def starts_with_bootstrap(notebook) -> list[str]:
-    first, set_up = code_cells(notebook)[0].source, bootstrap(fetched(notebook), address())
+    first = code_cells(notebook)[0].source
+    set_up = elsewhere.bootstrap(fetched(notebook), address())
     if not f"{first}\n".startswith(f"{set_up}\n"):
-        return ["the first code cell is not the set-up for Colab, as tests/book/pages.py has it"]
+        return ["the first code cell is not the set-up that book/_tools/elsewhere.py writes"]
     return []
 
 

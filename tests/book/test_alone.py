@@ -14,6 +14,7 @@ from importlib.metadata import distribution
 
 import compare
 import copies
+import elsewhere
 import nbformat
 import pages
 import pytest
@@ -26,6 +27,7 @@ PRESENT = ("pip", "torch", "numpy", "matplotlib", "ipykernel", "nbclient")
 PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = ["attn_lib", *PROJECT["optional-dependencies"]["book"]]
 EXECUTE = ("python", "-c", "from nbclient.cli import main; main()", "--inplace")
+PUBLISHED = "https://github.com/someone/attention-checked"
 WHOLE = "03_many_heads"  # it is short, draws, and reads trained weights
 OLDER = {
     "MKL_CBWR": "COMPATIBLE",
@@ -77,7 +79,7 @@ def fresh(tmp_path_factory, published):
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{published.as_uri()}.insteadOf",
-        "GIT_CONFIG_VALUE_0": pages.address(),
+        "GIT_CONFIG_VALUE_0": PUBLISHED,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "ATTN_LIB_PROGRESS": "0",
     }
@@ -92,7 +94,7 @@ def colab(fresh):
     root, environment = fresh
     assert importable(root, environment) == []
     data = {name for path in pages.NOTEBOOKS for name in pages.fetched(pages.read(path))}
-    first = nbformat.v4.new_code_cell(pages.bootstrap(sorted(data), pages.address()))
+    first = nbformat.v4.new_code_cell(elsewhere.bootstrap(sorted(data), PUBLISHED))
     nbformat.write(nbformat.v4.new_notebook(cells=[first]), root / "first.ipynb")
     done = run([*EXECUTE, "first.ipynb"], root, environment)
     assert done.returncode == 0, done.stderr

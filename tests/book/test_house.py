@@ -99,6 +99,7 @@ WANTED = {
         'one="OMP_NUM_THREADS=1 MKL_NUM_THREADS=1"',
         'all="-u OMP_NUM_THREADS -u MKL_NUM_THREADS"',
         *(f"env {variables} pytest --nbval book" for variables in WEEKLY_PASSES),
+        "bash .ci/colab",
         "pytest tests/benchmarks",
         "python tests/mutation/mutate_book.py",
         "python tests/mutation/repairs.py",
@@ -134,7 +135,7 @@ def lacking(text, wanted):
 @pytest.mark.parametrize("name", WANTED)
 def test_the_scripts_hold_every_check(name):
     wanted = WANTED[name]
-    assert len(wanted) == {"run": 8, "weekly": 14, "publish": 2, "versions": 4}[name]
+    assert len(wanted) == {"run": 8, "weekly": 15, "publish": 2, "versions": 4}[name]
     assert lacking(script(name), wanted) == []
     assert "\nset -euo pipefail\n" in script(name)
     assert "\nexport CI=true " in script(name)
