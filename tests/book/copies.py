@@ -27,7 +27,9 @@ def copy_tree(target: Path) -> Path:
 
 def run_nbval(root, *arguments, **environment):
     """The pytest part of the command, with the library of that copy."""
-    command = [sys.executable, "-m", "pytest", "-q", "--nbval", *arguments]
+    # without the plugin for tests with random inputs, which no page has, and which starts slowly
+    plain = ["-p", "no:hypothesispytest"]
+    command = [sys.executable, "-m", "pytest", "-q", *plain, "--nbval", *arguments]
     return subprocess.run(
         command,
         cwd=root,

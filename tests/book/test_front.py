@@ -318,7 +318,7 @@ HEADING = ":target > :is(h2, h3), :target + :is(h2, h3)"  # or before it, where 
 def lost(page, addresses):
     """Those that do not lead to a heading on the screen, or to the start of a page."""
     gone = []
-    for address in addresses:
+    for address in sorted(addresses):  # within a page the browser only scrolls
         page.goto(address)
         target = page.locator(HEADING if "#" in address else "article h1").first
         box = target.bounding_box() if target.count() else None

@@ -252,7 +252,7 @@ def small(checkout):
 
 
 def run(root, *arguments):
-    settings = ["-o", "testpaths=tests", "-o", "addopts="]
+    settings = ["-o", "testpaths=tests", "-o", "addopts=", "-p", "no:hypothesispytest"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *settings, *arguments],
         cwd=root,

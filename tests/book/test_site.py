@@ -167,6 +167,7 @@ def figure(browser, site, name, width, scheme):
     What it shows at the end must be the same in the other scheme.
     """
     with opened(browser, site.as_uri(), has_touch=width < 500) as page:
+        page.route("**/mathjax/**", lambda call: call.abort())  # formulas take longer than figures
         visit(page, (site / f"book/{PAGE_OF[name]}.html").as_uri(), width, scheme)
         page.locator(f"#{name}").scroll_into_view_if_needed()
         drawn = page.locator(f"#{name}")
