@@ -28,6 +28,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("mutation" if "MUTANT_UNDER_TEST" in os.environ else "book")
 
 
+_seen = []  # the ids of the tests that a worker found
+
+
 def pytest_sessionstart(session):
     os.environ.pop("PYTEST_ADDOPTS", None)  # how this run is spread is not how its tests run pytest
     for name in files.SOURCES:
@@ -61,7 +64,9 @@ def pytest_collection_modifyitems(session, config, items):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node, ids):
     """Where workers collect, the process that started them compares: its word is heard."""
-    check_kept(node.config, ids)
+    if ids != _seen:  # the other workers find the same
+        _seen[:] = ids
+        check_kept(node.config, ids)
 
 
 def check_kept(config, ids: list[str]) -> None:

@@ -2,11 +2,14 @@
 
 A green nbval run over every cell of every notebook writes ``_build/checked.json``, a hash of
 what it checked; the build warns where that file is missing or says something else. Under ``-W``
-the warning is an error.
+the warning is an error. A build without a warning writes ``_build/built.json``, a hash of all
+that the book is made of, so that the tests need not build it once more.
 """
 
 import hashlib
 import json
+import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -18,18 +21,39 @@ ROOT = Path(__file__).resolve().parents[2]
 def fingerprint(root: Path = ROOT) -> str:
     """sha256 over the notebooks, ``attn_lib`` and the pins: all that an output depends on."""
     patterns = ("book/*.ipynb", "attn_lib/**/*", "requirements.txt")
-    files = sorted(
-        path
-        for pattern in patterns
-        for path in root.glob(pattern)
-        if path.is_file() and path.suffix != ".pyc"
+    return _hash(
+        root,
+        (
+            path
+            for pattern in patterns
+            for path in root.glob(pattern)
+            if path.is_file() and path.suffix != ".pyc"
+        ),
     )
+
+
+def _hash(root: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    for path in files:
+    for path in sorted(files):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def tree(root: Path = ROOT) -> list[str]:
+    """The files of the working tree, without what git ignores."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    names = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)  # noqa: S603
+    return [name for name in names.stdout.splitlines() if (root / name).is_file()]
+
+
+def built(root: Path = ROOT) -> bool:
+    """Whether ``_build/html`` was built, without a warning, of today's tree and its last check."""
+    path, before = root / "_build" / "built.json", root / "_build" / "checked.json"
+    if not path.exists() or not before.exists() or path.stat().st_mtime < before.stat().st_mtime:
+        return False
+    return json.loads(path.read_text())["sha256"] == _hash(root, map(root.joinpath, tree(root)))
 
 
 def write(root: Path = ROOT) -> None:
@@ -63,7 +87,22 @@ def _warn(app: Sphinx) -> None:
         logging.getLogger(__name__).warning(message, type="checked")
 
 
+def _begin(app: Sphinx) -> None:
+    root = Path(app.srcdir)
+    (root / "_build" / "built.json").unlink(missing_ok=True)
+    if (root / ".git").exists():
+        app.tree_when_begun = _hash(root, map(root.joinpath, tree(root)))
+
+
+def _end(app: Sphinx, exception: Exception | None) -> None:
+    if hasattr(app, "tree_when_begun") and exception is None and app._warncount == 0:
+        path = Path(app.srcdir) / "_build" / "built.json"
+        path.write_text(json.dumps({"sha256": app.tree_when_begun}) + "\n")
+
+
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
+    app.connect("builder-inited", _begin)
     app.connect("builder-inited", _warn)
+    app.connect("build-finished", _end)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -143,7 +143,8 @@ def write(site: Path, pages: list[Page]) -> Path:
 
 
 def link(index: Path) -> None:
-    """Let the front page's first lines lead to the file."""
+    """Let the front page's first lines lead to the file, which is then not as it was built."""
+    (index.parent.parent / "built.json").unlink(missing_ok=True)
     text = index.read_text().replace(LINK, "")
     index.write_text(re.sub(r'(<p class="byline">.*?)</p>', rf"\1{LINK}</p>", text, count=1))
 

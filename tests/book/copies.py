@@ -6,22 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import checked
 import pages
 
 
 def copy_tree(target: Path) -> Path:
     """The working tree, without what git ignores."""
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=pages.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    for name in files:
-        if (pages.ROOT / name).exists():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(pages.ROOT / name, target / name)
+    for name in checked.tree(pages.ROOT):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(pages.ROOT / name, target / name)
     return target
 
 

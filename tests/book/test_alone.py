@@ -23,9 +23,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 # what Colab brings, with all that it requires; the rest must come from the first cell
-PRESENT = ("pip", "torch", "numpy", "matplotlib", "ipykernel", "nbclient")
+PRESENT = ("pip", "torch", "numpy", "matplotlib", "transformers", "ipykernel", "nbclient")
 PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = ["attn_lib", *PROJECT["optional-dependencies"]["book"]]
+BROUGHT = ["safetensors", "tokenizers", "transformers"]  # of these
 EXECUTE = ("python", "-c", "from nbclient.cli import main; main()", "--inplace")
 PUBLISHED = "https://github.com/someone/attention-checked"
 WHOLE = "03_many_heads"  # it is short, draws, and reads trained weights
@@ -92,7 +93,7 @@ def fresh(tmp_path_factory, published):
 def colab(fresh):
     """The variables, after the first cell of every page has installed what Colab lacks."""
     root, environment = fresh
-    assert importable(root, environment) == []
+    assert importable(root, environment) == BROUGHT
     data = {name for path in pages.NOTEBOOKS for name in pages.fetched(pages.read(path))}
     first = nbformat.v4.new_code_cell(elsewhere.bootstrap(sorted(data), PUBLISHED))
     nbformat.write(nbformat.v4.new_notebook(cells=[first]), root / "first.ipynb")

@@ -2,9 +2,12 @@
 
 import csv
 import json
+import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import changes
 import checked
@@ -273,6 +276,38 @@ def test_broken_pages_turn_the_build_red_each_time(checkout):
         checked.write(checkout)
         library = checkout / "attn_lib" / "masks.py"
         library.write_text(library.read_text() + "\n")
+
+
+def test_a_build_is_used_again_only_if_nothing_has_changed(checkout):
+    """The tests open the pages that the first command built: never older ones, nor warned of."""
+    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
+    (checkout / "_build" / "html").mkdir(parents=True)
+
+    def build(warnings=0, error=None):
+        app = SimpleNamespace(srcdir=checkout, _warncount=warnings)
+        checked._begin(app)
+        checked._end(app, error)
+        return checked.built(checkout)
+
+    assert not build()  # of what was never checked
+    checked.write(checkout)
+    assert build()
+    assert not build(warnings=1)
+    assert not build(error=ValueError())
+    assert build()
+    for change in (b"\n", None):
+        path = checkout / "book" / "index.md"
+        before = path.read_bytes()
+        path.write_bytes(before + change) if change else path.unlink()
+        assert not checked.built(checkout)
+        path.write_bytes(before)
+        assert checked.built(checkout)
+    (checkout / "book" / "another.md").touch()
+    assert not checked.built(checkout)
+    assert build()
+    later = (checkout / "_build" / "built.json").stat().st_mtime + 1
+    os.utime(checkout / "_build" / "checked.json", (later, later))
+    assert not checked.built(checkout)
 
 
 # ---------------------------------------------------------------- the list of damages

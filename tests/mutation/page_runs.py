@@ -126,7 +126,7 @@ class Used:
     """The first cell of a page that runs each line of the library, each function that returns."""
 
     def __init__(self, path: Path, wanted: set[str]):
-        self.lines, self.functions = {}, {}
+        self.lines, self.functions, self.whole = {}, {}, not wanted
         start, page = time.process_time(), Page(path)
         for self.cell in range(len(page.cells)):
             sys.settrace(self._call)
@@ -151,6 +151,7 @@ class Used:
                 self.functions.setdefault(name, self.cell)
             return local
 
+        frame.f_trace_lines = self.whole  # of functions that are named, no lines are asked for
         return local
 
 

@@ -27,7 +27,7 @@ from pathlib import Path
 import pytest
 from page_runs import ROOT, forked
 
-sys.path[:0] = [str(ROOT / "tests" / "book")]
+sys.path[:0] = [str(ROOT / "tests" / "book"), str(ROOT / "book" / "_ext")]
 copies = import_module("copies")
 
 LOADED = ("hypothesis", "matplotlib.pyplot", "torch", "transformers")
