@@ -38,7 +38,7 @@ _SET_UP = re.compile(r"\Atry:\n    import attn_lib\nexcept .*\n(?:    .*(?:\n|\Z
 
 def read(path: Path) -> nbformat.NotebookNode:
     """A notebook as the website has it."""
-    return plain(nbformat.read(path, as_version=4))
+    return plain(nbformat.v4.reads(path.read_text()))
 
 
 def plain(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -1,5 +1,6 @@
 """Each exercise: the stub waits, the folded solution passes, plausible mistakes are named."""
 
+import functools
 import math
 import re
 
@@ -13,6 +14,7 @@ from attn_lib import exercises, masks
 from attn_lib.exercises import _verdict
 
 
+@functools.cache
 def exercise_cells(kind: str) -> dict[str, str]:
     found = {}
     for path in pages.NOTEBOOKS:
