@@ -293,13 +293,24 @@ LOOK = """() => {
 }"""
 
 
+# others where it was: behind those of MathJax, which come later, they would overrule them
+INSTEAD = """styles => {
+  const own = document.querySelector("link[rel=stylesheet]");
+  const loaded = styles.map(href => new Promise(done => {
+    const link = Object.assign(document.createElement("link"), {rel: "stylesheet", href});
+    link.onload = done;
+    own.before(link);
+  }));
+  own.remove();
+  return Promise.all(loaded).then(() => 0);
+}"""
+
+
 def looks(page, site, name, *styles):
     """What a page shows with its own stylesheet, or with others in its place."""
     visit(page, f"{site.as_uri()}/{name}", scheme="dark")
     if styles:
-        page.evaluate("document.querySelectorAll('link[rel=stylesheet]').forEach(l => l.remove())")
-    for style in styles:
-        page.add_style_tag(url=style)
+        page.evaluate(INSTEAD, styles)
     page.add_style_tag(content="* { transition: none !important; }")  # or a colour is on its way
     page.evaluate("document.fonts.ready.then(() => 0)")
     return page.evaluate(LOOK)
