@@ -115,7 +115,8 @@ def card(name: str, cells: dict[str, list]) -> str:
     time, asked = needs(cells[page])
     return (
         f'<li><a href="{page}.html"><img src="../_images/front-{name}.png" alt=""'
-        f' width="{SIZE[0] // 2}" height="{SIZE[1] // 2}"><span class="card-words">'
+        f' width="{SIZE[0] // 2}" height="{SIZE[1] // 2}" loading="lazy">'
+        '<span class="card-words">'
         f"<strong>{int(page[:2])}. {html.escape(title(cells[page]))}</strong>"
         f'<span class="needs">{time} · {html.escape(asked)}</span></span></a></li>'
     )
@@ -250,7 +251,7 @@ class Moving(Front):
         width, height = Image.open(io.BytesIO(png)).size
         alt = html.escape(cell["metadata"]["mystnb"]["image"]["alt"])
         image = f'<img src="../_images/front-{name}.png" alt="{alt}"'
-        image += f' width="{width // 2}" height="{height // 2}">'
+        image += f' width="{width // 2}" height="{height // 2}" loading="lazy">'
         script = Path(self.env.srcdir, "book", "assets", "live_data.js").read_text()
         roles = json.loads(re.search(r'"roles": (\{.*?\})', script)[1])
         colours = "; ".join(f"--{role}: {colour}" for role, colour in roles.items())

@@ -104,6 +104,7 @@ def page(html: str, folder: Path) -> str:
         return ""
 
     html = re.sub(_SCRIPT, script, _PRELOAD.sub("", html))
+    late.sort(key=lambda kept: "tex-chtml.js" in kept)  # the largest, for which all would wait
     html = html.replace("</body>", "\n".join([*late, "</body>"]))
     return _IMAGE.sub(lambda found: _sized(found, folder), html)
 

@@ -244,9 +244,12 @@ def heavy(html: str, folder) -> list[str]:
         "pictures without a size": [
             i for i in images if not re.search(r' width="\d+" height="\d', i)
         ],
+        "pictures that come before the text": [i for i in images if ' loading="lazy"' not in i],
         "formulas without MathJax, or the reverse": math != linked,
         "links of stylesheets": len(styles) != 1,
         "no scripts": not scripts,
+        "scripts that wait for MathJax": "tex-chtml.js" in html
+        and "<script" in html.rpartition("tex-chtml.js")[2],
     }
     return [what for what, wrong in found.items() if wrong]
 
@@ -260,8 +263,10 @@ def test_pages_are_light(site):
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        (' height="', ' data-height="', "pictures"),
-        (" defer src=", " src=", "waits"),
+        (' height="', ' data-height="', "without a size"),
+        (' loading="lazy"', "", "come before the text"),
+        (" defer src=", " src=", "waits for"),
+        ("</body>", "<script defer src='late.js'></script></body>", "wait for MathJax"),
         ('class="math', 'class="other', "formulas"),
         ("</body>", "x" * 1_500_000 + "</body>", "bytes"),
         ("<h1", "x" * 200_000 + "<h1", "before"),
