@@ -78,14 +78,11 @@ def opened(browser, *own, **options):
     page = context.new_page()
     page.outside, page.errors = [], []
 
-    def route(call):
-        if call.request.url.startswith((*own, "data:")):
-            call.continue_()
-        else:
-            page.outside.append(call.request.url)
-            call.abort()
+    def refuse(call):
+        page.outside.append(call.request.url)
+        call.abort()
 
-    page.route("**/*", route)
+    page.route(re.compile(f"^(?!{'|'.join(map(re.escape, [*own, 'data:']))})"), refuse)
     page.on("pageerror", lambda error: page.errors.append(str(error)))
     page.set_default_timeout(120_000)  # a busy machine is slow, not wrong
     page.clock.install()

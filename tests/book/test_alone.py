@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from importlib.metadata import distribution
+from pathlib import Path
 
 import compare
 import copies
@@ -72,6 +73,10 @@ def fresh(tmp_path_factory, published):
     brought.mkdir()
     for path in present():  # outside the environment, where pip changes nothing
         (brought / path.name).symlink_to(path)
+        if sys.pycache_prefix:  # it need not be compiled once more for this address
+            compiled = Path(f"{sys.pycache_prefix}{brought / path.name}")
+            compiled.parent.mkdir(parents=True, exist_ok=True)
+            compiled.symlink_to(f"{sys.pycache_prefix}{path}")
     (packages,) = venv.glob("lib/*/site-packages")
     (packages / "brought.pth").write_text(f"{brought}\n")
     environment = {

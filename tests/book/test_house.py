@@ -89,8 +89,8 @@ WANTED = {
             re.MULTILINE,
         ),
         "ruff check . && ruff format --check .",
-        "mypy --disallow-untyped-defs attn_lib & types=$!",
-        f"python tests/mutation/mutate_book.py {' '.join(TEN)} & wrong=$!",
+        "once_checked mypy --disallow-untyped-defs attn_lib & types=$!",
+        f"once_checked python tests/mutation/mutate_book.py {' '.join(TEN)} & wrong=$!",
         "wait $types && wait $wrong",
     ],
     "weekly": [

@@ -38,21 +38,30 @@ CUT_OFF = """() => [...document.querySelectorAll("mjx-container")].filter(formul
   return inside.left < left - 1 || (!scrolls && inside.right > innerWidth);
 }).map(formula => formula.closest("p, div").textContent.slice(0, 60))"""
 
+SEEN = """() => ({
+  formulas: document.querySelectorAll(".math").length,
+  set: document.querySelectorAll("mjx-container").length,
+  wrong: document.querySelectorAll("mjx-merror").length,
+  text: document.querySelector("article").innerText,
+  width: document.documentElement.scrollWidth,
+  missing: [...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src),
+})"""
+
 
 def faults(page, width, scheme) -> list[str]:
     """What a reader at this width and in this colour scheme would find broken."""
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
-    broken = "[...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src)"
+    seen = page.evaluate(SEEN)
     found = {
         "asks another server": sorted(set(page.outside)),
         "errors": page.errors,
-        "formulas not set": page.locator(".math").count() - page.locator("mjx-container").count(),
-        "formulas with an error": page.locator("mjx-merror").count(),
-        "formulas left as text": page.locator("article").inner_text().count("\\("),
-        "wider than the screen": page.evaluate("document.documentElement.scrollWidth") > width,
+        "formulas not set": seen["formulas"] - seen["set"],
+        "formulas with an error": seen["wrong"],
+        "formulas left as text": seen["text"].count("\\("),
+        "wider than the screen": seen["width"] > width,
         "formulas cut off": page.evaluate(CUT_OFF),
-        "pictures missing": page.evaluate(broken),
+        "pictures missing": seen["missing"],
         "another scheme": page.evaluate("document.documentElement.dataset.theme") != scheme,
     }
     return [f"{width} {scheme}, {what}: {value}" for what, value in found.items() if value]
@@ -185,13 +194,30 @@ def test_figures_that_move_have_the_colours_of_the_others():
     assert live.stored()["roles"] == plotting.ROLES
 
 
-def told(parts, name):
-    """An attribute of each part, in one question to the browser: each costs as much as many."""
-    return parts.evaluate_all("(all, name) => all.map(part => part.getAttribute(name))", name)
+ASKED = """([figure], questions) => questions.map(question => {
+  const [parts, what] = question.split(" @");
+  return [...figure.querySelectorAll(parts)].map(part => what === undefined ? part.innerText
+    : what === "value" ? part.value
+    : what === "text" ? part.textContent
+    : what.startsWith("--") ? part.style.getPropertyValue(what)
+    : part.getAttribute(what));
+})"""
+
+
+def read(drawn, *questions):
+    """The texts of the parts that a selector names, or, behind an @, what else they have.
+
+    All in one question to the browser: each costs as much as many.
+    """
+    return drawn.evaluate_all(ASKED, questions)
 
 
 def values(texts):
     return [float(text.replace("−", "-")) for text in re.findall(r"[-−]?\d*\.\d+", " ".join(texts))]
+
+
+# where an arrow ends: its line, and its tip
+ENDS = [("line", "x2"), ("line", "y2"), ("circle.tip", "cx"), ("circle.tip", "cy")]
 
 
 def seen(drawn, asking=None):
@@ -202,13 +228,16 @@ def seen(drawn, asking=None):
     """
     numbers = live.stored()["figures"][HEAD]
     k, v = (torch.tensor(numbers[name]) for name in "kv")
-    query = values([drawn.get_by_role("slider", name="query").get_attribute("aria-valuetext")])
-    (temperature,) = values([drawn.locator("output").inner_text()])
+    at, temperature, (said,), scores, shares, *drawn_at = read(
+        *(drawn, ".handle @aria-valuetext", "output", ".say", "td.score", "td.weight"),
+        *(f"{part}.{role} @{end}" for role in ("query", "output") for part, end in ENDS),
+        *("circle.key @r", "circle.value @r"),
+    )
+    query, (temperature,) = values(at), values(temperature)
     out, weights = attention(torch.tensor([query]), k, v, scale=2**-0.5 / temperature)
-    said = drawn.locator(".say").inner_text()
     for texts, wanted, digits in (
-        (drawn.locator("td.score").all_inner_texts(), torch.tensor(query) @ k.mT / 2**0.5, 2),
-        (drawn.locator("td.weight").all_inner_texts(), weights[0], 3),
+        (scores, torch.tensor(query) @ k.mT / 2**0.5, 2),
+        (shares, weights[0], 3),
         ([said.rpartition("gets")[2]], out[0], 3),
         ([said.partition(")")[0]], torch.tensor(query), 1),
     ):
@@ -220,13 +249,12 @@ def seen(drawn, asking=None):
     assert start.rpartition(")")[2] == (f", {asking}" if asking else "")
     assert start.startswith("With the query" if asking else "The query")
     assert puts.startswith("the same weight" if flat else f"{weights.max():.3f} on {best} ")
-    for role, point, low, span in (("query", query, -1.5, 6.0), ("output", out[0], -0.4, 3.3)):
+    *tips, keys, worth = ([float(number) for number in numbers] for numbers in drawn_at)
+    for point, low, span, at in ((query, -1.5, 6.0, tips[:4]), (out[0], -0.4, 3.3, tips[4:])):
         x, y = ((float(a) - low) * 240 / span for a in point)
-        for part, ends in ((f"line.{role}", ("x2", "y2")), (f"circle.tip.{role}", ("cx", "cy"))):
-            at = [float(*told(drawn.locator(part), end)) for end in ends]
-            assert at == pytest.approx([x, 240 - y], abs=0.1)
-    for role in ("key", "value"):
-        sizes = list(map(float, told(drawn.locator(f"circle.{role}"), "r")))
+        wanted = [[x], [240 - y], [x], [240 - y]]
+        assert at == [pytest.approx(number, abs=0.1) for number in wanted]
+    for sizes in (keys, worth):
         assert sizes == pytest.approx((3 + 14 * weights[0].sqrt()).tolist(), abs=0.05)
     return query, temperature
 
@@ -365,15 +393,21 @@ def trained():
 
 def chosen(drawn, tokens, weights, where=""):
     """The chosen row of a large map, after comparing its numbers and the sentence."""
-    (row,) = drawn.locator("tr.chosen").all()
-    t = drawn.locator("tbody tr").all_inner_texts().index(row.inner_text())
-    shown = torch.tensor(values(row.locator("td span:visible").all_inner_texts()))
+    marks, pressed, (said,) = read(
+        drawn, "tbody tr @class", "tr.chosen button[aria-pressed=true]", ".say"
+    )
+    (t,) = holding("chosen", marks)
+    # no other number is to be seen than those of this row
+    numbers = drawn.locator("td span:visible").evaluate_all(
+        "all => all.map(one => [one.innerText, one.closest('tr').className])"
+    )
+    assert {row for _, row in numbers} == {marks[t]}
+    shown = torch.tensor(values([text for text, _ in numbers]))
     torch.testing.assert_close(shown, weights[t], rtol=0.0, atol=0.0051)
-    assert row.get_by_role("button", pressed=True).inner_text() == tokens[t]
+    assert pressed == [tokens[t]]
     best = int(weights[t].argmax())
-    said = f"{where}{tokens[t]} puts {weights[t, best]:.3f} of its attention on {tokens[best]}."
-    assert drawn.locator(".say").inner_text() == said
-    assert drawn.locator("td span:visible").count() == len(tokens)
+    wanted = f"{where}{tokens[t]} puts {weights[t, best]:.3f} of its attention on {tokens[best]}."
+    assert said == wanted
     return t
 
 
@@ -404,12 +438,11 @@ def test_heads_can_be_switched(browser, site, trained, width, scheme, name, laye
     tokens, maps = trained[0], trained[1][layer]
 
     def seen():
-        h = int(drawn.locator("input:checked").get_attribute("value"))
+        (h,), marks, most = read(drawn, "input:checked @value", ".heads svg .mark @y", ".most")
+        h = int(h)
         t = chosen(drawn, tokens, maps[h], f"In head {h}, ")
-        assert drawn.locator(".heads svg .mark").evaluate_all(
-            "marks => marks.map(mark => mark.getAttribute('y'))"
-        ) == [str(t)] * len(maps)
-        most, best = drawn.locator(".most").all_inner_texts(), maps[:, t].max(dim=-1)
+        assert marks == [str(t)] * len(maps)
+        best = maps[:, t].max(dim=-1)
         assert [text.split(" ")[0] for text in most] == [tokens[s] for s in best.indices]
         shown = torch.tensor([float(text.split(" ")[1]) for text in most])
         torch.testing.assert_close(shown, best.values, rtol=0.0, atol=0.0051)
@@ -417,11 +450,9 @@ def test_heads_can_be_switched(browser, site, trained, width, scheme, name, laye
 
     with figure(browser, site, name, width, scheme) as (page, drawn):
         press = (lambda at: at.tap()) if width < 500 else (lambda at: at.click())
-        cells = drawn.locator(".heads .cell").evaluate_all(
-            "cells => cells.map(cell => [cell.style.getPropertyValue('--w'), "
-            "...['x', 'y'].map(end => cell.getAttribute(end))].map(Number))"
-        )
-        small = torch.tensor(cells).view(*maps.shape, 3)
+        cells = read(drawn, *(f".heads .cell @{what}" for what in ("--w", "x", "y")))
+        small = torch.tensor([[float(n) for n in numbers] for numbers in cells])
+        small = small.T.reshape(*maps.shape, 3)
         torch.testing.assert_close(small[..., 0], maps, rtol=0.0, atol=1e-4)
         places = torch.cartesian_prod(*map(torch.arange, maps.shape[1:])).flip(-1)
         assert torch.equal(small[..., 1:].flatten(1, 2), places.float().expand(len(maps), -1, -1))
@@ -445,13 +476,12 @@ def test_heads_can_be_switched(browser, site, trained, width, scheme, name, laye
         assert seen() == (2, 5)
 
 
-def picked(drawn):
-    """What is chosen in each row of buttons."""
-    return drawn.locator("input:checked + span").all_inner_texts()
+PICKED = "input:checked + span"  # what is chosen in each row of buttons
 
 
-def classes(cells):
-    return cells.evaluate_all("cells => cells.map(cell => [...cell.classList])")
+def holding(name, classes):
+    """The numbers of the parts that have this class."""
+    return [i for i, names in enumerate(classes) if name in (names or "").split()]
 
 
 def listed(names):
@@ -481,14 +511,12 @@ def test_outputs_move_as_those_of_attention_do(browser, site, width, scheme):
         return (now - then).abs().amax(dim=-1)
 
     def seen(kind, s):
-        assert picked(drawn) == [kind, tokens[s]]
+        picked, cells, classes, (said,) = read(drawn, PICKED, "td.moved", "td.moved @class", ".say")
+        assert picked == [kind, tokens[s]]
         wanted = moved(KINDS[kind], s)
-        cells = drawn.locator("td.moved")
-        shown = torch.tensor(values(cells.all_inner_texts()))
-        torch.testing.assert_close(shown, wanted, rtol=0.0, atol=0.00051)
+        torch.testing.assert_close(torch.tensor(values(cells)), wanted, rtol=0.0, atol=0.00051)
         early = [t for t in range(s) if wanted[t] > 0]
-        assert [t for t, names in enumerate(classes(cells)) if "leak" in names] == early
-        said = drawn.locator(".say").inner_text()
+        assert holding("leak", classes) == early
         assert ("a leak" in said) == bool(early)
         assert (f" of {listed([tokens[t] for t in early])}, before" in said) == bool(early)
 
@@ -517,22 +545,22 @@ def test_masks_and_weights_follow_the_playground(browser, site, width, scheme):
     q, k, tokens = torch.tensor(numbers["q"]), torch.tensor(numbers["k"]), numbers["tokens"]
 
     def seen(kind, reading, length):
-        assert picked(drawn) == [kind, reading]
-        assert drawn.locator("output").inner_text() == f"{length} of 6"
+        cells = "table.weighed tbody td"
+        picked, reads, (_, *signs), texts, classes, (said,) = read(
+            drawn, PICKED, "output", "table.given td", cells, f"{cells} @class", ".say"
+        )
+        assert picked == [kind, reading]
+        assert reads == [f"{length} of 6"]
         given = KINDS[kind] & (torch.arange(6) < length)
         mask = given if reading == "may attend" else ~given
-        texts = drawn.locator("table.given td").all_inner_texts()[1:]  # behind the corner
-        assert texts == ["T" if cell else "F" for cell in given.flatten()]
+        assert signs == ["T" if cell else "F" for cell in given.flatten()]
         weights = attention_weights(q, k, mask=mask)
-        cells = drawn.locator("table.weighed tbody td")
-        texts = cells.all_inner_texts()
         assert [text != "" for text in texts] == mask.flatten().tolist()
         shown = torch.tensor([float(text or 0) for text in texts])
         torch.testing.assert_close(shown, weights.flatten(), rtol=0.0, atol=0.0051)
-        assert ["closed" not in names for names in classes(cells)] == mask.flatten().tolist()
+        assert holding("closed", classes) == (~mask).flatten().nonzero().flatten().tolist()
         empty = [tokens[t] for t in range(6) if not mask[t].any()]
         rest = f"Nothing is open to {listed(empty)}: zeros." if empty else "Every row sums to 1."
-        said = drawn.locator(".say").inner_text()
         assert said == f"{int(mask.sum())} of 36 pairs are open. {rest}"
 
     with figure(browser, site, MASK, width, scheme) as (page, drawn):
@@ -585,20 +613,19 @@ def test_the_next_token_follows_temperature_and_top_p(browser, site, expected, w
     logits, best, tokens = expected
 
     def seen(temperature, top_p):
-        outputs = drawn.locator("output").all_inner_texts()
+        outputs, texts, named, classes, (said,) = read(
+            drawn, "output", "td.share", "tbody th", "tbody tr @class", ".say"
+        )
         assert outputs == [f"{temperature:.2f}", f"{top_p:.1f}"]
         shares = nucleus(logits, temperature, top_p)
         wanted = torch.cat([shares[best], (1 - shares[best].sum())[None].clamp(min=0.0)])
-        texts = drawn.locator("td.share").all_inner_texts()
         shown = torch.tensor([0.0 if text == "cut off" else float(text) for text in texts])
         torch.testing.assert_close(shown.double(), wanted, rtol=0.0, atol=0.00061)
-        named = drawn.locator("tbody th").all_inner_texts()
         assert named == [*tokens, "all others"]
         cut = [text == "cut off" for text in texts]
         assert cut == [*(shares[best] == 0).tolist(), int((shares > 0).sum()) <= 20]
-        assert ["cut" in names for names in classes(drawn.locator("tbody tr"))] == cut
+        assert holding("cut", classes) == [i for i, is_cut in enumerate(cut) if is_cut]
         rest = ", and no other." if cut[-1] else f", and others, with {texts[-1]} together."
-        said = drawn.locator(".say").inner_text()
         assert said == f"{20 - sum(cut[:-1])} of these 20 tokens can come next{rest}"
 
     with figure(browser, site, SAMPLE, width, scheme) as (page, drawn):
@@ -640,32 +667,33 @@ def test_the_dial_turns_as_rotary_positions_do(browser, site, width, scheme):
     pairs = {
         role: torch.tensor(live.stored()["figures"][DIAL][role[0]]) for role in ("query", "key")
     }
+    TURNED = [("line", "x2"), ("line", "y2"), ("circle", "cx"), ("circle", "cy")]
     name_of = "query at", "key at", "both from"
 
     def seen(i, j):
-        shown = drawn.locator("input").evaluate_all("all => all.map(slider => slider.value)")
-        assert shown == [str(i), str(j), str(min(i, j))]
-        assert drawn.locator("output").all_inner_texts() == [str(i), str(j), f"{min(i, j)} on"]
-        rotated = {}
+        sliders, outputs, texts, (said,), *drawn_at = read(
+            *(drawn, "input @value", "output", "td.product", ".say"),
+            *(f"td.{role}" for role in pairs),
+            *(f"svg {part}.{role} @{end}" for role in pairs for part, end in TURNED),
+        )
+        assert sliders == [str(i), str(j), str(min(i, j))]
+        assert outputs == [str(i), str(j), f"{min(i, j)} on"]
+        rotated, at = {}, iter(drawn_at)
+        cells = {role: next(at) for role in pairs}
         for role, p in (("query", i), ("key", j)):
             # the speeds 1 and 1/10 are those of four numbers with base 100; halves are pairs
             numbers = pairs[role].T.reshape(1, 4).double()
             turned = positions.apply_rope(numbers, torch.tensor([p]), base=100.0)
             rotated[role] = turned.view(2, 2).T  # a row is a pair
-            texts = drawn.locator(f"td.{role}").all_inner_texts()
-            found = torch.tensor([values([text]) for text in texts]).double()
+            found = torch.tensor([values([text]) for text in cells[role]]).double()
             torch.testing.assert_close(found, rotated[role], rtol=0.0, atol=0.00051)
             wanted = 120 + 100 * rotated[role] * torch.tensor([1.0, -1.0])
-            for part, ends in ((f"line.{role}", ("x2", "y2")), (f"circle.{role}", ("cx", "cy"))):
-                for end, ats in zip(ends, wanted.T.tolist(), strict=True):  # of both planes
-                    shown = told(drawn.locator(f"svg {part}"), end)
-                    assert list(map(float, shown)) == pytest.approx(ats, abs=0.01)
+            for ats in 2 * wanted.T.tolist():  # of both planes
+                assert [float(number) for number in next(at)] == pytest.approx(ats, abs=0.01)
         products = (rotated["query"] * rotated["key"]).sum(dim=-1)
-        texts = drawn.locator("td.product").all_inner_texts()
         found = torch.tensor(values(texts)).double()
         torch.testing.assert_close(found, products, rtol=0.0, atol=0.00051)
-        said = drawn.locator(".say").inner_text().replace("−", "-")
-        head, _, score = said.removesuffix(".").rpartition(" ")
+        head, _, score = said.replace("−", "-").removesuffix(".").rpartition(" ")
         assert head == f"Query at {i}, key at {j}: distance {i - j}, score"
         assert float(score) == pytest.approx(float(products.sum()), abs=0.00051)
         return score
@@ -715,12 +743,12 @@ def test_a_row_follows_width_number_of_keys_and_scale(browser, site, knob, width
     names = ["1", "1/√dₖ", "1/dₖ"]
 
     def seen(d, S, kind):
-        assert drawn.locator("output").all_inner_texts() == [str(d), str(S)]
-        assert picked(drawn) == [names[kind]]
+        outputs, picked, texts, (said,) = read(drawn, "output", PICKED, "td.weight", ".say")
+        assert outputs == [str(d), str(S)]
+        assert picked == [names[kind]]
         scale, (q, k, v) = [1.0, d**-0.5, 1 / d][kind], knob
         q, k, v = q[:, :d], k[:S, :d], v[:S]
         weights = attention_weights(q, k, scale=scale)[0]
-        texts = drawn.locator("td.weight").all_inner_texts()
         assert [text.strip() == "" for text in texts] == [s >= S for s in range(64)]
         shown = torch.tensor([float(text) for text in texts[:S]], dtype=torch.float64)
         torch.testing.assert_close(shown, weights, rtol=0.0, atol=0.0051)
@@ -732,10 +760,10 @@ def test_a_row_follows_width_number_of_keys_and_scale(browser, site, knob, width
             float(slope.norm()) / 8**0.5,
             numbers["half"][i][j][kind],
         ]
-        said = values([drawn.locator(".say").inner_text()])
-        assert said == pytest.approx(wanted, abs=0.0051)
-        assert [said[0], *said[2:]] == pytest.approx([wanted[0], *wanted[2:]], abs=0.00051)
-        assert f" of {S} keys are heard" in drawn.locator(".say").inner_text()
+        found = values([said])
+        assert found == pytest.approx(wanted, abs=0.0051)
+        assert [found[0], *found[2:]] == pytest.approx([wanted[0], *wanted[2:]], abs=0.00051)
+        assert f" of {S} keys are heard" in said
 
     with figure(browser, site, ROW, width, scheme) as (page, drawn):
         finger = width < 500
@@ -794,21 +822,21 @@ def test_rows_of_a_context_can_be_exchanged(browser, site, written, width, schem
     rows, answers, own, theirs = written
 
     def seen(i):
-        read, out = drawn.locator(".signs").nth(0), drawn.locator(".signs").nth(1)
-        signs = [(OTHER if s in rows[i] else READ)[s].replace(" ", "␣") for s in range(15)]
-        assert read.locator("td").all_inner_texts() == signs
-        away = [s for s, names in enumerate(classes(read.locator("td"))) if "away" in names]
-        assert away == list(rows[i])
-        assert "".join(out.locator("td").all_inner_texts()) == answers[i]
-        follow = [t for t, names in enumerate(classes(out.locator("td"))) if "follows" in names]
-        assert follow == [t for t in range(10) if answers[i][t] != own[t]]
+        # the fifteen signs that are read, and the ten that are written
+        signs, classes, (text,) = read(drawn, ".signs td", ".signs td @class", ".say")
+        given = [(OTHER if s in rows[i] else READ)[s].replace(" ", "␣") for s in range(15)]
+        assert signs[:15] == given
+        assert holding("away", classes) == list(rows[i])
+        assert "".join(signs[15:]) == answers[i]
+        follow = [15 + t for t in range(10) if answers[i][t] != own[t]]
+        assert holding("follows", classes) == follow
         parts = []
         for name, at in (("year", slice(0, 4)), ("month", slice(5, 7)), ("day", slice(8, 10))):
             now = answers[i][at]
             whose = ", that of the other date" if now == theirs[at] else ""
             parts += [f"the {name} is {now}{whose}"] if now != own[at] else []
         said = "; ".join(parts) or "nothing changed"
-        assert drawn.locator(".say").inner_text() == f"{answers[i]}: {said}."
+        assert text == f"{answers[i]}: {said}."
 
     with figure(browser, site, EXCHANGE, width, scheme) as (page, drawn):
         press = (lambda at: at.tap()) if width < 500 else (lambda at: at.click())
@@ -849,30 +877,25 @@ def test_each_patch_shows_whom_it_attends_to(browser, site, looks, width, scheme
 
     def seen(asked, head):
         weights = looks[head][asked]
-        assert picked(drawn) == [names[head]]
-        pressed = drawn.locator(".patches button[aria-pressed=true]").all()
-        assert len(pressed) == (asked > 0)
-        marked = enumerate(classes(drawn.locator(".patches td")), start=1)
-        assert [i for i, names_of in marked if "chosen" in names_of] == [asked] * (asked > 0)
-        labels = drawn.locator(".patches button").evaluate_all(
-            "all => all.map(button => button.getAttribute('aria-label'))"
+        buttons, cells = ".patches button", ".patches td"
+        picked, pressed, labels, marked, veils, rows, (said,) = read(
+            *(drawn, PICKED, f"{buttons} @aria-pressed", f"{buttons} @aria-label"),
+            *(f"{cells} @class", f"{cells} @--w", ".most tbody tr", ".say"),
         )
-        veils = drawn.locator(".patches td").evaluate_all(
-            "all => all.map(cell => cell.style.getPropertyValue('--w'))"
-        )
+        assert picked == [names[head]]
+        assert pressed == [str(i == asked).lower() for i in range(1, 145)]
+        assert holding("chosen", marked) == [asked - 1] * (asked > 0)
         for i, (label, veil) in enumerate(zip(labels, veils, strict=True), start=1):
-            said, _, number = label.partition(": ")
-            assert said == place(i)
+            named, _, number = label.partition(": ")
+            assert named == place(i)
             assert near(float(number), float(weights[i]))
             assert abs(float(veil) - float(weights[i]) ** 0.5) <= 0.0065
-        rows = drawn.locator(".most tbody tr").all_inner_texts()
         best = weights.sort(descending=True).values[:4].tolist()
         for text, wanted in zip(rows, best, strict=True):
             name, number = text.split("\t")
             i = next(i for i in range(145) if place(i) == name)
             assert near(float(number), float(weights[i]))
             assert near(float(number), wanted)
-        said = drawn.locator(".say").inner_text()
         first, number = rows[0].split("\t")
         asking = f"The patch in {place(asked)}" if asked else "The class token"
         whom = first if first == "the class token" else f"the patch in {first}"
@@ -934,17 +957,17 @@ def test_two_patches_can_be_exchanged(browser, site, shipped, width, scheme):
     names = [datasets.FASHION_NAMES[i] for i in datasets.fashion("test").labels[[0, 2, 1]]]
 
     def seen(which, pair=(), first=None):
-        assert picked(drawn) == [names[which]]
-        pressed = told(drawn.locator(".tiles button"), "aria-pressed")
+        picked, pressed, texts, greys, (said,) = read(
+            *(drawn, PICKED, ".tiles button @aria-pressed", "td.share", ".tiles rect @--w", ".say")
+        )
+        assert picked == [names[which]]
         assert pressed == [str(i in pair or i == first).lower() for i in range(16)]
         picture, wanted = shipped(which, pair)
-        texts = drawn.locator("td.share").all_inner_texts()
         torch.testing.assert_close(torch.tensor(values(texts)), wanted, rtol=0.0, atol=0.0007)
-        grey = "rects => rects.map(rect => 255 * rect.style.getPropertyValue('--w'))"
-        shown = torch.tensor(drawn.locator(".tiles rect").evaluate_all(grey)).float()
+        shown = 255 * torch.tensor([float(grey) for grey in greys])
         shown = shown.view(4, 4, 7, 7).transpose(1, 2).reshape(28, 28)
         torch.testing.assert_close(shown, picture.float(), rtol=0.0, atol=0.01)
-        said, best = drawn.locator(".say").inner_text(), int(wanted.argmax())
+        best = int(wanted.argmax())
         start = "The whole picture"
         if pair:
             start = f"Patches {min(pair) + 1} and {max(pair) + 1} exchanged"
@@ -1034,29 +1057,28 @@ def test_a_mistake_shows_its_map_and_its_losses(browser, site, echoes, width, sc
 
     def seen(name, row):
         weights, losses, (whole, alone) = echoes[name]
-        assert picked(drawn) == [name]
-        assert drawn.locator(".map thead th").all_inner_texts() == tokens
-        spans = drawn.locator(".map td span").evaluate_all("all => all.map(one => one.textContent)")
+        picked, head, spans, marked, said, axes, ends, (curve,), (label,) = read(
+            *(drawn, PICKED, ".map thead th", ".map td span @text", ".map tbody tr @class"),
+            *(".say", "svg.losses @text", ".ends td", "path.curve @d", "svg.losses @aria-label"),
+        )
+        assert picked == [name]
+        assert head == tokens
         shown = torch.tensor(values(spans)).view(11, 11)
         torch.testing.assert_close(shown, weights, rtol=0.0, atol=0.0051)
-        assert classes(drawn.locator(".map tbody tr")).index(["chosen"]) == row
-        said = drawn.locator(".say").all_inner_texts()
-        words, numbers = sentence(weights[row], row)
+        assert holding("chosen", marked) == [row]
+        words, wanted = sentence(weights[row], row)
         assert re.sub(r"\d\.\d+", "#", said[0]) == words
-        assert values(said[:1]) == pytest.approx(numbers, abs=0.0051)
-        assert values(said[:1])[-1] == pytest.approx(numbers[-1], abs=0.00051)
+        assert values(said[:1]) == pytest.approx(wanted, abs=0.0051)
+        assert values(said[:1])[-1] == pytest.approx(wanted[-1], abs=0.00051)
         leaks = "differs. It leaks." if alone - whole > 0.001 else "is the same. Nothing leaks."
         assert said[1] == f"{name}: word by word the loss {leaks}"
-        assert "200 steps" in drawn.locator("svg.losses").text_content()
-        ends = values(drawn.locator(".ends td").all_inner_texts())
-        assert ends == pytest.approx([whole, alone, floor], abs=0.00051)
-        (drawn_at,) = told(drawn.locator("path.curve"), "d")
-        points = [float(n) for n in re.findall(r"-?\d+\.\d", drawn_at)]
+        assert ["200 steps" in text for text in axes] == [True]
+        assert values(ends) == pytest.approx([whole, alone, floor], abs=0.00051)
+        points = [float(n) for n in re.findall(r"-?\d+\.\d", curve)]
         top = max(float(each.max()) for _, each, _ in echoes.values())
         wanted = [100 * (1 - float(loss) / top) for loss in losses]
         assert points[1::2] == pytest.approx(wanted, abs=0.051)
         assert points[::2] == pytest.approx([n * 240 / 49 for n in range(50)], abs=0.051)
-        (label,) = told(drawn.locator("svg.losses"), "aria-label")
         assert values([label]) == pytest.approx([float(losses[0]), float(losses[-1])], abs=0.0051)
 
     with figure(browser, site, CLINIC, width, scheme) as (page, drawn):
