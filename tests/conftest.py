@@ -32,7 +32,8 @@ _seen = []  # the ids of the tests that a worker found
 
 
 def pytest_sessionstart(session):
-    os.environ.pop("PYTEST_ADDOPTS", None)  # how this run is spread is not how its tests run pytest
+    for name in ("PYTEST_ADDOPTS", "PIP_NO_DEPS"):  # how this run is started, not what it starts
+        os.environ.pop(name, None)
     for name in files.SOURCES:
         files.fetch(name)
 
