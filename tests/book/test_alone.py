@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -73,10 +74,6 @@ def fresh(tmp_path_factory, published):
     brought.mkdir()
     for path in present():  # outside the environment, where pip changes nothing
         (brought / path.name).symlink_to(path)
-        if sys.pycache_prefix:  # it need not be compiled once more for this address
-            compiled = Path(f"{sys.pycache_prefix}{brought / path.name}")
-            compiled.parent.mkdir(parents=True, exist_ok=True)
-            compiled.symlink_to(f"{sys.pycache_prefix}{path}")
     (packages,) = venv.glob("lib/*/site-packages")
     (packages / "brought.pth").write_text(f"{brought}\n")
     environment = {
@@ -89,6 +86,13 @@ def fresh(tmp_path_factory, published):
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "ATTN_LIB_PROGRESS": "0",
     }
+    if sys.pycache_prefix:  # what is compiled there is not compiled once more for these addresses
+        environment["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
+        standard, installed = map(sysconfig.get_path, ("stdlib", "purelib"))
+        for here, there in ((standard, standard), (brought, installed)):
+            compiled = Path(f"{root / 'compiled'}{here}")
+            compiled.parent.mkdir(parents=True, exist_ok=True)
+            compiled.symlink_to(f"{sys.pycache_prefix}{there}")
     kernel = run(["python", "-m", "ipykernel", "install", "--sys-prefix"], root, environment)
     assert kernel.returncode == 0, kernel.stderr
     return root, environment

@@ -667,14 +667,13 @@ def test_the_dial_turns_as_rotary_positions_do(browser, site, width, scheme):
     pairs = {
         role: torch.tensor(live.stored()["figures"][DIAL][role[0]]) for role in ("query", "key")
     }
-    TURNED = [("line", "x2"), ("line", "y2"), ("circle", "cx"), ("circle", "cy")]
     name_of = "query at", "key at", "both from"
 
     def seen(i, j):
         sliders, outputs, texts, (said,), *drawn_at = read(
             *(drawn, "input @value", "output", "td.product", ".say"),
             *(f"td.{role}" for role in pairs),
-            *(f"svg {part}.{role} @{end}" for role in pairs for part, end in TURNED),
+            *(f"svg {part}.{role} @{end}" for role in pairs for part, end in ENDS),
         )
         assert sliders == [str(i), str(j), str(min(i, j))]
         assert outputs == [str(i), str(j), f"{min(i, j)} on"]
