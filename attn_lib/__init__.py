@@ -13,77 +13,55 @@ Letters, the same in every signature, comment and notebook:
 ====================  =====================================================================
 
 ``q`` (..., T, d_k), ``k`` (..., S, d_k), ``v`` (..., S, d_v); ``scores`` before the softmax,
-``weights`` after it; ``mask`` is boolean, True = may attend; ``bias`` is added to the scores.
+``weights`` after it; ``mask`` is boolean, True = may attend; ``attn_bias`` is added to the
+scores.
 
 Where to start: :mod:`attn_lib.functional` is the formula and :mod:`attn_lib.masks` says who may
 attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
 :mod:`attn_lib.positions` tells it the position of each token; :mod:`attn_lib.transformer` stacks
-such layers, :mod:`attn_lib.models` builds whole models for text from them, and
-:mod:`attn_lib.vision` one for images. :mod:`attn_lib.recording` shows the attention weights of any
-PyTorch model. :mod:`attn_lib.pretrained` fills these models with real trained weights, and
+such layers, :mod:`attn_lib.models` builds whole models for text from them,
+:mod:`attn_lib.generation` writes with them, and :mod:`attn_lib.vision` is one for images.
+:mod:`attn_lib.recording` shows the attention weights of any PyTorch model.
+:mod:`attn_lib.pretrained` fills these models with real trained weights, and
 :mod:`attn_lib.interop` with those of your own models in PyTorch or transformers. Beside them,
-:mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data,
-:mod:`attn_lib.records` reads the results of long runs, :mod:`attn_lib.plotting` draws, and
-:mod:`attn_lib.exercises` checks your answers. :mod:`attn_lib.diagnosis` says in words what is
-wrong with an attention of your own.
+:mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data, :mod:`attn_lib.records`
+reads the results of long runs, :mod:`attn_lib.plotting` draws, and :mod:`attn_lib.exercises`
+checks your answers. The sibling package :mod:`attn_check` says in words what is wrong with an
+attention of your own.
 """
-
-from typing import TYPE_CHECKING, Any
 
 from attn_lib.cache import Cache
 from attn_lib.functional import attention, attention_weights
-from attn_lib.layers import FeedForward, MultiHeadAttention
-from attn_lib.masks import causal_mask, padding_mask, segment_mask, window_mask
-from attn_lib.models import DecoderLM, SentenceEncoder, Transformer, generate
+from attn_lib.generation import generate
+from attn_lib.interop import from_torch
+from attn_lib.layers import FeedForward, MultiHeadAttention, split_heads
+from attn_lib.masks import causal_mask, padding_mask, window_mask
+from attn_lib.models import DecoderLM, SentenceEncoder, Transformer
+from attn_lib.positions import apply_rope
 from attn_lib.recording import record_attention
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
-from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout
-
-if TYPE_CHECKING:
-    from attn_lib.diagnosis import assert_attention, assert_rope, diagnose, diagnose_rope
+from attn_lib.vision import VisionTransformer, attention_rollout
 
 __all__ = [
     "Cache",
     "DecoderLM",
     "FeedForward",
     "MultiHeadAttention",
-    "PatchEmbedding",
     "SentenceEncoder",
     "Transformer",
     "TransformerBlock",
     "TransformerDecoder",
     "TransformerEncoder",
     "VisionTransformer",
-    "assert_attention",
-    "assert_rope",
+    "apply_rope",
     "attention",
     "attention_rollout",
     "attention_weights",
     "causal_mask",
-    "diagnose",
-    "diagnose_rope",
+    "from_torch",
     "generate",
     "padding_mask",
     "record_attention",
-    "segment_mask",
+    "split_heads",
     "window_mask",
 ]
-
-_LATER = (
-    "assert_attention",
-    "assert_rope",
-    "diagnose",
-    "diagnose_rope",
-)  # imported when first asked for
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        from attn_lib import diagnosis
-
-        return getattr(diagnosis, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -108,21 +108,21 @@ def check_mask(mask: Tensor, shape: torch.Size, device: torch.device) -> None:
     if found(mask) != "torch.bool":
         raise TypeError(
             f"mask must be a bool tensor, True = may attend, got {found(mask)}; "
-            "numbers to add to the scores go through bias"
+            "numbers to add to the scores go through attn_bias"
         )
     check_broadcast("mask", mask, shape, device)
 
 
-def check_bias(bias: Tensor, shape: torch.Size, q: Tensor) -> None:
+def check_attn_bias(attn_bias: Tensor, shape: torch.Size, q: Tensor) -> None:
     """Numbers to add to the scores: of the queries' dtype and a mask's shape, no NaN or +inf."""
-    check_float("bias", bias)
-    if bias.dtype != q.dtype:
-        raise TypeError(f"bias must have the dtype of q, got {bias.dtype} and {q.dtype}")
-    check_broadcast("bias", bias, shape, q.device)
+    check_float("attn_bias", attn_bias)
+    if attn_bias.dtype != q.dtype:
+        raise TypeError(f"attn_bias must have the dtype of q, got {attn_bias.dtype} and {q.dtype}")
+    check_broadcast("attn_bias", attn_bias, shape, q.device)
     # a compiled graph cannot branch on values: there, a NaN or +inf makes its whole row NaN
-    readable = bias.device.type != "meta" and not torch.compiler.is_compiling()
-    if readable and bool((bias.isnan() | bias.isposinf()).any()):
-        raise ValueError("bias must not hold NaN or +inf; -inf closes a cell")
+    readable = attn_bias.device.type != "meta" and not torch.compiler.is_compiling()
+    if readable and bool((attn_bias.isnan() | attn_bias.isposinf()).any()):
+        raise ValueError("attn_bias must not hold NaN or +inf; -inf closes a cell")
 
 
 def check_broadcast(name: str, x: Tensor, shape: torch.Size, device: torch.device) -> None:

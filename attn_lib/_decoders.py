@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from attn_lib import _names
@@ -56,28 +55,27 @@ def decoder_lm(config: Any, state: Mapping[str, Tensor]) -> DecoderLM:
             ours[name] = tensor + 1.0
         elif kind == "olmo2" and name.endswith(("q_norm.weight", "k_norm.weight")):
             ours[name] = tensor.view(-1, config.hidden_size // config.num_attention_heads)
-    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
-        model = DecoderLM(
-            vocab_size=config.vocab_size,
-            max_len=None,
-            d_model=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            d_ff=config.intermediate_size,
-            num_layers=config.num_hidden_layers,
-            tied=tied,
-            embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-            logit_softcap=getattr(config, "final_logit_softcapping", None),
-            norm=partial(nn.RMSNorm, eps=config.rms_norm_eps),
-            norm_at=norm_at,
-            activation=_ACTIVATIONS[act],
-            gated=True,
-            bias=getattr(config, "mlp_bias", False),
-            attention=partial(_attention, config),
-        )
+    model = _names.unfilled(
+        DecoderLM,
+        vocab_size=config.vocab_size,
+        max_len=None,
+        d_model=config.hidden_size,
+        num_heads=config.num_attention_heads,
+        d_ff=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        tied=tied,
+        embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
+        logit_softcap=getattr(config, "final_logit_softcapping", None),
+        norm=partial(nn.RMSNorm, eps=config.rms_norm_eps),
+        norm_at=norm_at,
+        activation=_ACTIVATIONS[act],
+        gated=True,
+        bias=getattr(config, "mlp_bias", False),
+        attention=partial(_attention, config),
+    )
     if model.output is not None:
         model.output.register_parameter("bias", None)  # also where the feed-forward network has one
-    _names.fill(model, ours)
-    return model
+    return _names.fill(model, ours)
 
 
 def _attention(config: Any, layer: int) -> dict[str, Any]:

@@ -11,7 +11,13 @@ class Embedding(nn.Module):
     """Token plus position embeddings; padding does not advance the position."""
 
     def __init__(
-        self, vocab_size: int, max_len: int | None, d_model: int, dropout: float, scale: float = 1.0
+        self,
+        *,
+        vocab_size: int,
+        max_len: int | None,
+        d_model: int,
+        dropout: float,
+        scale: float = 1.0,
     ):
         super().__init__()
         check_at_least_one(vocab_size=vocab_size)
@@ -20,10 +26,11 @@ class Embedding(nn.Module):
         self.positions, self.dropout = None, nn.Dropout(dropout)
         if max_len is not None:
             check_at_least_one(max_len=max_len)
-            self.positions = LearnedPositions(max_len, d_model)
+            self.positions = LearnedPositions(max_len=max_len, d_model=d_model)
 
     def forward(self, tokens: Tensor, mask: Tensor | None, seen: int = 0) -> Tensor:
-        self._check(tokens, mask, seen)
+        check_tokens(tokens, mask, seen)
+        check_indices("tokens", tokens, self.vectors.num_embeddings)
         x = self.vectors(tokens)
         x = x if self.scale == 1.0 else x * self.scale
         if self.positions is not None:
@@ -34,14 +41,13 @@ class Embedding(nn.Module):
             x = self.positions(x, positions, start=seen)
         return self.dropout(x) if self.training else x
 
-    def _check(self, tokens: Tensor, mask: Tensor | None, seen: int) -> None:
-        if tokens.dim() != 2:
-            raise ValueError(f"tokens must be (B, T), got {tuple(tokens.shape)}")
-        check_indices("tokens", tokens, self.vectors.num_embeddings)
-        B, T = tokens.shape
-        if mask is not None and mask.dtype != torch.bool:
-            raise TypeError(f"mask must be bool, True = a real token, got {mask.dtype}")
-        if mask is not None and mask.shape != (B, 1, 1, seen + T):
-            raise ValueError(
-                f"mask must be (B, 1, 1, {seen + T}) with B={B}, got {tuple(mask.shape)}"
-            )
+
+def check_tokens(tokens: Tensor, mask: Tensor | None, seen: int = 0) -> None:
+    """(B, T) tokens, and which of them and of those ``seen`` before are real."""
+    if tokens.dim() != 2:
+        raise ValueError(f"tokens must be (B, T), got {tuple(tokens.shape)}")
+    B, T = tokens.shape
+    if mask is not None and mask.dtype != torch.bool:
+        raise TypeError(f"mask must be bool, True = a real token, got {mask.dtype}")
+    if mask is not None and mask.shape != (B, 1, 1, seen + T):
+        raise ValueError(f"mask must be (B, 1, 1, {seen + T}) with B={B}, got {tuple(mask.shape)}")

@@ -1,9 +1,13 @@
 """The names of weights in the package transformers, and what the same weights are called here."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
+
+_Model = TypeVar("_Model", bound=nn.Module)
 
 # their name of a module or weight: our name; an empty one is left out
 BERT = {
@@ -143,8 +147,14 @@ def count_blocks(state: dict[str, Tensor]) -> int:
     return len({name.split(".")[2] for name in state if name.startswith("encoder.blocks.")})
 
 
-def fill(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Make the tensors the parameters of a model without memory; set it to evaluation mode."""
+def unfilled(kind: Callable[..., _Model], **sizes: Any) -> _Model:
+    """A model whose weights are to be replaced: it takes no memory and no random numbers."""
+    with torch.device("meta"):
+        return kind(**sizes)
+
+
+def fill(model: _Model, state: dict[str, Tensor]) -> _Model:
+    """Make the tensors the parameters of an unfilled model, which is then in evaluation mode."""
     check_has(state, *sorted(model.state_dict()))
     model.load_state_dict(state, assign=True)
-    model.eval()
+    return model.eval()

@@ -34,7 +34,7 @@ class _Entry(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many tokens were given so far, those that a window dropped too."""
+        """Tokens seen so far, including those outside the window."""
         return self.dropped + self.filled
 
 
@@ -47,17 +47,7 @@ class _Context(NamedTuple):
 
 
 def new_cache_key() -> str:
-    """A key that no other layer has; a copy of the layer keeps it.
-
-    Returns:
-        Hexadecimal digits; no random state is touched.
-
-    Example:
-        >>> new_cache_key() == new_cache_key()
-        False
-
-    Source: the module ``secrets``.
-    """
+    """A key that no other layer has; a copy of the layer keeps it. No random state is touched."""
     return secrets.token_hex()
 
 
@@ -90,7 +80,7 @@ class Cache:
 
     @property
     def length(self) -> int:
-        """How many tokens were given so far, those that a window dropped too."""
+        """Tokens seen so far, including those outside the window."""
         return max((entry.length for entry in self._entries.values()), default=0)
 
     @property
@@ -100,22 +90,7 @@ class Cache:
 
     @contextmanager
     def forward_pass(self, module: nn.Module) -> Iterator[None]:
-        """All that a module appends in one call is kept, or, if the call raises, nothing of it.
-
-        Args:
-            module: the outermost module of the call; inner ones join its pass by
-                ``one_pass``.
-
-        Raises:
-            ValueError: a layer called by itself, after a copy of it has used this cache.
-
-        Example:
-            >>> cache, layer = Cache(), nn.Identity()
-            >>> with cache.forward_pass(layer):
-            ...     k, v = cache.append(layer, torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 5))
-            >>> cache.length
-            2
-        """
+        """Commit everything appended during the call of this module, or nothing if it raises."""
         key = _key(module)
         if key in self._owners and self._owners[key]() not in (None, module):
             raise ValueError(
@@ -136,78 +111,21 @@ class Cache:
             self._owners[key] = weakref.ref(module)
 
     def once(self, name: Hashable, compute: Callable[[], Any]) -> Any:
-        """What the layers of a forward pass have in common, computed by the first that asks.
-
-        Args:
-            name: what it is.
-            compute: makes it.
-
-        Returns:
-            What ``compute`` returned the first time in this pass.
-
-        Raises:
-            ValueError: no pass is under way.
-
-        Example:
-            >>> cache = Cache()
-            >>> with cache.forward_pass(nn.Identity()):
-            ...     [cache.once("a", lambda: 1), cache.once("a", lambda: 2)]
-            [1, 1]
-        """
+        """What the layers of a forward pass have in common, computed by the first that asks."""
         self._calls_so_far()
         if name not in self._shared:
             self._shared[name] = compute()
         return self._shared[name]
 
     def seen(self, layer: nn.Module) -> int:
-        """How many tokens this layer has been given before.
-
-        Args:
-            layer: about to append, within :meth:`forward_pass`.
-
-        Returns:
-            0 or more.
-
-        Raises:
-            ValueError: the place is taken by a context, or other layers have seen more or less.
-
-        Example:
-            >>> cache, layer = Cache(), nn.Identity()
-            >>> with cache.forward_pass(layer):
-            ...     cache.seen(layer)
-            0
-        """
+        """Tokens that this layer has been given before; it is about to append."""
         entry = self._entry(self._place(layer))
         return 0 if entry is None else entry.length
 
     def append(
         self, layer: nn.Module, k: Tensor, v: Tensor, *, window: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Add the keys and values of new tokens.
-
-        Args:
-            layer: whose they are, within :meth:`forward_pass`.
-            k: (B, H_kv, T, d_k) keys, already rotated.
-            v: (B, H_kv, T, d_v) values.
-            window: if given, no query attends to more than this number of positions, the last of
-                which is its own: what no query can attend to any more is dropped.
-
-        Returns:
-            (B, H_kv, S, d_k) and (B, H_kv, S, d_v) of all tokens so far; with a window, of the
-            last window − 1 + T at most.
-
-        Raises:
-            ValueError: as :meth:`seen`; another batch size, dtype or device than before; a window
-                that needs what was dropped.
-
-        Example:
-            >>> cache, layer = Cache(), nn.Identity()
-            >>> for _ in range(3):
-            ...     with cache.forward_pass(layer):
-            ...         k, v = cache.append(layer, torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 5))
-            >>> k.shape, v.shape
-            (torch.Size([1, 1, 6, 4]), torch.Size([1, 1, 6, 5]))
-        """
+        """Add (B, H_kv, T, ·) keys and values; all so far that the window leaves in reach."""
         place, T = self._place(layer), k.shape[2]
         old = self._entry(place)
         first = start = 0
@@ -238,26 +156,7 @@ class Cache:
         context: Tensor,
         compute: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of a context, computed in the first call and kept.
-
-        Args:
-            layer: whose they are, within :meth:`forward_pass`.
-            context: (B, S, d_context), the same in every call.
-            compute: makes (B, H_kv, S, d_k) keys and (B, H_kv, S, d_v) values of it.
-
-        Returns:
-            What ``compute`` returned in the first call.
-
-        Raises:
-            ValueError: another context than in the first call.
-
-        Example:
-            >>> cache, layer, context = Cache(), nn.Identity(), torch.ones(1, 2, 4)
-            >>> with cache.forward_pass(layer):
-            ...     k, v = cache.of_context(layer, context, lambda c: (c[:, None], c[:, None]))
-            >>> k.shape
-            torch.Size([1, 1, 2, 4])
-        """
+        """(B, H_kv, S, ·) keys and values of a context, computed in the first call alone."""
         place = self._place(layer)
         if place in self._entries:
             raise ValueError(_OTHER_CONTEXT)
@@ -315,21 +214,7 @@ class Cache:
 
 
 def one_pass(cache: Cache | None, module: nn.Module) -> AbstractContextManager[None]:
-    """:meth:`Cache.forward_pass` where there is a cache, and none is under way.
-
-    Args:
-        cache: may be None.
-        module: as there.
-
-    Returns:
-        A context manager.
-
-    Example:
-        >>> with one_pass(None, nn.Identity()):
-        ...     pass
-
-    Source: ``contextlib.nullcontext``.
-    """
+    """Open a forward pass, unless there is no cache or one is already open."""
     return _NOTHING if cache is None or cache.in_pass else cache.forward_pass(module)
 
 

@@ -96,9 +96,6 @@ def fetch(name: str) -> Path:
         >>> path = fetch("minilm/tokenizer.json")
         >>> path.is_file(), path.relative_to(cache_folder()).as_posix()
         (True, 'minilm/tokenizer.json')
-
-    Source: pip's ``--require-hashes`` mode; the book's appendix "How this book is checked" gives
-    the reasons.
     """
     if name not in SOURCES:
         raise ValueError(f"unknown file {name!r}; known: {', '.join(SOURCES)}")
@@ -205,8 +202,6 @@ def packaged(name: str) -> bytes:
     Example:
         >>> packaged("weather.csv").splitlines()[2:4]
         [b'date,rain,high,low,wind', b'2012-01-01,0.0,12.8,5.0,4.7']
-
-    Source: ``SHA256SUMS`` beside the files, as ``sha256sum --check`` reads it.
     """
     path = DATA / name
     remedy = "reinstall attn_lib, or restore the file from the repository"

@@ -1,8 +1,8 @@
 """The formula, readable: the reference that everything else is compared with.
 
 ``attention_weights`` compares queries with keys, and ``attention`` then mixes the values. The
-order is fixed: scale, softcap, bias, mask, softmax, dropout, times V. The layers use
-``fused_attention``, which computes the same formula with PyTorch's fused kernel.
+order is fixed: scale, softcap, attn_bias, mask, softmax, dropout, times V. The layers use
+:mod:`attn_lib.fused`, the same formula by PyTorch's kernel.
 
 Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in the
 book's page on one head; the pages on masks and on scaling derive the rest.
@@ -13,12 +13,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from attn_lib._checks import (
-    check_bias,
+    check_attn_bias,
     check_device,
     check_flag,
     check_float,
@@ -28,20 +27,18 @@ from attn_lib._checks import (
 )
 from attn_lib.masks import causal_mask
 
-_FEW_KEYS = 32  # as many as fit into the registers that PyTorch's kernel compares at once, twice
-
 
 def attention_weights(
     q: Tensor,
     k: Tensor,
     *,
     mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    attn_bias: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias), over the keys.
+    """softmax(q kᵀ · scale + attn_bias), over the keys.
 
     A query that may attend to nothing gets a row of zeros, never NaN and never uniform attention.
 
@@ -50,7 +47,7 @@ def attention_weights(
         k: (..., S, d_k) keys; same leading axes, dtype and device as ``q``.
         mask: bool, True = may attend; either two axes that broadcast to (T, S), or as many axes
             as ``q``, that broadcast to (..., T, S). Default: every query attends to every key.
-        bias: added to the scaled scores; the same dtype as ``q``, the same shapes as ``mask``.
+        attn_bias: added to the scaled scores; the same dtype as ``q``, the same shapes as ``mask``.
             ``-inf`` closes a cell, as False does in ``mask``. Default: nothing is added.
         scale: multiplies the scores; default 1/sqrt(d_k).
         softcap: a positive bound: scores become softcap · tanh(scores / softcap). Default: no
@@ -64,7 +61,7 @@ def attention_weights(
 
     Raises:
         TypeError: dtypes that are not floating point, or that differ; a mask that is not bool.
-        ValueError: shapes or devices that do not fit; NaN or +inf in ``bias`` (under
+        ValueError: shapes or devices that do not fit; NaN or +inf in ``attn_bias`` (under
             ``torch.compile`` such a row becomes NaN instead); a scale that is not finite; a
             softcap that is not positive and finite.
 
@@ -82,9 +79,9 @@ def attention_weights(
     Source: Vaswani et al. (2017), equation 1, built by hand in the page on one head. The softcap:
     the ``softcap`` attribute of ONNX's ``Attention`` operator.
     """
-    _check_inputs(q, k, None, mask, bias, causal)
+    _check_inputs(q, k, None, mask, attn_bias, causal)
     with _full_precision(q):
-        return _weights(q, k, mask, bias, scale, softcap, causal)[0].to(q.dtype)
+        return _weights(q, k, mask, attn_bias, scale, softcap, causal)[0].to(q.dtype)
 
 
 def attention(
@@ -93,13 +90,13 @@ def attention(
     v: Tensor,
     *,
     mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    attn_bias: Tensor | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     causal: bool = False,
     dropout_p: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ · scale + bias) v, and the weights that were used.
+    """softmax(q kᵀ · scale + attn_bias) v, and the weights that were used.
 
     The weights are returned before dropout, so their rows still sum to 1 in training. Keys and
     values that no query may attend to may hold anything, NaN included; a value that only some
@@ -110,7 +107,7 @@ def attention(
         k: (..., S, d_k) keys.
         v: (..., S, d_v) values; d_v is free.
         mask: as in :func:`attention_weights`.
-        bias: as in :func:`attention_weights`.
+        attn_bias: as in :func:`attention_weights`.
         scale: as in :func:`attention_weights`.
         softcap: as in :func:`attention_weights`.
         causal: as in :func:`attention_weights`.
@@ -135,14 +132,14 @@ def attention(
     Source: Vaswani et al. (2017), equation 1, built by hand in the page on one head.
     """
     if has_torch_function((q, k, v)):  # so that a recording sees this call
-        options: dict[str, Any] = {"mask": mask, "bias": bias, "scale": scale, "softcap": softcap}
-        options |= {"causal": causal, "dropout_p": dropout_p}
+        options: dict[str, Any] = {"mask": mask, "attn_bias": attn_bias, "scale": scale}
+        options |= {"softcap": softcap, "causal": causal, "dropout_p": dropout_p}
         return handle_torch_function(attention, (q, k, v), q, k, v, **options)
-    _check_inputs(q, k, v, mask, bias, causal)
+    _check_inputs(q, k, v, mask, attn_bias, causal)
     with _full_precision(q):
-        weights, closed = _weights(q, k, mask, bias, scale, softcap, causal)
+        weights, closed = _weights(q, k, mask, attn_bias, scale, softcap, causal)
         used = _dropped(weights, dropout_p)
-        v = _at_least_float32(v)
+        v = at_least_float32(v)
         if closed is None:
             out = used @ v
         else:
@@ -152,104 +149,8 @@ def attention(
         return out.to(q.dtype), weights.to(q.dtype)
 
 
-def fused_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    scale: float | None = None,
-    causal: bool = False,
-    dropout_p: float = 0.0,
-) -> Tensor:
-    """The output of :func:`attention`, from PyTorch's fused kernel, which never shows the weights.
-
-    This is the inner step of a layer, which has checked the arguments: nothing is checked here,
-    and keys and values that no query may attend to must be finite, unlike in :func:`attention`.
-
-    Args:
-        q: (B, H, T, d_k) queries.
-        k: (B, H_kv, S, d_k) keys; query head h uses key head h // (H / H_kv).
-        v: (B, H_kv, S, d_v) values.
-        mask: as in :func:`attention`.
-        bias: as in :func:`attention`.
-        scale: as in :func:`attention`.
-        causal: as in :func:`attention`.
-        dropout_p: as in :func:`attention`.
-
-    Returns:
-        (B, H, T, d_v) in the dtype of ``q``.
-
-    Example:
-        >>> q, k, v = torch.randn(2, 3, 4, 8), torch.randn(2, 3, 5, 8), torch.randn(2, 3, 5, 7)
-        >>> out, _ = attention(q, k, v, causal=True)
-        >>> torch.allclose(fused_attention(q, k, v, causal=True), out, atol=1e-5)
-        True
-
-    Source: ``torch.nn.functional.scaled_dot_product_attention``.
-    """
-    (_, H, T, d_k), (_, H_kv, S, d_v) = q.shape, v.shape
-    if scale is not None and scale <= 0.0:
-        # the kernel multiplies its own -inf by the scale, which would open or destroy closed cells
-        q, scale = q * scale, 1.0
-    allowed = None
-    if T == 1:
-        causal = False  # the last query attends to every key
-    if mask is not None or bias is not None or (causal and T != S):
-        # one combined mask: kernels disagree about a mask together with is_causal
-        closed = _closed(mask, bias, causal, torch.Size((*q.shape[:-1], S)), q.device)
-        if closed is not None:
-            allowed = ~closed if bias is None else bias.masked_fill(closed, -math.inf)
-            causal = False
-    if d_k != d_v:
-        # would fall back to the slow kernel: pad the narrower with zeros to one width
-        width = max(d_k, d_v)
-        q, k, v = (F.pad(t, (0, width - t.shape[-1])) for t in (q, k, v))
-    together = T == 1 and H != H_kv and not has_torch_function((q, k, v))  # unless a call is seen
-    if together:
-        # the query heads of a group as so many queries of one head: its keys are read once
-        q = q.reshape(q.shape[0], H_kv, H // H_kv, q.shape[-1])
-        if allowed is not None and allowed.dim() == 4 and allowed.shape[1] == H:
-            allowed = allowed.reshape(allowed.shape[0], H_kv, H // H_kv, allowed.shape[-1])
-    out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=allowed,
-        dropout_p=dropout_p,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=not together and H != H_kv,
-    )
-    if together:
-        out = out.reshape(out.shape[0], H, 1, out.shape[-1])
-    if d_v < out.shape[-1]:
-        out = out[..., :d_v]
-    if not torch.compiler.is_compiling() and S < _FEW_KEYS:  # in this order, for torch.export
-        # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN
-        of_q = _at_least_float32(q.detach()).sum(dim=-1).view(*out.shape[:-1], 1)
-        of_k = _at_least_float32(k.detach()).sum(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
-        out = out + (0.0 * (of_q + of_k)).to(out.dtype)
-    return out
-
-
 def closed_to_all(mask: Tensor) -> Tensor:
-    """Positions that no query of any head may attend to: they may hold anything.
-
-    Args:
-        mask: bool (T, S) or (B, H, T, S), True = may attend; axes may have size 1.
-
-    Returns:
-        bool (S,) or (B, S): True where the position is closed to every query of every head.
-
-    Example:
-        >>> closed_to_all(torch.tensor([[True, False, False], [True, True, False]]))
-        tensor([False, False,  True])
-
-    Source: IEEE 754 arithmetic, in which 0 · NaN is NaN: a weight of zero alone does not keep NaN
-    out of the output.
-    """
+    """(S,) or (B, S): keys that no query of any head may attend to; they may hold anything."""
     attended = mask.any(dim=-2)
     return ~(attended.any(dim=1) if mask.dim() == 4 else attended)
 
@@ -258,24 +159,24 @@ def _weights(
     q: Tensor,
     k: Tensor,
     mask: Tensor | None,
-    bias: Tensor | None,
+    attn_bias: Tensor | None,
     scale: float | None,
     softcap: float | None,
     causal: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """(..., T, S) weights in float32 or float64, and the closed cells if there are any."""
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
-    closed = _closed(mask, bias, causal, shape, q.device)
+    closed = closed_cells(mask, attn_bias, causal, shape, q.device)
     closed = None if closed is None else closed.expand(shape)
     # float32 before the product: q·k of two float16 vectors may overflow float16
-    q, k = _at_least_float32(q), _at_least_float32(k)
+    q, k = at_least_float32(q), at_least_float32(k)
     if closed is not None:
         k = k.masked_fill(closed.all(dim=-2)[..., None], 0.0)
     scores = q @ k.mT * _scale(scale, q)
     if softcap is not None:
         scores = _softcapped(scores, softcap)
-    if bias is not None:
-        scores = scores + bias
+    if attn_bias is not None:
+        scores = scores + attn_bias
     if closed is None:
         return torch.softmax(scores, dim=-1), None
     # the softmax of a row of -inf is NaN, and so is its gradient: keep it finite, then zero it
@@ -309,15 +210,19 @@ def _dropped(weights: Tensor, dropout_p: float) -> Tensor:
     return torch.dropout(weights, dropout_p, train=True)
 
 
-def _closed(
-    mask: Tensor | None, bias: Tensor | None, causal: bool, shape: torch.Size, device: torch.device
+def closed_cells(
+    mask: Tensor | None,
+    attn_bias: Tensor | None,
+    causal: bool,
+    shape: torch.Size,
+    device: torch.device,
 ) -> Tensor | None:
     """The cells where a query may not attend, broadcastable to the scores; None if all are open."""
     parts = []
     if mask is not None:
         parts.append(~mask)
-    if bias is not None:
-        parts.append(bias == -math.inf)
+    if attn_bias is not None:
+        parts.append(attn_bias == -math.inf)
     if causal:
         parts.append(~causal_mask(*shape[-2:]).to(device))
     if not parts:
@@ -328,7 +233,8 @@ def _closed(
     return closed
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
+    """Half precision as float32; anything else as it is."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -344,7 +250,7 @@ def _check_inputs(
     k: Tensor,
     v: Tensor | None,
     mask: Tensor | None,
-    bias: Tensor | None,
+    attn_bias: Tensor | None,
     causal: bool,
 ) -> None:
     for name, x in (("q", q), ("k", k)):
@@ -369,8 +275,8 @@ def _check_inputs(
     shape = torch.Size((*q.shape[:-1], k.shape[-2]))
     if mask is not None:
         check_mask(mask, shape, q.device)
-    if bias is not None:
-        check_bias(bias, shape, q)
+    if attn_bias is not None:
+        check_attn_bias(attn_bias, shape, q)
 
 
 def _check_values(k: Tensor, v: Tensor) -> None:

@@ -93,8 +93,6 @@ def to_torch(layer: nn.Module) -> nn.MultiheadAttention | TorchBlock:
     Example:
         >>> to_torch(TransformerBlock(d_model=6, num_heads=3, d_ff=24)).linear1.out_features
         24
-
-    Source: as :func:`from_torch`.
     """
     if isinstance(layer, MultiHeadAttention):
         return _attention_to_torch(layer)
@@ -303,8 +301,6 @@ def from_transformers(
         >>> ours = from_transformers(theirs)
         >>> torch.allclose(ours.features(images), theirs(images).last_hidden_state, atol=1e-5)
         True
-
-    Source: the models named above, of the package transformers.
     """
     config: Any = getattr(model, "config", None)
     kind = getattr(config, "model_type", None)
@@ -345,30 +341,26 @@ def sentence_encoder(
         ...                     num_hidden_layers=2, intermediate_size=11)
         >>> theirs, ids = BertModel(config).eval(), torch.tensor([[3, 1, 4, 1]])
         >>> ours = sentence_encoder(theirs.state_dict(), num_heads=3)
-        >>> out = ours(ids, torch.tensor([4]))
-        >>> torch.allclose(out, theirs(ids).last_hidden_state, atol=1e-5)
+        >>> torch.allclose(ours(ids), theirs(ids).last_hidden_state, atol=1e-5)
         True
-
-    Source: ``BertModel`` of the package transformers.
     """
     ours = _names.renamed(state, _names.BERT, _names.BERT_BLOCK, SentenceEncoder)
     hidden = "encoder.blocks.0.feed_forward.up.weight"
     _names.check_has(ours, "words.weight", "positions.table", "segment", hidden)
     ours["segment"] = ours["segment"][0]  # this class has a single segment
     vocab_size, d_model = ours["words.weight"].shape
-    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
-        model = SentenceEncoder(
-            vocab_size=vocab_size,
-            max_len=len(ours["positions.table"]),
-            d_model=d_model,
-            num_heads=num_heads,
-            d_ff=len(ours[hidden]),
-            num_layers=_names.count_blocks(ours),
-            eps=eps,
-            tokenizer=tokenizer,
-        )
-    _names.fill(model, ours)
-    return model
+    model = _names.unfilled(
+        SentenceEncoder,
+        vocab_size=vocab_size,
+        max_len=len(ours["positions.table"]),
+        d_model=d_model,
+        num_heads=num_heads,
+        d_ff=len(ours[hidden]),
+        num_layers=_names.count_blocks(ours),
+        eps=eps,
+        tokenizer=tokenizer,
+    )
+    return _names.fill(model, ours)
 
 
 def vision_transformer(
@@ -404,8 +396,6 @@ def vision_transformer(
         >>> model = vision_transformer(ViTModel(config).state_dict(), num_heads=3, image_size=6)
         >>> model.image_size, len(model.positions.table)  # the class token and 3 · 3 patches
         (6, 10)
-
-    Source: ``ViTModel`` and ``Dinov2Model`` of the package transformers.
     """
     ours = _names.renamed(state, _names.VISION, _names.VISION_BLOCK, VisionTransformer)
     hidden, kernel = "encoder.blocks.0.feed_forward.up.weight", "patches.projection.weight"
@@ -415,19 +405,18 @@ def vision_transformer(
     width, channels, patch_size, _ = ours[kernel].shape
     trained_size = patch_size * math.isqrt(len(ours["positions.table"]))  # 1 + n²
     image_size = trained_size if image_size is None else image_size
-    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
-        model = VisionTransformer(
-            image_size=image_size,
-            patch_size=patch_size,
-            in_channels=channels,
-            num_classes=0,
-            d_model=width,
-            num_heads=num_heads,
-            d_ff=len(ours[hidden]),
-            num_layers=_names.count_blocks(ours),
-            layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
-            norm=partial(nn.LayerNorm, eps=eps),
-        )
+    model = _names.unfilled(
+        VisionTransformer,
+        image_size=image_size,
+        patch_size=patch_size,
+        in_channels=channels,
+        num_classes=0,
+        d_model=width,
+        num_heads=num_heads,
+        d_ff=len(ours[hidden]),
+        num_layers=_names.count_blocks(ours),
+        layer_scale=1.0 if "encoder.blocks.0.attention_gain" in ours else None,
+        norm=partial(nn.LayerNorm, eps=eps),
+    )
     ours["positions.table"] = resample_positions(ours["positions.table"], image_size // patch_size)
-    _names.fill(model, ours)
-    return model
+    return _names.fill(model, ours)

@@ -7,6 +7,7 @@ reference, ``attn_lib.attention``. The book's page on many heads builds the atte
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +15,15 @@ from torch import Tensor, nn
 
 from attn_lib._checks import (
     check_at_least_one,
-    check_bias,
+    check_attn_bias,
     check_flag,
     check_mask,
     check_number,
     check_probability,
 )
 from attn_lib.cache import Cache, new_cache_key, one_pass
-from attn_lib.functional import attention, closed_to_all, fused_attention
+from attn_lib.functional import attention, closed_to_all
+from attn_lib.fused import fused_attention
 from attn_lib.masks import window_mask
 from attn_lib.positions import counted
 
@@ -112,10 +114,9 @@ class MultiHeadAttention(nn.Module):
         rotate: rotates queries and keys by their positions: (x, positions) to x, as
             :func:`attn_lib.positions.apply_rope`; x is (B, H + H_kv, T, d_k), the queries' heads
             and then the keys'. Positions are counted from 0 on. Default: none is rotated.
-        qk_norm: makes the norms of queries and of keys, before they are rotated, from their number
-            of heads and d_k; each acts on (B, ·, heads, d_k). Default: no norms.
-        bias: whether the four projections have a bias (not the ``bias`` of :meth:`forward`);
-            default True.
+        qk_norm: factory ``(heads, d_k) -> nn.Module`` for the norms of queries and of keys, applied
+            to (B, ·, heads, d_k) before the rotation. Default: no norms.
+        bias: whether the four projections have a bias; default True.
         dropout: probability of dropping an attention weight, in training only; default 0.
 
     Raises:
@@ -193,7 +194,7 @@ class MultiHeadAttention(nn.Module):
         context: Tensor | None = None,
         *,
         mask: Tensor | None = None,
-        bias: Tensor | None = None,
+        attn_bias: Tensor | None = None,
         causal: bool = False,
         cache: Cache | None = None,
     ) -> Tensor:
@@ -205,7 +206,7 @@ class MultiHeadAttention(nn.Module):
             mask: bool, True = may attend: (T, S), or four axes that broadcast to (B, H, T, S).
                 Positions of ``context`` that it closes to every query may hold anything (with a
                 ``cache``, their gradient may not).
-            bias: added to the scaled scores; shapes as ``mask``. In the dtype of ``x``; under
+            attn_bias: added to the scaled scores; shapes as ``mask``. In the dtype of ``x``; under
                 autocast in any.
             causal: if True, the queries are the last T of S positions and see no later key.
             cache: keys and values of a sequence that is given piece by piece; the same in every
@@ -217,22 +218,22 @@ class MultiHeadAttention(nn.Module):
             zeros, which is its bias.
 
         Raises:
-            ValueError: shapes that do not fit; NaN or +inf in ``bias``; a cache of another batch
-                or context; a window without ``causal``; a context for a layer that rotates or has
-                a window.
-            TypeError: a mask that is not bool; a bias of another dtype.
+            ValueError: shapes that do not fit; NaN or +inf in ``attn_bias``; a cache of another
+                batch or context; a window without ``causal``; a context for a layer that rotates
+                or has a window.
+            TypeError: a mask that is not bool; an attn_bias of another dtype.
         """
         check_flag("causal", causal)
         self._check_inputs(x, context, causal)
         with one_pass(cache, self):
-            return self._forward(x, context, mask, bias, causal, cache)
+            return self._forward(x, context, mask, attn_bias, causal, cache)
 
     def _forward(
         self,
         x: Tensor,
         context: Tensor | None,
         mask: Tensor | None,
-        bias: Tensor | None,
+        attn_bias: Tensor | None,
         causal: bool,
         cache: Cache | None,
     ) -> Tensor:
@@ -246,9 +247,10 @@ class MultiHeadAttention(nn.Module):
         if closed is not None and cache is None:
             source = source.masked_fill(closed, 0.0)
         q = _normed(split_heads(self.q_proj(x), self.num_heads), self.q_norm)  # (B, H, T, d_k)
-        if bias is not None:
-            bias = bias.to(q.dtype) if torch.is_autocast_enabled(x.device.type) else bias
-            check_bias(bias, shape, q)
+        if attn_bias is not None:
+            if torch.is_autocast_enabled(x.device.type):
+                attn_bias = attn_bias.to(q.dtype)
+            check_attn_bias(attn_bias, shape, q)
         if cache is not None and context is not None:
             k, v = cache.of_context(self, context, self._keys_values)
         else:
@@ -262,11 +264,11 @@ class MultiHeadAttention(nn.Module):
             kept = k.shape[2]
             if kept < S:  # the others are outside of every query's window
                 closed = None if closed is None else closed[..., -kept:, :]
-                mask, bias = (t if t is None else t[..., -kept:] for t in (mask, bias))
+                mask, attn_bias = (t if t is None else t[..., -kept:] for t in (mask, attn_bias))
         if cache is not None and closed is not None and not _harmless(k, v):
             # cleared in this call only: a later query may attend to it
             k, v = (t.masked_fill(closed.unsqueeze(-3), 0.0) for t in (k, v))
-        out = self._attend(q, k, v, mask, bias, causal)
+        out = self._attend(q, k, v, mask, attn_bias, causal)
         return self.out_proj(merge_heads(out))  # (B, H, T, d_v) to (B, T, d_model)
 
     def _keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -279,31 +281,22 @@ class MultiHeadAttention(nn.Module):
         k: Tensor,
         v: Tensor,
         mask: Tensor | None,
-        bias: Tensor | None,
+        attn_bias: Tensor | None,
         causal: bool,
     ) -> Tensor:
         """(B, H, T, d_v), by the fused kernel where it can."""
         T, S, dropout_p = q.shape[2], k.shape[2], self.dropout if self.training else 0.0
         if self.window is not None and S > self.window:
-            near = window_mask(T, self.window - 1, S=S).to(q.device)
+            near = window_mask(T, S, window=self.window).to(q.device)
             mask = near if mask is None else mask & near
         if self.sinks is not None:
-            k, v, mask, bias = _with_sinks(self.sinks.to(q.dtype), k, v, mask, bias)
+            k, v, mask, attn_bias = _with_sinks(self.sinks.to(q.dtype), k, v, mask, attn_bias)
+        options: dict[str, Any] = {"mask": mask, "attn_bias": attn_bias, "scale": self.scale}
+        options |= {"causal": causal, "dropout_p": dropout_p}
         if self.softcap is None:
-            return fused_attention(
-                q, k, v, mask=mask, bias=bias, scale=self.scale, causal=causal, dropout_p=dropout_p
-            )
-        return attention(
-            q,
-            _repeated(k, q),
-            _repeated(v, q),
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            causal=causal,
-            dropout_p=dropout_p,
-        )[0]
+            return fused_attention(q, k, v, **options)
+        k, v = _repeated(k, q), _repeated(v, q)
+        return attention(q, k, v, softcap=self.softcap, **options)[0]
 
     def _check_inputs(self, x: Tensor, context: Tensor | None, causal: bool) -> None:
         _check_width("x", x, self.d_model)
@@ -348,7 +341,7 @@ class FeedForward(nn.Module):
         TypeError: sizes that are not integers.
 
     Example:
-        >>> layer, x = FeedForward(4, 16, activation="relu"), torch.randn(2, 3, 4)
+        >>> layer, x = FeedForward(d_model=4, d_ff=16, activation="relu"), torch.randn(2, 3, 4)
         >>> torch.allclose(layer(x), layer.down(layer.up(x).clamp(min=0.0)))
         True
 
@@ -358,9 +351,9 @@ class FeedForward(nn.Module):
 
     def __init__(
         self,
+        *,
         d_model: int,
         d_ff: int,
-        *,
         activation: str = "gelu",
         gated: bool = False,
         bias: bool = True,
@@ -398,18 +391,18 @@ def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
 
 
 def _with_sinks(
-    sinks: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None
+    sinks: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, attn_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
     """One more key before the others, open to every query: its score is the sink, its value 0."""
     H, S = len(sinks), k.shape[2]
-    rest = k.new_zeros(()) if bias is None else bias
+    rest = k.new_zeros(()) if attn_bias is None else attn_bias
     rest = rest[(None,) * (4 - rest.dim())]
     rest = rest.expand(rest.shape[0], H, rest.shape[2], S)
-    bias = torch.cat([sinks[:, None, None].expand(*rest.shape[:3], 1), rest], dim=-1)
+    attn_bias = torch.cat([sinks[:, None, None].expand(*rest.shape[:3], 1), rest], dim=-1)
     if mask is not None:
         mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
     k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
-    return k, v, mask, bias
+    return k, v, mask, attn_bias
 
 
 def _positions(seen: int, S: int, device: torch.device, cache: Cache | None) -> Tensor:

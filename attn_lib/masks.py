@@ -1,13 +1,14 @@
 """Masks as sentences about indices: boolean, True = this query may attend to this key.
 
 Combine them with ``&`` (both must allow it) and ``|`` (one is enough). Numbers that are added to
-the scores are no masks: they go through ``bias``. The book's page on masks builds each by hand.
+the scores are no masks: they go through ``attn_bias``. The book's page on masks builds each by
+hand.
 """
 
 import torch
 from torch import Tensor
 
-from attn_lib._checks import check_bool, check_integers, check_sizes, found
+from attn_lib._checks import check_at_least_one, check_bool, check_integers, check_sizes, found
 
 _FAR = 2**62  # beyond every position, with room for a sum in int64
 
@@ -44,44 +45,45 @@ def causal_mask(T: int, S: int | None = None, *, offset: int | Tensor | None = N
 
 def window_mask(
     T: int,
-    left: int,
-    right: int = 0,
     S: int | None = None,
     *,
+    window: int,
+    right: int = 0,
     offset: int | Tensor | None = None,
 ) -> Tensor:
-    """Let query i, at position i + offset, attend from ``left`` keys before it to ``right`` after.
+    """Let query i, at position i + offset, attend to the last ``window`` keys, its own among them.
 
-    The token itself is not counted: with ``left=2`` a query attends to three keys. A "window of w"
-    in the sense of Mistral or Keras, which counts the token itself, is ``left=w − 1``.
+    The token itself is counted, as in Mistral and Keras: with ``window=3`` a query attends to three
+    keys. Longformer's "w on each side" is ``window=w + 1, right=w``.
 
     Args:
         T: number of queries, at least 0.
-        left: number of keys before the query's own position, at least 0.
-        right: number of keys after it, at least 0; default 0, which is causal.
         S: number of keys, at least 0; default T.
+        window: number of keys up to and including the query's own position, at least 1.
+        right: number of keys after it, at least 0; default 0, which is causal.
         offset: position of the first query: an integer, or (B,) integers, one for each example;
             default S − T.
 
     Returns:
         bool (T, S), or (B, 1, T, S) where ``offset`` is (B,): True where
-        i + offset − left ≤ j ≤ i + offset + right.
+        i + offset − window < j ≤ i + offset + right.
 
     Raises:
-        ValueError: T, S, left or right negative; an offset of another rank.
+        ValueError: T, S or right negative; window below 1; an offset of another rank.
         TypeError: a size or an offset that is not an integer or an integer tensor.
 
     Example:
-        >>> window_mask(3, left=1)
+        >>> window_mask(3, window=2)
         tensor([[ True, False, False],
                 [ True,  True, False],
                 [False,  True,  True]])
 
-    Source: Beltagy et al. (2020), "Longformer", section 3.1.
+    Source: Beltagy et al. (2020), "Longformer", section 3.1; Jiang et al. (2023), "Mistral 7B".
     """
-    check_sizes(left=left, right=right)
+    check_at_least_one(window=window)
+    check_sizes(right=right)
     distance = _distance(T, S, offset)
-    return (distance >= -left) & (distance <= right)
+    return (distance > -window) & (distance <= right)
 
 
 def padding_mask(lengths: Tensor, S: int) -> Tensor:

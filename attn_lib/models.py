@@ -4,8 +4,6 @@ Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by 
 page on the encoder and decoder.
 """
 
-import math
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,9 +18,8 @@ from attn_lib._checks import (
     check_indices,
     check_no_cross_attention,
     check_number,
-    check_sizes,
 )
-from attn_lib._embedding import Embedding
+from attn_lib._embedding import Embedding, check_tokens
 from attn_lib.cache import Cache, one_pass
 from attn_lib.masks import padding_mask
 from attn_lib.positions import LearnedPositions
@@ -40,9 +37,11 @@ class Transformer(nn.Module):
         target_vocab_size: number of tokens that can be written.
         max_len: length of the longest sequence of either kind, in tokens, padding not counted.
         d_model: width of the residual streams.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
+        num_layers: number of blocks in the encoder, and again in the decoder.
         dropout: as in a block, and on the embeddings.
-        block: ``num_layers``, the number of blocks in the encoder and again in the decoder; and
-            the other arguments of every :class:`attn_lib.transformer.TransformerBlock`.
+        block: the other arguments of every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`.
@@ -68,16 +67,20 @@ class Transformer(nn.Module):
         target_vocab_size: int,
         max_len: int,
         d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
         dropout: float = 0.0,
         **block: Any,
     ):
         super().__init__()
-        block = {**block, "d_model": d_model, "dropout": dropout}
+        block |= {"num_heads": num_heads, "d_ff": d_ff, "num_layers": num_layers}
+        common: dict[str, Any] = {"d_model": d_model, "dropout": dropout}
         self.max_len = max_len
-        self.encoder = TransformerEncoder(**block)
-        self.decoder = TransformerDecoder(**block)
-        self.source = Embedding(source_vocab_size, max_len, d_model, dropout)
-        self.target = Embedding(target_vocab_size, max_len, d_model, dropout)
+        self.encoder = TransformerEncoder(**common, **block)
+        self.decoder = TransformerDecoder(**common, **block)
+        self.source = Embedding(vocab_size=source_vocab_size, max_len=max_len, **common)
+        self.target = Embedding(vocab_size=target_vocab_size, max_len=max_len, **common)
         self.output = nn.Linear(d_model, target_vocab_size)
 
     def forward(
@@ -157,15 +160,18 @@ class DecoderLM(nn.Module):
         max_len: length of the longest sequence, in tokens, padding not counted; None for a model
             without learned positions, which gets them from its blocks, such as rotary ones.
         d_model: width of the residual stream.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
+        num_layers: number of blocks.
         tied: whether the output's matrix is that of the embedding; the output then has no bias.
             Untied, it has one where the blocks have.
         embedding_scale: multiplies the tokens' vectors, sqrt(d_model) in the paper and in Gemma;
             default 1.
         logit_softcap: a bound c: logits become c · tanh(logits / c). Default: no bound.
         dropout: as in a block, and on the embeddings.
-        block: ``num_layers``, and the other arguments of every
-            :class:`attn_lib.transformer.TransformerBlock`; ``attention`` may be a function of the
-            block's index, as in :class:`attn_lib.transformer.TransformerEncoder`.
+        attention: options of each block's attention layer, or a function of the block's index, as
+            in :class:`attn_lib.transformer.TransformerEncoder`.
+        block: the other arguments of every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
         ValueError: as :class:`attn_lib.transformer.TransformerBlock`; a ``logit_softcap`` that is
@@ -197,10 +203,14 @@ class DecoderLM(nn.Module):
         vocab_size: int,
         max_len: int | None,
         d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
         tied: bool = False,
         embedding_scale: float = 1.0,
         logit_softcap: float | None = None,
         dropout: float = 0.0,
+        attention: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
         **block: Any,
     ):
         super().__init__()
@@ -210,9 +220,13 @@ class DecoderLM(nn.Module):
         if logit_softcap is not None and not logit_softcap > 0.0:
             raise ValueError(f"logit_softcap must be positive, got {logit_softcap}")
         bias, self.max_len, self.logit_softcap = block.get("bias", True), max_len, logit_softcap
-        block = {**block, "d_model": d_model, "dropout": dropout, "cross_attention": False}
-        self.decoder = TransformerDecoder(**block)
-        self.embedding = Embedding(vocab_size, max_len, d_model, dropout, embedding_scale)
+        common: dict[str, Any] = {"d_model": d_model, "dropout": dropout}
+        block |= {"num_heads": num_heads, "d_ff": d_ff, "num_layers": num_layers}
+        block |= {"attention": attention, "cross_attention": False}
+        self.decoder = TransformerDecoder(**common, **block)
+        self.embedding = Embedding(
+            vocab_size=vocab_size, max_len=max_len, scale=embedding_scale, **common
+        )
         self.output = None if tied else nn.Linear(d_model, vocab_size, bias=bias)
 
     def forward(
@@ -245,136 +259,6 @@ class DecoderLM(nn.Module):
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
 
 
-def generate(
-    model: Callable[..., Tensor],
-    tokens: Tensor,
-    *,
-    max_new_tokens: int,
-    temperature: float = 0.0,
-    top_p: float | None = None,
-    mask: Tensor | None = None,
-    end: int | None = None,
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Append one token at a time, each chosen by the logits that follow the tokens so far.
-
-    Every step computes the newest token alone; keys and values of the others are cached. It stops
-    early when every row has written ``end``.
-
-    Args:
-        model: called as ``model(tokens, mask=…, cache=…)``, returns (B, T, vocabulary) logits: a
-            :class:`DecoderLM` or, with its context filled in by ``functools.partial``, the
-            ``decode`` of a :class:`Transformer`. In evaluation mode.
-        tokens: (B, T) integers, T at least 1: where each row starts.
-        max_new_tokens: how many to append at most, at least 0.
-        temperature: 0 takes the best token; above, tokens are drawn with probability
-            softmax(logits / temperature).
-        top_p: if given, draw only among the most probable tokens that together have at least
-            this probability, in (0, 1].
-        mask: (B, 1, 1, T) bool, True = a real token. Rows of unequal length are padded on the
-            *left*: the last token must be real.
-        end: a row that has written this token writes nothing else after it.
-        generator: of the random draws; default PyTorch's global one.
-
-    Returns:
-        (B, at most T + max_new_tokens) integers.
-
-    Raises:
-        ValueError: no token to start from; padding at the end of a row; a negative
-            ``max_new_tokens``; a temperature that is negative or not finite; a ``top_p`` outside
-            (0, 1], or with a temperature of 0; a model in training mode, or with too small a
-            ``max_len``; logits that are NaN or infinite; a model that uses a layer twice.
-        TypeError: ``max_new_tokens`` that is not an integer.
-
-    Example:
-        >>> def count(tokens, mask=None, cache=None):  # a model: the next token is one more
-        ...     return torch.nn.functional.one_hot((tokens + 1) % 5, 5).float()
-        >>> generate(count, torch.tensor([[0], [3]]), max_new_tokens=3, end=4)
-        tensor([[0, 1, 2, 3],
-                [3, 4, 4, 4]])
-
-    Source: Holtzman et al. (2020), "The Curious Case of Neural Text Degeneration", for ``top_p``;
-    the book's page on the next token draws by hand, that on the encoder and decoder without and
-    with the cache.
-    """
-    _check_start(model, tokens, mask, max_new_tokens)
-    _check_choice(temperature, top_p)
-    cache, new, written = Cache(), tokens, [tokens]
-    ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)  # (B, 1)
-    with torch.inference_mode():
-        for length in range(tokens.shape[1], tokens.shape[1] + max_new_tokens):
-            logits = model(new, mask=mask, cache=cache)[:, -1]  # (B, vocabulary)
-            if cache.length not in (0, length):
-                raise ValueError(
-                    f"the cache holds {cache.length} tokens after {length} were given: "
-                    "the model uses a layer twice; call its layers through one TransformerDecoder"
-                )
-            new = _chosen(logits, temperature, top_p, generator)
-            if end is not None:
-                new = new.masked_fill(ended, end)
-                ended = ended | (new == end)
-            written.append(new)
-            if end is not None and bool(ended.all()):
-                break
-            if mask is not None:
-                mask = F.pad(mask, (0, 1), value=True)
-    return torch.cat(written, dim=1)  # a tensor like any other: gradients may flow past it
-
-
-def _check_start(
-    model: Callable[..., Tensor], tokens: Tensor, mask: Tensor | None, max_new_tokens: int
-) -> None:
-    check_sizes(max_new_tokens=max_new_tokens)
-    if tokens.dim() != 2 or tokens.shape[1] == 0:
-        raise ValueError(f"tokens must be (B, T) with T at least 1, got {tuple(tokens.shape)}")
-    if mask is not None and not mask[..., -1].all():
-        raise ValueError("the last token of every row must be real: put the padding on the left")
-    called = getattr(model, "func", model)  # of functools.partial
-    module = getattr(called, "__self__", called)  # of a method
-    if not isinstance(module, nn.Module):
-        return
-    if module.training:
-        raise ValueError("the model is in training mode: call model.eval() first")
-    real = tokens.shape[1] if mask is None else int(mask.sum(dim=-1).max())
-    max_len = getattr(module, "max_len", None)
-    max_len = math.inf if max_len is None else max_len
-    if max_new_tokens and real + max_new_tokens - 1 > max_len:
-        raise ValueError(
-            f"{real} tokens and max_new_tokens={max_new_tokens} need a model with max_len of at "
-            f"least {real + max_new_tokens - 1}, got {max_len}"
-        )
-
-
-def _check_choice(temperature: float, top_p: float | None) -> None:
-    check_number("temperature", temperature)
-    if not 0.0 <= temperature <= sys.float_info.max:
-        raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
-    if top_p is None:
-        return
-    check_number("top_p", top_p)
-    if not 0.0 < top_p <= 1.0:
-        raise ValueError(f"top_p must be in (0, 1], got {top_p}")
-    if temperature == 0.0:
-        raise ValueError("top_p needs a temperature above 0: at 0 the best token is taken")
-
-
-def _chosen(
-    logits: Tensor, temperature: float, top_p: float | None, generator: torch.Generator | None
-) -> Tensor:
-    """(B, vocabulary) to (B, 1)."""
-    best, token = logits.max(dim=1, keepdim=True)  # NaN counts as larger than any number
-    if not math.isfinite(best.sum()):
-        raise ValueError("the model's logits must be finite, got NaN or infinity")
-    if temperature == 0.0:
-        return token
-    weights = ((logits - best).double() / temperature).softmax(dim=1)  # no overflow
-    if top_p is not None:
-        ordered, order = weights.sort(descending=True)
-        before = ordered.cumsum(dim=1) - ordered  # of the more probable ones
-        weights = weights.masked_fill((before >= top_p).gather(1, order.argsort()), 0.0)
-    return torch.multinomial(weights, 1, generator=generator)
-
-
 class SentenceEncoder(nn.Module):
     """An encoder that reads a sentence; the mean of its tokens' vectors represents the sentence.
 
@@ -400,8 +284,9 @@ class SentenceEncoder(nn.Module):
         >>> model = SentenceEncoder(
         ...     vocab_size=7, max_len=5, d_model=6, num_heads=3, d_ff=24, num_layers=2
         ... )
-        >>> out = model(torch.tensor([[3, 1, 4], [2, 0, 0]]), torch.tensor([3, 1]))
-        >>> alone = model(torch.tensor([[2]]), torch.tensor([1]))  # the second row, unpadded
+        >>> mask = padding_mask(torch.tensor([3, 1]), 3)
+        >>> out = model(torch.tensor([[3, 1, 4], [2, 0, 0]]), mask=mask)
+        >>> alone = model(torch.tensor([[2]]))  # the second row, unpadded
         >>> torch.allclose(out[1, :1], alone[0], atol=1e-5)
         True
 
@@ -424,7 +309,7 @@ class SentenceEncoder(nn.Module):
         super().__init__()
         check_at_least_one(vocab_size=vocab_size, max_len=max_len)
         self.words = nn.Embedding(vocab_size, d_model)
-        self.positions = LearnedPositions(max_len, d_model)
+        self.positions = LearnedPositions(max_len=max_len, d_model=d_model)
         self.segment = nn.Parameter(torch.zeros(d_model))
         self.norm = nn.LayerNorm(d_model, eps=eps)
         self.encoder = TransformerEncoder(
@@ -437,41 +322,47 @@ class SentenceEncoder(nn.Module):
         )
         self.tokenizer = tokenizer
 
-    def embed(self, ids: Tensor) -> Tensor:
+    def embed(self, tokens: Tensor) -> Tensor:
         """What the first block receives: word, position and segment embeddings, normalised.
 
         Args:
-            ids: (..., T) integers below ``vocab_size``, T at most ``max_len``.
+            tokens: (..., T) integers below ``vocab_size``, T at most ``max_len``.
 
         Returns:
             (..., T, d_model).
 
         Raises:
-            ValueError: ids out of range; more than ``max_len`` tokens.
-            TypeError: ids that are not integers.
+            ValueError: tokens out of range; more than ``max_len`` of them.
+            TypeError: tokens that are not integers.
         """
-        check_indices("ids", ids, self.words.num_embeddings)
+        check_indices("tokens", tokens, self.words.num_embeddings)
         max_len = len(self.positions.table)
-        if ids.shape[-1] > max_len:
-            raise ValueError(f"ids must be at most {max_len} tokens, got {ids.shape[-1]}")
-        return self.norm(self.positions(self.words(ids)) + self.segment)
+        if tokens.shape[-1] > max_len:
+            raise ValueError(
+                f"a sentence must have at most {max_len} tokens, got {tokens.shape[-1]}"
+            )
+        return self.norm(self.positions(self.words(tokens)) + self.segment)
 
-    def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, *, mask: Tensor | None = None) -> Tensor:
         """A vector for each token, computed from the whole sentence.
 
+        As in BERT, padding has positions too: it stands after the end of each row.
+
         Args:
-            ids: (B, T) integers below ``vocab_size``, T at most ``max_len``; padding may be any
+            tokens: (B, T) integers below ``vocab_size``, T at most ``max_len``; padding may be any
                 token.
-            lengths: (B,) integers, how many of each row's tokens are real.
+            mask: (B, 1, 1, T) bool, True = a real token; default: all are real.
 
         Returns:
             (B, T, d_model); rows of padding mean nothing.
 
         Raises:
-            ValueError: ids or lengths out of range; more than ``max_len`` tokens.
-            TypeError: ids or lengths that are not integers.
+            ValueError: tokens out of range; tokens or a mask of another shape; more than
+                ``max_len`` tokens.
+            TypeError: tokens that are not integers; a mask that is not bool.
         """
-        return self.encoder(self.embed(ids), mask=padding_mask(lengths, ids.shape[1]))
+        check_tokens(tokens, mask)
+        return self.encoder(self.embed(tokens), mask=mask)
 
     @torch.no_grad()
     def encode(self, texts: list[str]) -> Tensor:
@@ -496,7 +387,8 @@ class SentenceEncoder(nn.Module):
             raise ValueError("texts must hold at least one text, got none")
         rows = [torch.tensor(self.tokenizer.encode(text).ids) for text in texts]
         lengths = torch.tensor([len(row) for row in rows])
-        out = self(nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths)
-        real = padding_mask(lengths, out.shape[1])[:, 0, 0, :, None]  # (B, T, 1)
-        mean = out.masked_fill(~real, 0.0).sum(dim=1) / lengths[:, None]
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        mask = padding_mask(lengths, tokens.shape[1])
+        padding = ~mask[:, 0, 0, :, None]  # (B, T, 1)
+        mean = self(tokens, mask=mask).masked_fill(padding, 0.0).sum(dim=1) / lengths[:, None]
         return nn.functional.normalize(mean, dim=-1)

@@ -96,8 +96,6 @@ def plot_weights(
         >>> ax.images[0].get_array().tolist()  # zero cells are masked out, hence grey
         [[1.0, None, None], [0.25, 0.5, 0.25]]
         >>> plt.close(ax.figure)
-
-    Source: ``matplotlib.axes.Axes.imshow``, with the colour map ``Blues``.
     """
     if not isinstance(weights, Tensor):
         raise TypeError(f"weights must be a tensor, got {type(weights).__name__}")
@@ -155,8 +153,6 @@ def plot_mask(
         >>> ax.images[0].get_array().tolist()
         [[1.0, None], [1.0, 1.0]]
         >>> plt.close(ax.figure)
-
-    Source: ``matplotlib.axes.Axes.imshow``, with the colour map ``Blues``.
     """
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be bool, got {mask.dtype}")
@@ -191,8 +187,6 @@ def plot_diagram(
         >>> [text.get_text() for text in ax.texts]
         ['tokens', 'queries', '(T, d_model)']
         >>> plt.close(ax.figure)
-
-    Source: ``matplotlib.patches.FancyBboxPatch``.
     """
     for start, end, _ in arrows:
         if not {start, end} <= boxes.keys():

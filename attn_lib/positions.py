@@ -65,7 +65,7 @@ class LearnedPositions(nn.Module):
     (2019), "BERT", section 3.
     """
 
-    def __init__(self, max_len: int, d_model: int):
+    def __init__(self, *, max_len: int, d_model: int):
         super().__init__()
         check_sizes(max_len=max_len, d_model=d_model)
         self.table = nn.Parameter(torch.empty(max_len, d_model))
@@ -157,24 +157,7 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
 
 
 def counted(start: int, stop: int, device: torch.device, turns: dict) -> Tensor:
-    """Positions from start on, which bring along what :func:`apply_rope` made of their like.
-
-    Args:
-        start: the first position.
-        stop: the first one after them.
-        device: where the tensor is.
-        turns: filled by :func:`apply_rope`; given with the same positions only. Positions that
-            were changed in place use nothing of it.
-
-    Returns:
-        (stop − start,) integers.
-
-    Example:
-        >>> counted(2, 5, torch.device("cpu"), {})
-        tensor([2, 3, 4])
-
-    Source: ``LlamaRotaryEmbedding`` of the package transformers, which a model calls once a pass.
-    """
+    """Positions start … stop − 1, with the rotation tables cached on them until they change."""
     with torch.inference_mode(False):  # tensors of inference mode do not count their changes
         positions = torch.arange(start, stop, device=device)
     positions.__dict__["turns"] = turns

@@ -118,8 +118,6 @@ def minilm_tokenizer() -> "Tokenizer":
     Example:
         >>> minilm_tokenizer().encode("Unbelievable!").tokens
         ['[CLS]', 'unbelievable', '!', '[SEP]']
-
-    Source: the sentence-transformers project's file ``tokenizer.json``, published with the weights.
     """
     from tokenizers import Tokenizer
 
@@ -256,23 +254,22 @@ def smollm2() -> DecoderLM:
             # (heads, 32 pairs, 2) rows to (heads, 2, 32 pairs)
             weight = weight.unflatten(0, (-1, 32, 2)).transpose(1, 2).flatten(0, 2)
         state[_names.ours(tensor.name, _names.GGUF, _names.GGUF_BLOCK, DecoderLM)] = weight
-    with torch.device("meta"):  # no memory and no random numbers for weights that are replaced
-        model = DecoderLM(
-            vocab_size=49_152,
-            max_len=None,
-            d_model=576,
-            num_heads=9,
-            d_ff=1536,
-            num_layers=30,
-            tied=True,
-            norm=partial(nn.RMSNorm, eps=1e-5),
-            activation="silu",
-            gated=True,
-            bias=False,
-            attention={"num_kv_heads": 3, "rotate": partial(apply_rope, base=100_000.0)},
-        )
-    _names.fill(model, state)
-    return model
+    model = _names.unfilled(
+        DecoderLM,
+        vocab_size=49_152,
+        max_len=None,
+        d_model=576,
+        num_heads=9,
+        d_ff=1536,
+        num_layers=30,
+        tied=True,
+        norm=partial(nn.RMSNorm, eps=1e-5),
+        activation="silu",
+        gated=True,
+        bias=False,
+        attention={"num_kv_heads": 3, "rotate": partial(apply_rope, base=100_000.0)},
+    )
+    return _names.fill(model, state)
 
 
 def smollm2_tokenizer() -> "Tokenizer":

@@ -2,9 +2,6 @@
 
 A mode of ``torch.overrides`` sees the arguments of each attention call of this thread; hooks on
 all modules say inside which module of the model it happens. Nothing is added to the model.
-
-Source: ``torch.overrides.TorchFunctionMode``; the hooks are those of
-``torch.utils.module_tracker``.
 """
 
 import math
@@ -69,8 +66,6 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
         ...     out, _ = layer(x, x, x, need_weights=False)
         >>> maps[""].shape
         torch.Size([1, 2, 3, 3])
-
-    Source: weights kept after dropout, or averaged over heads, mislead.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")

@@ -31,8 +31,6 @@ def record(name: str) -> dict[str, Any]:
     Example:
         >>> record("13_weather")["seeds"]
         [0, 1, 2, 3, 4]
-
-    Source: ``book/_tools/record.py``, which runs the page's own cells.
     """
     found = json.loads(packaged(f"{name}.json"))
     return {key: value for key, value in found.items() if key not in _TO_REPEAT}
@@ -54,8 +52,6 @@ def shipped_tensors(name: str) -> dict[str, Tensor]:
     Example:
         >>> shipped_tensors("10_encoder_decoder")["output.weight"].shape
         torch.Size([14, 64])
-
-    Source: ``book/_tools/record.py``, which runs the page's own cells.
     """
     from safetensors.torch import load  # an extra: the core needs torch, numpy and matplotlib
 

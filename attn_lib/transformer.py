@@ -87,7 +87,7 @@ class TransformerBlock(nn.Module):
             self.cross = MultiHeadAttention(d_model, num_heads, **common)
             self.cross_norm = norm(d_model)
         network = {**common, "activation": activation, "gated": gated}
-        self.feed_forward = FeedForward(d_model, d_ff, **network)
+        self.feed_forward = FeedForward(d_model=d_model, d_ff=d_ff, **network)
         self.feed_forward_norm = norm(d_model)
         self.dropout = nn.Dropout(dropout)
 
@@ -110,7 +110,7 @@ class TransformerBlock(nn.Module):
         context: Tensor | None = None,
         *,
         mask: Tensor | None = None,
-        bias: Tensor | None = None,
+        attn_bias: Tensor | None = None,
         causal: bool = False,
         context_mask: Tensor | None = None,
         cache: Cache | None = None,
@@ -121,7 +121,7 @@ class TransformerBlock(nn.Module):
             x: (B, T, d_model).
             context: (B, S, d_model), for a block with cross-attention, and only there.
             mask: as in :meth:`attn_lib.layers.MultiHeadAttention.forward`, within ``x``.
-            bias: added to the scaled scores within ``x``.
+            attn_bias: added to the scaled scores within ``x``.
             causal: whether each position of ``x`` attends only to itself and earlier positions;
                 default False.
             context_mask: bool, True = may attend: which positions of ``context`` each position of
@@ -134,7 +134,7 @@ class TransformerBlock(nn.Module):
 
         Raises:
             ValueError: a context without cross-attention, or the reverse; shapes that do not fit.
-            TypeError: a mask that is not bool; a bias of another dtype.
+            TypeError: a mask that is not bool; an attn_bias of another dtype.
         """
         if (context is None) != (self.cross is None):
             having, wanted = ("no ", "None") if self.cross is None else ("", "(B, S, d_model)")
@@ -144,7 +144,7 @@ class TransformerBlock(nn.Module):
 
         with one_pass(cache, self):
             y = self._given(x, self.attention_norm)
-            y = self.attention(y, mask=mask, bias=bias, causal=causal, cache=cache)
+            y = self.attention(y, mask=mask, attn_bias=attn_bias, causal=causal, cache=cache)
             x = self._added(x, y, self.attention_norm, self.attention_norm_2, self.attention_gain)
             if self.cross is not None and self.cross_norm is not None:
                 y = self._given(x, self.cross_norm)
@@ -175,10 +175,13 @@ class TransformerEncoder(nn.Module):
     """norm(block_L(… block_1(x))): a stack of blocks, and a last norm unless they are post-norm.
 
     Args:
+        d_model: width of the residual stream.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
         num_layers: number of blocks, at least 1.
         attention: as in :class:`TransformerBlock`, or a function of the block's index, from 0 on,
             that returns it: windows or rotary positions may differ from layer to layer.
-        block: the other arguments of every :class:`TransformerBlock`, its sizes among them.
+        block: the other arguments of every :class:`TransformerBlock`.
 
     Raises:
         ValueError: as :class:`TransformerBlock`.
@@ -195,12 +198,16 @@ class TransformerEncoder(nn.Module):
     def __init__(
         self,
         *,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
         num_layers: int,
         attention: dict[str, Any] | Callable[[int], dict[str, Any]] | None = None,
         **block: Any,
     ):
         super().__init__()
         check_at_least_one(num_layers=num_layers)
+        block |= {"d_model": d_model, "num_heads": num_heads, "d_ff": d_ff}
         options = [attention(i) if callable(attention) else attention for i in range(num_layers)]
         blocks = [TransformerBlock(attention=each, **block) for each in options]
         self.blocks, first = nn.ModuleList(blocks), blocks[0]
@@ -222,7 +229,7 @@ class TransformerEncoder(nn.Module):
             x: (B, T, d_model).
             context: (B, S, d_model) for blocks with cross-attention.
             cache: keys and values of earlier calls.
-            options: ``mask``, ``bias``, ``causal``, ``context_mask``.
+            options: ``mask``, ``attn_bias``, ``causal``, ``context_mask``.
 
         Returns:
             (B, T, d_model).
@@ -245,9 +252,12 @@ class TransformerDecoder(TransformerEncoder):
     """A stack of causal blocks, each of which attends to a context as well.
 
     Args:
+        d_model: width of the residual stream.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
         num_layers: number of blocks, at least 1.
         cross_attention: False for a decoder that stands alone, as in a language model.
-        block: arguments of every :class:`TransformerBlock`, its sizes among them.
+        block: the other arguments of a :class:`TransformerEncoder`.
 
     Raises:
         ValueError: as :class:`TransformerBlock`.
@@ -262,7 +272,17 @@ class TransformerDecoder(TransformerEncoder):
     "Language Models are Unsupervised Multitask Learners".
     """
 
-    def __init__(self, *, num_layers: int, cross_attention: bool = True, **block: Any):
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
+        cross_attention: bool = True,
+        **block: Any,
+    ):
+        block |= {"d_model": d_model, "num_heads": num_heads, "d_ff": d_ff}
         super().__init__(num_layers=num_layers, cross_attention=cross_attention, **block)
 
     def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
@@ -271,7 +291,7 @@ class TransformerDecoder(TransformerEncoder):
         Args:
             x: (B, T, d_model), the positions that follow those in ``cache``.
             context: (B, S, d_model), unless the decoder has no cross-attention.
-            options: ``mask``, ``bias``, ``context_mask``, ``cache``, as in
+            options: ``mask``, ``attn_bias``, ``context_mask``, ``cache``, as in
                 :meth:`TransformerBlock.forward`.
 
         Returns:

@@ -32,7 +32,8 @@ class PatchEmbedding(nn.Module):
         TypeError: sizes that are not integers.
 
     Example:
-        >>> layer, images = PatchEmbedding(2, 3, 5), torch.randn(1, 3, 4, 4)
+        >>> layer = PatchEmbedding(patch_size=2, in_channels=3, d_model=5)
+        >>> images = torch.randn(1, 3, 4, 4)
         >>> second = images[:, :, :2, 2:].flatten(1)  # the patch to the right of the first
         >>> weight, bias = layer.projection.weight, layer.projection.bias
         >>> torch.allclose(layer(images)[:, 1], second @ weight.flatten(1).T + bias, atol=1e-5)
@@ -41,7 +42,7 @@ class PatchEmbedding(nn.Module):
     Source: Dosovitskiy et al. (2021), section 3.1, equation 1.
     """
 
-    def __init__(self, patch_size: int, in_channels: int, d_model: int):
+    def __init__(self, *, patch_size: int, in_channels: int, d_model: int):
         super().__init__()
         check_at_least_one(patch_size=patch_size, in_channels=in_channels, d_model=d_model)
         self.patch_size, self.in_channels = patch_size, in_channels
@@ -82,11 +83,13 @@ class VisionTransformer(nn.Module):
         in_channels: number of channels of a pixel, 3 for colour.
         num_classes: number of logits; with 0 the model returns the pooled vector instead.
         d_model: width of the residual stream.
+        num_heads: H, the number of heads of each block.
+        d_ff: number of hidden activations of each feed-forward network.
+        num_layers: number of blocks.
         pool: ``"class"``, the vector of a learned token that stands before the patches and is no
             part of the image; or ``"mean"`` over the patches, and there is no such token.
         dropout: as :class:`attn_lib.transformer.TransformerBlock`, and on what enters the first.
-        block: ``num_layers``, and the other arguments of every
-            :class:`attn_lib.transformer.TransformerBlock`, such as ``num_heads`` and ``d_ff``.
+        block: the other arguments of every :class:`attn_lib.transformer.TransformerBlock`.
 
     Raises:
         ValueError: sizes that do not fit; an unknown ``pool``.
@@ -110,6 +113,9 @@ class VisionTransformer(nn.Module):
         in_channels: int,
         num_classes: int,
         d_model: int,
+        num_heads: int,
+        d_ff: int,
+        num_layers: int,
         pool: str = "class",
         dropout: float = 0.0,
         **block: Any,
@@ -123,13 +129,23 @@ class VisionTransformer(nn.Module):
         if pool not in ("class", "mean"):
             raise ValueError(f"pool must be 'class' or 'mean', got {pool!r}")
         self.image_size = image_size
-        self.patches = PatchEmbedding(patch_size, in_channels, d_model)
+        self.patches = PatchEmbedding(
+            patch_size=patch_size, in_channels=in_channels, d_model=d_model
+        )
         self.class_token = nn.Parameter(torch.empty(1, d_model)) if pool == "class" else None
         if self.class_token is not None:
             nn.init.normal_(self.class_token, std=0.02)  # as large as the positions
         length = (image_size // patch_size) ** 2 + (pool == "class")
-        self.positions, self.dropout = LearnedPositions(length, d_model), nn.Dropout(dropout)
-        self.encoder = TransformerEncoder(**{**block, "d_model": d_model, "dropout": dropout})
+        self.positions = LearnedPositions(max_len=length, d_model=d_model)
+        self.dropout = nn.Dropout(dropout)
+        self.encoder = TransformerEncoder(
+            d_model=d_model,
+            num_heads=num_heads,
+            d_ff=d_ff,
+            num_layers=num_layers,
+            dropout=dropout,
+            **block,
+        )
         self.head = nn.Linear(d_model, num_classes) if num_classes else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:

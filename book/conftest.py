@@ -53,14 +53,14 @@ def _run(item):
     _run_cell(item)
     if "live" not in item.cell.metadata:
         return
-    said, question = [], live.question(item.cell)
+    messages, question = [], live.question(item.cell)
     item.parent.kernel.kc.execute_interactive(
         question,
         store_history=False,
-        output_hook=lambda message: said.append(message["content"]),
+        output_hook=lambda message: messages.append(message["content"]),
         timeout=float(item.config.option.nbval_cell_timeout),
     )
-    printed = "".join(content.get("text", "") for content in said)
+    printed = "".join(content.get("text", "") for content in messages)
     if fault := live.fault(item.cell, printed):
         item.raise_cell_error(fault)
 

@@ -1,18 +1,14 @@
-"""Set-up of all tests: weights, strict continuous integration, a suite that cannot shrink."""
+"""Set-up of all tests: weights, and strict continuous integration."""
 
 import os
-from pathlib import Path
 
 import copies
 import hypothesis
-import kept
 import pytest
-from _pytest.config import Config
 from browsing import browser, served, site  # noqa: F401, fixtures of the pages' tests
 
 from attn_lib import files
 
-KEPT = Path(__file__).with_name("kept.txt")
 # files that take minutes begin first, or the last of them runs alone
 LONGEST = ("test_site.py", "test_access.py", "test_checks.py", "test_records.py")
 LONGEST += ("test_mutation.py", "test_alone.py")
@@ -26,9 +22,6 @@ hypothesis.settings.register_profile(
     phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
 )
 hypothesis.settings.load_profile("mutation" if "MUTANT_UNDER_TEST" in os.environ else "book")
-
-
-_seen = []  # the ids of the tests that a worker found
 
 
 def pytest_sessionstart(session):
@@ -53,35 +46,10 @@ def pytest_addoption(parser):
     parser.addoption(
         "--everything", action="store_true", help="each form of a mistake, each setting"
     )
-    parser.addoption("--keep", action="store_true", help="write tests/kept.txt anew, and stop")
 
 
-def pytest_collection_modifyitems(session, config, items):
+def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (*LONGEST, item.path.name).index(item.path.name))
-    if not hasattr(config, "workerinput") and not session.testsfailed:
-        check_kept(config, [item.nodeid for item in items])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(node, ids):
-    """Where workers collect, the process that started them compares: its word is heard."""
-    if ids != _seen:  # the other workers find the same
-        _seen[:] = ids
-        check_kept(node.config, ids)
-
-
-def check_kept(config, ids: list[str]) -> None:
-    """A run of everything must find all that tests/kept.txt names, and nothing else."""
-    whole = config.args_source == Config.ArgsSource.TESTPATHS
-    if not whole or config.option.keyword or config.option.markexpr or config.option.deselect:
-        return
-    now = kept.lines(ids)
-    if config.option.keep:
-        KEPT.write_text("\n".join([*sorted(now), ""]))
-        pytest.exit("tests/kept.txt is written: read its difference", 0)
-    if found := kept.change(now, set(KEPT.read_text().splitlines())):
-        said = "\n".join(["not as tests/kept.txt says; if it is meant: pytest --keep", *found[:40]])
-        raise pytest.UsageError(said)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -47,8 +47,6 @@ def exercise(number: str) -> Callable[[Check], Check]:
         >>> exercise("1.1")(lambda answer: None)
         Traceback (most recent call last):
         ValueError: exercise 1.1 has a check already, one_row
-
-    Source: the exercise sections of the book's pages.
     """
 
     def register(function: Check) -> Check:
@@ -71,8 +69,6 @@ def known() -> list[str]:
     Example:
         >>> known()[:2]
         ['1.1', '1.2']
-
-    Source: the exercise sections of the book's pages.
     """
     return sorted(_CHECKS, key=lambda number: [int(part) for part in number.split(".")])
 
@@ -96,8 +92,6 @@ def check(number: str, answer: Any) -> Verdict:
         Exercise 1.1 is waiting for your answer: replace the ... above.
         >>> check("1.1", [1.0, 2.0])
         Exercise 1.1, not yet: there are three keys, so three weights are wanted, not 2.
-
-    Source: the exercise sections of the book's pages.
     """
     if number not in _CHECKS:
         raise ValueError(f"unknown exercise {number!r}; known: {', '.join(known())}")

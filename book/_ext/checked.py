@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def fingerprint(root: Path = ROOT) -> str:
-    """sha256 over the notebooks, ``attn_lib`` and the pins: all that an output depends on."""
-    patterns = ("book/*.ipynb", "attn_lib/**/*", "requirements.txt")
+    """sha256 over the notebooks, both packages and the pins: all that an output depends on."""
+    patterns = ("book/*.ipynb", "attn_lib/**/*", "attn_check/**/*", "requirements.txt")
     return _hash(
         root,
         (

@@ -13,8 +13,9 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-import elsewhere
+import nbformat
 import yaml
+from colab import UNSET, for_website
 from docutils import nodes
 from PIL import Image
 from sphinx.application import Sphinx
@@ -22,7 +23,6 @@ from sphinx.util.docutils import SphinxDirective
 
 PAGE = "book/index"
 SIZE = 480, 300  # of a picture on a card, twice what is shown
-UNSET = elsewhere.UNSET
 
 
 # ---------------------------------------------------------------- what the pages hold
@@ -30,7 +30,8 @@ UNSET = elsewhere.UNSET
 
 def pages(book: Path) -> dict[str, list]:
     """The cells of each notebook."""
-    return {path.stem: elsewhere.read(path).cells for path in book.glob("*.ipynb")}
+    stored = {path.stem: nbformat.v4.reads(path.read_text()) for path in book.glob("*.ipynb")}
+    return {page: for_website(notebook).cells for page, notebook in stored.items()}
 
 
 def figure(name: str, cells: dict[str, list]) -> tuple[str, dict, bytes]:
@@ -84,13 +85,13 @@ def quoted(names: list[str], until: str | None, cells: dict[str, list]) -> tuple
     if lost := [name for name in names if name not in known]:
         raise ValueError(f"no page has a cell {lost[0]}")
     chosen = [known[name] for name in names]
-    said = "".join("".join(output.get("text", "")) for output in chosen[-1]["outputs"])
+    printed = "".join("".join(output.get("text", "")) for output in chosen[-1]["outputs"])
     if until is not None:
-        said, cut, _ = said.partition(f"\n   {until}")
+        printed, cut, _ = printed.partition(f"\n   {until}")
         if not cut:
             raise ValueError(f"{names[-1]} prints no line {until!r}")
-        said += "\n   …"
-    return "\n\n".join(map(source, chosen)), said
+        printed += "\n   …"
+    return "\n\n".join(map(source, chosen)), printed
 
 
 # ---------------------------------------------------------------- what is made of it
@@ -131,11 +132,11 @@ def checked_on(root: Path) -> date | None:
 def byline(citation: dict, day: date | None, address: str) -> str:
     """Whose the book is, which version, when it was last checked, and where its source is."""
     (author,) = [one["name"] for one in citation["authors"]]
-    said = f"{day.day} {day:%B %Y}" if day else "not yet"
+    when = f"{day.day} {day:%B %Y}" if day else "not yet"
     parts = [
         html.escape(author),
         f"version {citation['version']}",
-        f'<a href="how_checked.html">every output checked</a> on <time>{said}</time>',
+        f'<a href="how_checked.html">every output checked</a> on <time>{when}</time>',
         '<a href="#about-this-book">licence, citation</a>',
     ]
     if UNSET not in address:
@@ -193,7 +194,7 @@ def described(citation: dict, base: str | None) -> str:
     properties = {"type": "book", "title": named, "description": told}
     properties["image"] = f"{start}_static/page.png"
     lines = [f'<meta name="description" content="{told}">']
-    lines += [f'<meta property="og:{key}" content="{said}">' for key, said in properties.items()]
+    lines += [f'<meta property="og:{key}" content="{value}">' for key, value in properties.items()]
     return "\n".join(lines)
 
 
@@ -283,9 +284,9 @@ class Cell(Front):
     def nodes(self) -> list[nodes.Node]:
         """Code, and output."""
         names, cells = self.arguments[0].split(), self.cells()
-        code, said = quoted(names, self.options.get("until"), cells)
+        code, printed = quoted(names, self.options.get("until"), cells)
         start = "".join(f"import {name.strip()}\n" for name in self.options["start"].split(","))
-        parts = (("cell_input", f"{start}\n{code}", "python"), ("cell_output", said, "none"))
+        parts = (("cell_input", f"{start}\n{code}", "python"), ("cell_output", printed, "none"))
         shown = nodes.container(classes=["cell", "front-check"])  # as a cell of a page looks
         for kind, text, language in parts:
             block = nodes.literal_block(text, text, language=language, classes=["output"])

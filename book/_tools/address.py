@@ -1,7 +1,7 @@
 """Set the book's public address everywhere: ``python book/_tools/address.py URL``.
 
 ``_config.yml``'s ``repository.url`` is the single source; the README repeats it, and each notebook,
-in its first cell and in links (`elsewhere.py`). With an address set, the launch buttons for Colab
+in its first cell and in links (`colab.py`). With an address set, the launch buttons for Colab
 are switched on.
 """
 
@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-import elsewhere
+import colab
 
 ROOT = Path(__file__).resolve().parents[2]
 UNSET = "https://attention-checked.invalid/book"
@@ -24,10 +24,10 @@ def set_address(url: str, root: Path = ROOT) -> None:
     old = re.search(r"^repository:\n  url: (\S+)$", config.read_text(), re.MULTILINE).group(1)
     for path in (config, root / "README.md"):
         path.write_text(path.read_text().replace(old, url))
-    colab = COLAB if url != UNSET else ""
-    text = re.sub(r'colab_url: "[^"]*"', f'colab_url: "{colab}"', config.read_text())
+    button = COLAB if url != UNSET else ""
+    text = re.sub(r'colab_url: "[^"]*"', f'colab_url: "{button}"', config.read_text())
     config.write_text(text)
-    elsewhere.write(root)
+    colab.write(root)
 
 
 if __name__ == "__main__":

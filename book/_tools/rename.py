@@ -82,9 +82,9 @@ def _moved(text: str, old: str, new: str, formulas: list[str]) -> str:
 def _figures(before: str, after: str, name: str) -> list[str]:
     """Cells whose code names a number that moved, and may have drawn it."""
     cells = zip(json.loads(before)["cells"], json.loads(after)["cells"], strict=True)
-    said = "the code of this figure changed; if it shows a number, run the page anew"
+    why = "the code of this figure changed; if it shows a number, run the page anew"
     return [
-        _note(name, after, after.index(json.dumps(now["id"])), said)
+        _note(name, after, after.index(json.dumps(now["id"])), why)
         for was, now in cells
         if was["source"] != now["source"] and "image/" in json.dumps(now.get("outputs"))
     ]
@@ -119,14 +119,14 @@ def _left(root: Path, old: str, formulas: list[str]) -> list[str]:
         text, name = PICTURE.sub("", path.read_text()), path.relative_to(root).as_posix()
         for match in pattern.finditer(text):
             start = max(match.start() - 50, text.rfind("\n", 0, match.start()) + 1)
-            said = text[start : match.end()] + text[match.end() :][:30].split("\n")[0]
-            notes.append(_note(name, text, match.start(), said))
+            near = text[start : match.end()] + text[match.end() :][:30].split("\n")[0]
+            notes.append(_note(name, text, match.start(), near))
     return notes
 
 
-def _note(name: str, text: str, place: int, said: str) -> str:
+def _note(name: str, text: str, place: int, note: str) -> str:
     line = text.count("\n", 0, place) + 1
-    return f"{name}:{line}: {' '.join(said.split())}"
+    return f"{name}:{line}: {' '.join(note.split())}"
 
 
 def _texts(root: Path) -> list[Path]:

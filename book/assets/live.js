@@ -23,6 +23,11 @@
     const labels = names.map((name, i) => make("label", {}, inputs[i], make("span", {}, name)));
     return {inputs, set: make("fieldset", {}, make("legend", {}, legend), ...labels)};
   };
+  const slider = (name, range, move) => {
+    const input = make("input", {type: "range", min: 0, ...range}), output = make("output");
+    input.addEventListener("input", () => move(Number(input.value)));
+    return {input, output, label: make("label", {class: "slide"}, `${name} `, input, output)};
+  };
   const columns = (corner, names) => make("thead", {}, make("tr", {}, corner, ...names.map(name => make("th", {scope: "col"}, name))));
 
   const share = w => number(w, 2).replace(/^0/, "");
@@ -303,12 +308,7 @@
     const cells = [...tokens, "all others"].map(() => make("td", {class: "share"}));
     const rows = [...tokens, "all others"].map((name, i) => make("tr", {}, make("th", {scope: "row"}, name), cells[i]));
     const say = make("p", {class: "say", "aria-live": "polite"});
-    const slide = (name, values, start) => {
-      const input = make("input", {type: "range", min: 0, max: values.length - 1, value: values.indexOf(start)});
-      const output = make("output");
-      input.addEventListener("input", () => draw());
-      return {input, output, label: make("label", {class: "slide"}, `${name} `, input, output)};
-    };
+    const slide = (name, values, start) => slider(name, {max: values.length - 1, value: values.indexOf(start)}, () => draw());
     const heat = slide("temperature", temperatures, 1), cut = slide("top-p", top_ps, 1);
     const again = make("button", {type: "button"}, "start again");
     function draw() {
@@ -350,12 +350,7 @@
     const rows = Array.from({length: most / 16}, (_, i) => make("tr", {},
       make("th", {scope: "row"}, `${16 * i + 1} …`), ...cells.slice(16 * i, 16 * i + 16)));
     const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
-    const slide = (name, values, start) => {
-      const input = make("input", {type: "range", min: 0, max: values.length - 1, value: values.indexOf(start)});
-      const output = make("output");
-      input.addEventListener("input", () => draw());
-      return {input, output, label: make("label", {class: "slide"}, `${name} `, input, output)};
-    };
+    const slide = (name, values, start) => slider(name, {max: values.length - 1, value: values.indexOf(start)}, () => draw());
     const width = slide("width", widths, 64), keys = slide("number of keys", stops, 16);
     const scales = choices("scale", names, i => { kind = i; draw(); });
     let kind = 0;
@@ -413,11 +408,7 @@
     const row = (name, cells) => make("tr", {}, make("th", {scope: "row"}, name), ...cells);
     const cells = [...roles, "product"].map(name => speeds.map(() => make("td", {class: name})));
     const say = make("p", {class: "say", "aria-live": "polite"});
-    const knob = (name, move) => {
-      const input = make("input", {type: "range", min: 0, max: last, step: 1}), output = make("output");
-      input.addEventListener("input", () => { move(Number(input.value)); draw(); });
-      return {input, output, label: make("label", {class: "slide"}, `${name} `, input, output)};
-    };
+    const knob = (name, move) => slider(name, {max: last, step: 1}, p => { move(p); draw(); });
     const knobs = [...roles.map(role => knob(`${role} at`, p => { at[role] = p; })), knob("both from", p => {
       const by = p - Math.min(at.query, at.key);
       roles.forEach(role => { at[role] += by; });

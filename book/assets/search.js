@@ -19,10 +19,12 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
 
   const sections = query => {
     const {docnames, filenames, titles, terms, titleterms} = Search._index, all = headings(Search._index);
+    const listed = ({file}) => docnames[file].endsWith("/known_mistakes"); // a list for those who know what they look for
+    const told = all.filter(one => !listed(one));
     const holding = word => [terms[stem(word)], titleterms[stem(word)]].flat().filter(file => file !== undefined);
     const asked = split(query).map(word => {
-      const often = all.filter(one => one.words.has(whole(word))).length, files = holding(word);
-      return {word, files, worth: often || files.length || parts(word).length ? Math.log(1 + all.length / (often || 1)) : 0};
+      const often = told.filter(one => one.words.has(whole(word))).length, files = holding(word);
+      return {word, files, worth: often || files.length || parts(word).length ? Math.log(1 + told.length / (often || 1)) : 0};
     });
     const total = asked.reduce((sum, {worth}) => sum + worth, 0);
     const found = all.map(one => {
@@ -36,7 +38,7 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
       const chapter = /^<span/.test(titles[one.file]); // its title begins with its number
       const label = words(one.title.split(": ")[1] || ""), named = asked.every(({word}) => label.has(whole(word)));
       // of two alike, the chapter, then the one that has the words for its name, then the shorter
-      return {...one, score: 100 * score + chapter + 0.5 * named + 0.5 / one.words.size};
+      return {...one, score: (listed(one) ? 80 : 100) * score + chapter + 0.5 * named + 0.5 / one.words.size};
     });
     const best = Math.max(...found.map(one => one.score));
     return found.filter(one => one.score > Math.max(20, best * 2 / 3)).map(({title, file, id, score}) =>

@@ -84,6 +84,7 @@ def test_speed_of_writing_with_smollm2(ours, theirs, tokenizer, benchmark, capsy
         "LlamaForCausalLM.generate": lambda: written(theirs, tokens),
         "attn_lib": lambda: generate(ours, tokens, max_new_tokens=NEW),
     }
+    assert torch.equal(*(write() for write in writers.values()))  # the same work
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

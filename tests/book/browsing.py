@@ -13,7 +13,7 @@ import checked
 import pages
 import pytest
 from copies import copy_tree, run_build
-from paper import BROWSERS, LOADED
+from pdf import BROWSERS, LOADED
 from playwright.sync_api import sync_playwright
 
 

@@ -4,15 +4,17 @@
 """
 
 import ast
+import itertools
 import re
 import statistics
 from pathlib import Path
 
-import bind
-import elsewhere
+import colab
 import nbformat
+import number_sources
 import yaml
-from bind import printed
+from html_fixes import COMPARING
+from number_sources import printed
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -22,16 +24,11 @@ TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
 METADATA = {"tags", "mystnb", "given", "reason", "numbers", "shown", "live"}
+METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "budget", "kernelspec", "language_info", "record", "teaches"}
-TAGS = r"hide-input|hide-cell|experiment|(exercise|solution)-\d+\.\d+"  # others: reasons
+TAGS = r"hide-input|hide-cell|experiment|caption|(exercise|solution)-\d+\.\d+"  # others: reasons
 SHOWN = {"figure", "image", "code_prompt_show", "code_prompt_hide"}
 FOLDED = {"hide-input", "hide-cell"}
-
-
-# pages that were not edited since their numbers can be bound; the list only gets shorter
-FIRST_EDITION = {
-    "notation",
-}
 
 
 def config() -> dict:
@@ -43,7 +40,7 @@ def address() -> str:
 
 
 def read(path: Path) -> nbformat.NotebookNode:
-    return elsewhere.read(path)
+    return nbformat.v4.reads(path.read_text())
 
 
 def appendix(notebook) -> bool:
@@ -173,7 +170,8 @@ def _exercises(cell) -> list[str]:
 
 
 def figures_described(notebook) -> list[str]:
-    faults = []
+    faults, captions = [], {cell.id for cell in notebook.cells if colab.is_caption(cell)}
+    below = {cell.id: other for cell, other in itertools.pairwise(notebook.cells)}
     for cell in code_cells(notebook):
         if not any("image/png" in output.get("data", {}) for output in cell.outputs):
             continue
@@ -182,11 +180,13 @@ def figures_described(notebook) -> list[str]:
             faults.append(f"{cell.id}: a figure needs a description of at least 40 characters")
         if not shown.get("figure", {}).get("name", "").startswith("fig-"):
             faults.append(f"{cell.id}: a figure needs a name, fig-…")
-        if not shown.get("figure", {}).get("caption"):
-            faults.append(f"{cell.id}: a figure needs a caption")
+        caption = below.get(cell.id, notebook.cells[0])
+        if not (colab.is_caption(caption) and colab.unnumbered(caption.source).strip()):
+            faults.append(f"{cell.id}: a figure needs a caption, in the cell below")
+        captions.discard(caption.id)
         if "set_title" in cell.source:
             faults.append(f"{cell.id}: set_title repeats the caption")
-    return faults
+    return faults + [f"{name}: a caption without a figure above" for name in captions]
 
 
 PHONE, LEAST = 390, 9  # pixels: the width of a figure there, and the least height of its type
@@ -212,7 +212,7 @@ def figures_legible(notebook) -> list[str]:
 
 def numbers_bound(notebook) -> list[str]:
     """Each number that is read comes from where the page's metadata say, and is written so."""
-    faults = bind.page_faults(notebook)
+    faults = number_sources.page_faults(notebook)
     faults += [f"{cell.id}: given" for cell in notebook.cells if "given" in cell.metadata]
     text = "".join(f"]({url})" for url in re.findall(r"https?://[^\s\"]+", _given(notebook)))
     return faults + unlisted_links(text)
@@ -223,40 +223,9 @@ def _given(notebook) -> str:
     return "\n".join(line for line in written if " <- given: " in line)
 
 
-# the rule for pages of the first edition: any number of the section will do
-
-_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)*(?![\w]|\.\d)")
-# what counts or names a place, not a result: "chapter 3", "formula (1.1)", "step 2", "Fig. 1.2"
-_PLACE = re.compile(
-    r"\b(chapters?|formulas?|sections?|figures?|steps?|exercises?|python|posts?|numbers?)"
-    r"\s+\(?[\d.]+\b\)?",
-    re.IGNORECASE,
-)
-
-
 def without_code(text: str) -> str:
     text = re.sub(r"^```.*?^```", " ", text, flags=re.MULTILINE | re.DOTALL)
     return re.sub(r"`[^`\n]*`", " ", text)
-
-
-def numbers_in_text(text: str) -> list[str]:
-    """The numbers that a Markdown text states, but for those that only name a place."""
-    text = without_code(text)
-    text = re.sub(r"^#.*$", " ", text, flags=re.MULTILINE)  # headings
-    text = re.sub(r"\[[^]]*\d{4}[^]]*\]\([^)]*\)", " ", text)  # [Author (2017)](address)
-    text = re.sub(r"\]\([^)]*\)", "]", text)  # addresses of links
-    text = re.sub(r"\*\*[A-Z][\w ]*?[\d.]*\*\*", " ", text)  # bold labels such as Exercise 1.1
-    text = re.sub(r"^\s*(> ?)?\d+\. ", " ", text, flags=re.MULTILINE)  # numbered lists
-    text = re.sub(r"\\tag\{[^}]*\}|10\^\{?-?\d+\}?", " ", text)  # tags, powers of ten
-    text = _PLACE.sub(" ", text)
-
-    def only_results(formula: re.Match) -> str:
-        # in a formula one digit is algebra; decimals and longer numbers state something
-        return " " + " ".join(n for n in _NUMBER.findall(formula.group(1)) if len(n) > 1) + " "
-
-    text = re.sub(r"\$\$(.*?)\$\$", only_results, text, flags=re.DOTALL)
-    text = re.sub(r"\$(.*?)\$", only_results, text, flags=re.DOTALL)
-    return _NUMBER.findall(text)
 
 
 # ---------------------------------------------------------------- conclusions
@@ -310,9 +279,6 @@ def _compared(tree: ast.AST, names: set[str]) -> bool:
         or (isinstance(node, ast.Name) and node.id in names)
         for node in ast.walk(tree)
     )
-
-
-COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 
 
 # ---------------------------------------------------------------- comparisons that can fail
@@ -443,10 +409,10 @@ def within_one_sitting(notebook) -> list[str]:
     ]
     sizes = [len(lines(cell)) for cell in lesson]
     figures = [cell for cell in cells if "figure" in cell.metadata.get("mystnb", {})]
-    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    texts += [cell.metadata["mystnb"]["figure"]["caption"] for cell in figures]
+    texts = [colab.unnumbered(c.source) for c in notebook.cells if c.cell_type == "markdown"]
     marks = r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`|\]\([^)]*\)"  # a formula, or code, is one word
-    folded = "".join("f" if tags(c) & FOLDED else "." for c in notebook.cells)
+    shown = [cell for cell in notebook.cells if not colab.is_caption(cell)]
+    folded = "".join("f" if tags(c) & FOLDED else "." for c in shown)
     long = sum(size >= 10 for size in sizes)
     early = [cell in lesson for cell in cells[: cells.index(figures[0])]] if figures else [99]
     measured = {
@@ -472,7 +438,7 @@ def within_one_sitting(notebook) -> list[str]:
 
 def links_listed(notebook) -> list[str]:
     texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
-    return [fault for text in texts for fault in unlisted_links(text)]
+    return [fault for text in texts for fault in unlisted_links(colab.relative(text))]
 
 
 def unlisted_links(text: str) -> list[str]:
@@ -483,8 +449,8 @@ def unlisted_links(text: str) -> list[str]:
     cited = re.findall(r"\[([^]]*\(\d{4})[a-z]?\)\]\((https?://[^)\s]+)\)", text)
     return [f"{url} is not in references.bib" for url in found if url not in works] + [
         f"{url} is not by {name}"
-        for said, url in cited
-        for name in re.findall(r"[A-Za-z]{2,}|\d{4}", re.sub(r"\b(and|et al)\b", "", said))
+        for label, url in cited
+        for name in re.findall(r"[A-Za-z]{2,}|\d{4}", re.sub(r"\b(and|et al)\b", "", label))
         if name not in works.get(url, name)
     ]
 
@@ -500,10 +466,10 @@ def fetched(notebook) -> list[str]:
 
 
 def starts_with_bootstrap(notebook) -> list[str]:
-    first = code_cells(notebook)[0].source
-    set_up = elsewhere.bootstrap(fetched(notebook), address())
+    first = colab.untitled(code_cells(notebook)[0].source)
+    set_up = colab.bootstrap(fetched(notebook), address())
     if not f"{first}\n".startswith(f"{set_up}\n"):
-        return ["the first code cell is not the set-up that book/_tools/elsewhere.py writes"]
+        return ["the first code cell is not the set-up that book/_tools/colab.py writes"]
     return []
 
 
@@ -539,17 +505,6 @@ RULES = [
 ]
 
 
-def numbers_not_given(text: str) -> list[str]:
-    """In a page without cells, each longer number is named in a comment, ``% given: …``."""
-    given = " ".join(re.findall(r"^% given:(.*)$", text, re.MULTILINE)).split()
-    text = re.sub(r"^%.*$", " ", text, flags=re.MULTILINE)
-    return [
-        f"{number} is not marked as given"
-        for number in numbers_in_text(text)
-        if len(number) > 1 and number not in given
-    ]
-
-
 def not_in_contents(contents: dict, present: list[str]) -> list[str]:
     """Pages missing from the table of contents, and entries without a page."""
     listed = [contents["root"]]
@@ -560,14 +515,14 @@ def not_in_contents(contents: dict, present: list[str]) -> list[str]:
 def readme_faults(text: str) -> list[str]:
     """Links of README to what is not there, and chapters under another title than their own."""
     found = []
-    for said, name in re.findall(r"\[([^]]*)\]\(([\w./-]+)\)", text):
+    for label, name in re.findall(r"\[([^]]*)\]\(([\w./-]+)\)", text):
         path = ROOT / name
         if not path.exists():
             found.append(f"{name} is not there")
         elif path in NOTEBOOKS:
             title = read(path).cells[0].source.partition("\n")[0]
-            if said != f"{int(path.stem[:2])}. {title.removeprefix('# ')}":
-                found.append(f"{said!r} is called {title!r}")
+            if label != f"{int(path.stem[:2])}. {title.removeprefix('# ')}":
+                found.append(f"{label!r} is called {title!r}")
     return found
 
 

@@ -191,7 +191,7 @@ def test_what_drifts_is_said(which, tmp_path):
         assert {"torch", "matplotlib", "sympy"} <= set(wanted)
         assert any(line.startswith("nbval==") for line in pinned)
     else:
-        assert tested == "tests/library attn_lib"
+        assert tested == "tests/library tests/check attn_lib attn_check"
         assert f"torch=={floor}.*" in pinned
         assert {"matplotlib", "transformers"} <= set(wanted)
 

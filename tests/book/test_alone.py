@@ -16,11 +16,11 @@ from pathlib import Path
 
 import compare
 import copies
-import elsewhere
 import nbformat
 import pages
 import pytest
 import tomllib
+from colab import bootstrap
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -104,7 +104,7 @@ def colab(fresh):
     root, environment = fresh
     assert importable(root, environment) == BROUGHT
     data = {name for path in pages.NOTEBOOKS for name in pages.fetched(pages.read(path))}
-    first = nbformat.v4.new_code_cell(elsewhere.bootstrap(sorted(data), PUBLISHED))
+    first = nbformat.v4.new_code_cell(bootstrap(sorted(data), PUBLISHED))
     nbformat.write(nbformat.v4.new_notebook(cells=[first]), root / "first.ipynb")
     done = run([*EXECUTE, "first.ipynb"], root, environment)
     assert done.returncode == 0, done.stderr
@@ -161,3 +161,17 @@ def test_a_notebook_runs_alone(colab, tmp_path):
     assert done.returncode == 0, done.stderr
     pairs = zip(pages.code_cells(pages.read(tmp_path / path.name)), stored, strict=True)
     assert [f for new, old in pairs if (f := compare.output_fault(new.outputs, old.outputs))] == []
+
+
+def test_what_checks_attention_is_installed_whole(colab, tmp_path):
+    """From an empty folder: the code, and the words that it answers with."""
+    attention = "def attention(q, k, v):\n    return (q @ k.mT{}).softmax(-1) @ v\n"
+    (tmp_path / "unscaled.py").write_text(attention.format(""))
+    (tmp_path / "scaled.py").write_text(attention.format(" / k.shape[-1] ** 0.5"))
+    for name, status, words in (
+        ("unscaled", 1, "the scale is missing"),
+        ("scaled", 0, "no mistake"),
+    ):
+        done = run(["python", "-m", "attn_check", f"{name}:attention"], tmp_path, colab)
+        assert done.returncode == status, done.stderr
+        assert words in done.stdout.lower()

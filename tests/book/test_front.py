@@ -128,7 +128,7 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
         code = page.locator(".cell_input pre").text_content().splitlines()
         said = page.locator(".cell_output pre").text_content().splitlines()
     sources = [cells[name].source for name in ("ch14-mine", "ch14-report")]
-    start = ["import math", "import torch", "import attn_lib", ""]
+    start = ["import math", "import torch", ""]
     assert code == [*start, *"\n\n".join(sources).splitlines()]
     for lines, status in ((code, 0), (code[1:], 1)):  # it runs as it stands, and no line too many
         (tmp_path / "mine.py").write_text("\n".join(lines))

@@ -6,10 +6,10 @@ Three pages in a browser, all with ``--everything``; what the text of a page tel
 import colorsys
 import re
 
+import html_fixes
+import page_size
 import pages
-import pieces
 import pytest
-import weight
 from browsing import opened, visit
 
 from attn_lib import plotting
@@ -113,13 +113,13 @@ def test_a_line_that_is_continued_has_a_mark_and_is_copied_whole(browser, site):
 
 # ---------------------------------------------------------------- what is marked
 
-COMPARING = r"\bassert\b|\b(allclose|isclose|equal|array_equal|exercises\.check)\("
+MARKED = rf"\bassert\b|\b({'|'.join(pages.COMPARING)}|exercises\.check)\("
 
 
 @pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_is_compared_is_marked(site, path):
     cells = [
-        re.search(COMPARING, cell.source) is not None
+        re.search(MARKED, cell.source) is not None
         for cell in pages.code_cells(pages.read(path))
         if cell.outputs and not re.search(r"(?m)^\w+ = \.\.\.", cell.source)
     ]
@@ -140,7 +140,7 @@ def test_what_is_compared_is_marked(site, path):
     ],
 )
 def test_a_mark_can_be_absent(source, marked):
-    assert pieces.compares(source) == marked
+    assert html_fixes.compares(source) == marked
 
 
 def unsaid(html: str) -> list[str]:
@@ -328,6 +328,6 @@ def test_no_rule_of_the_theme_is_missed(browser, site, request):
         for name in [*chosen(request)[:1], "search.html"]:
             assert looks(page, site, name) == looks(page, site, name, *found)
         less = static / "less.css"
-        whole = (static / "styles" / weight.ONE).read_text()
-        less.write_text(weight.lean(whole, {"bd-article"}))
+        whole = (static / "styles" / page_size.ONE).read_text()
+        less.write_text(page_size.lean(whole, {"bd-article"}))
         assert looks(page, site, "search.html") != looks(page, site, "search.html", less.as_uri())

@@ -219,7 +219,7 @@ def test_a_figure_that_may_show_a_number_is_listed(checkout):
     page = pages.read(pages.BOOK / f"{OLD[0]}.ipynb")
     cell = next(c for c in pages.code_cells(page) if "image/png" in json.dumps(c.outputs))
     path = checkout / "book" / f"{OLD[0]}.ipynb"
-    line = json.dumps(cell.source.splitlines(keepends=True)[0])
+    line = json.dumps(cell.source.splitlines(keepends=True)[1])  # below its name
     assert path.read_text().count(line) == 1
     labelled = line.replace("\\n", f"  # formula ({number(OLD[0])}.1)\\n")
     path.write_text(path.read_text().replace(line, labelled))

@@ -45,7 +45,7 @@ ANSWERS = {
         "run in colab",
         "colab",
     ),
-    ("reference.html#module-attn_lib.diagnosis", "attn_lib.diagnosis.diagnose("): (
+    ("reference.html#module-attn_check", "attn_check.diagnose("): (
         *("check my own attention", "check my attention", "test my own attention code"),
     ),
     ("notation.html#symbols-b-t-s-h-d-model-d-k-d-v-d-ff", "number of heads"): (

@@ -386,7 +386,7 @@ def trained():
     model = pretrained.minilm()
     pieces = model.tokenizer.encode("The cat drank the warm milk.")
     with torch.no_grad(), record_attention(model) as maps:
-        model(torch.tensor([pieces.ids]), torch.tensor([len(pieces.ids)]))
+        model(torch.tensor([pieces.ids]))
     layers = [maps[f"encoder.blocks.{i}.attention"][0] for i in (0, 1)]  # (12, 9, 9)
     return pieces.tokens, layers
 
@@ -490,7 +490,7 @@ def listed(names):
 
 KINDS = {
     "causal": masks.causal_mask(6),
-    "window": masks.window_mask(6, left=2),
+    "window": masks.window_mask(6, window=3),
     "two texts": masks.segment_mask(torch.tensor([[0, 0, 0, 1, 1, 1]]))[0, 0],
     "off by one": masks.causal_mask(6, offset=1),
     "none": torch.ones(6, 6, dtype=torch.bool),

@@ -75,8 +75,8 @@ def run(case, attend=attention) -> dict[str, tuple[torch.Tensor, torch.Tensor]] 
         allowed = allowed & causal_mask(T, S, offset=offset)
     sides = (options.get(f"{side}_window_size", -1) for side in ("left", "right"))
     left, right = (10 * (T + S) if size < 0 else size for size in sides)  # -1: no limit
-    allowed = allowed & window_mask(T, left, right, S, offset=offset)
-    bias = None
+    allowed = allowed & window_mask(T, S, window=left + 1, right=right, offset=offset)
+    attn_bias = None
     if mask is not None:
         if mask.shape[-1] < S:  # a shorter mask closes the keys that it does not name
             closed = False if mask.dtype == torch.bool else -torch.inf
@@ -85,11 +85,11 @@ def run(case, attend=attention) -> dict[str, tuple[torch.Tensor, torch.Tensor]] 
         if mask.dtype == torch.bool:
             allowed = allowed & mask
         else:
-            bias = mask
+            attn_bias = mask
     if allowed.dim() == 2 and bool(allowed.all()):
         allowed = None
     scale, softcap = options.get("scale"), options.get("softcap") or None
-    answer = attend(q, k, v, mask=allowed, bias=bias, scale=scale, softcap=softcap)
+    answer = attend(q, k, v, mask=allowed, attn_bias=attn_bias, scale=scale, softcap=softcap)
     if answer is None:
         return None
     out, weights = answer
@@ -124,11 +124,11 @@ def within_onnx(made: torch.Tensor, published: torch.Tensor) -> bool:
     return torch.allclose(made.double(), published.double(), rtol=1e-3, atol=1e-7)
 
 
-def torch_sdpa(q, k, v, *, mask, bias, scale, softcap):
+def torch_sdpa(q, k, v, *, mask, attn_bias, scale, softcap):
     if softcap is not None:
         return None
-    if bias is not None:
-        mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)
+    if attn_bias is not None:
+        mask = attn_bias if mask is None else attn_bias.masked_fill(~mask, -torch.inf)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale), None
 
 
@@ -210,7 +210,9 @@ def test_only_bfloat16_misses_the_tolerance_of_onnx():
 def gated(a: torch.Tensor, b: torch.Tensor, alpha: float, activation: str) -> torch.Tensor:
     """A `FeedForward` whose gate reads a, and whose hidden layer b, from one vector (a, b)."""
     n = a.shape[-1]
-    layer = FeedForward(2 * n, n, activation=activation, gated=True, bias=False).to(a.dtype)
+    layer = FeedForward(d_model=2 * n, d_ff=n, activation=activation, gated=True, bias=False).to(
+        a.dtype
+    )
     one = torch.eye(n, dtype=a.dtype)
     layer.gate.weight.copy_(torch.cat([alpha * one, 0 * one], dim=1))
     layer.up.weight.copy_(torch.cat([0 * one, one], dim=1))

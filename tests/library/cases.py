@@ -55,10 +55,10 @@ def cases(draw_from, dtypes=(torch.float64,), closed_rows=True):
     if draw_from(st.booleans()):
         options["mask"] = torch.rand(T, S, generator=generator) < 0.6
     if draw_from(st.booleans()):
-        bias = draw(T, S, seed=seed + 4, dtype=dtype)
+        attn_bias = draw(T, S, seed=seed + 4, dtype=dtype)
         if closed_rows:
-            bias = bias.masked_fill(torch.rand(T, S, generator=generator) < 0.2, -INF)
-        options["bias"] = bias
+            attn_bias = attn_bias.masked_fill(torch.rand(T, S, generator=generator) < 0.2, -INF)
+        options["attn_bias"] = attn_bias
     return q, k, v, options
 
 
@@ -70,7 +70,7 @@ def layer_of(seed=0, dtype=torch.float64, **options):
     return MultiHeadAttention(6, options.pop("num_heads", 3), **options).to(dtype)
 
 
-def by_loops(layer, x, context, mask, bias, causal):
+def by_loops(layer, x, context, mask, attn_bias, causal):
     """Each head on its own, its matrices cut out by hand, through the loop oracle."""
     outs = []
     for b in range(len(x)):
@@ -88,7 +88,9 @@ def by_loops(layer, x, context, mask, bias, causal):
                 project(layer.k_proj, context[b], kv, layer.d_k),
                 project(layer.v_proj, context[b], kv, layer.d_v),
                 mask=None if mask is None else mask.expand(len(x), layer.num_heads, -1, -1)[b, h],
-                bias=None if bias is None else bias.expand(len(x), layer.num_heads, -1, -1)[b, h],
+                attn_bias=None
+                if attn_bias is None
+                else attn_bias.expand(len(x), layer.num_heads, -1, -1)[b, h],
                 scale=layer.scale,
                 softcap=layer.softcap,
                 causal=causal,

@@ -5,8 +5,10 @@ import math
 import torch
 
 
-def attention_by_loops(q, k, v, *, mask=None, bias=None, scale=None, softcap=None, causal=False):
-    """(out, weights) of one head; q (T, d_k), k (S, d_k), v (S, d_v), mask and bias (T, S)."""
+def attention_by_loops(
+    q, k, v, *, mask=None, attn_bias=None, scale=None, softcap=None, causal=False
+):
+    """(out, weights) of one head; q (T, d_k), k (S, d_k), v (S, d_v), mask and attn_bias (T, S)."""
     q, k, v = q.double().tolist(), k.double().tolist(), v.double().tolist()
     T, S = len(q), len(k)
     width = len(v[0]) if v else 0
@@ -22,8 +24,8 @@ def attention_by_loops(q, k, v, *, mask=None, bias=None, scale=None, softcap=Non
             score *= scale if scale is not None else len(q[t]) ** -0.5
             if softcap is not None:
                 score = softcap * math.tanh(score / softcap)
-            if bias is not None:
-                score += float(bias[t, s])
+            if attn_bias is not None:
+                score += float(attn_bias[t, s])
             if score != -math.inf:
                 scores[s] = score
         top = max(scores.values(), default=0.0)

@@ -187,7 +187,7 @@ def outputs_of(theirs, ours, seed):
     tokens, _ = given_of(seed)
     if isinstance(theirs, GptOssAttention):
         x, window = numbers_of(seed, 2, T, theirs.config.hidden_size), theirs.sliding_window
-        near = causal_mask(T) if window is None else window_mask(T, window - 1)
+        near = causal_mask(T) if window is None else window_mask(T, window=window)
         mask = torch.zeros(1, 1, T, T).masked_fill(~near, -math.inf)
         angles = GptOssRotaryEmbedding(theirs.config)(x, torch.arange(T)[None])
         return ours(x, causal=True), theirs(x, angles, mask)[0]
@@ -195,7 +195,7 @@ def outputs_of(theirs, ours, seed):
     if kind in DECODERS:
         return ours(tokens), theirs(tokens).logits
     if kind == "bert":
-        return ours(tokens, torch.tensor([T, T])), theirs(tokens).last_hidden_state
+        return ours(tokens), theirs(tokens).last_hidden_state
     config = theirs.config
     images = numbers_of(seed, 2, config.num_channels, config.image_size, config.image_size)
     return ours.features(images), theirs(images).last_hidden_state
@@ -219,7 +219,7 @@ def of_padded(theirs, ours, seed):
     if theirs.config.model_type == "bert":
         real = real.flip(1)
         expected = theirs(tokens, attention_mask=real).last_hidden_state
-        return share(ours(tokens, real.sum(dim=1))[real.bool()], expected[real.bool()])
+        return share(ours(tokens, mask=from_binary(real))[real.bool()], expected[real.bool()])
     expected = theirs(tokens, attention_mask=real).logits[real.bool()]
     return share(ours(tokens, mask=from_binary(real))[real.bool()], expected)
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 
 from attn_lib import attention, attention_weights
+from attn_lib.fused import fused_attention
+from attn_lib.masks import to_additive
 
 INF = math.inf
 
@@ -49,7 +51,7 @@ def test_float32_is_as_exact_as_the_textbook(case):
     scores = (q @ k.mT) * options.get("scale", q.shape[-1] ** -0.5)
     if "softcap" in options:
         scores = options["softcap"] * torch.tanh(scores / options["softcap"])
-    scores = scores + options.get("bias", torch.zeros(()))
+    scores = scores + options.get("attn_bias", torch.zeros(()))
     T, S = scores.shape
     open_cells = options.get("mask", torch.ones(T, S, dtype=torch.bool))
     if options["causal"]:
@@ -78,7 +80,7 @@ def test_equals_torch_kernel(sizes, kind, scale, dtype):
         ours, theirs = {"mask": mask}, {"attn_mask": mask}
     elif kind == "float":
         bias = draw(B, H, T, S, seed=4, dtype=dtype)
-        ours, theirs = {"bias": bias}, {"attn_mask": bias}
+        ours, theirs = {"attn_bias": bias}, {"attn_mask": bias}
     elif kind == "causal":
         # their is_causal counts from the first position; ours from the last, so say it as a mask
         ours = {"causal": True}
@@ -91,12 +93,14 @@ def test_equals_torch_kernel(sizes, kind, scale, dtype):
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("how", ["mask", "bias", "causal"])
+@pytest.mark.parametrize("how", ["mask", "attn_bias", "causal"])
 def test_a_query_that_may_attend_to_nothing_gets_zeros(dtype, how):
     q, k, v = (draw(3, n, 5, seed=i, dtype=dtype) for i, n in enumerate([7, 4, 4]))
     options = {
         "mask": {"mask": (torch.arange(7) >= 3)[:, None].expand(7, 4)},
-        "bias": {"bias": torch.zeros(7, 4, dtype=dtype).index_fill(0, torch.arange(3), -INF)},
+        "attn_bias": {
+            "attn_bias": torch.zeros(7, 4, dtype=dtype).index_fill(0, torch.arange(3), -INF)
+        },
         "causal": {"causal": True},  # seven queries, four keys: the first three come too early
     }[how]
     for x in (q, k, v):
@@ -119,7 +123,7 @@ def test_gradients():
         x.requires_grad_()
 
     def run(q, k, v, bias):
-        return attention(q, k, v, bias=bias, mask=mask, softcap=3.0)
+        return attention(q, k, v, attn_bias=bias, mask=mask, softcap=3.0)
 
     assert torch.autograd.gradcheck(run, (q, k, v, bias))
 
@@ -131,7 +135,7 @@ def test_a_closed_key_may_hold_anything(garbage):
     bias = torch.zeros(3, 4, dtype=torch.float64).masked_fill(~mask, -INF)
     expected = attention(q, k, v, mask=mask)
     k[2] = garbage
-    for options in ({"mask": mask}, {"bias": bias}):
+    for options in ({"mask": mask}, {"attn_bias": bias}):
         for got, want in zip(attention(q, k, v, **options), expected, strict=True):
             assert torch.equal(got, want)
 
@@ -200,14 +204,14 @@ def test_with_a_bias_it_is_kernel_regression():
     for h in (0.05, 0.3, 2.0):
         kernel = torch.exp(-((q - k.mT) ** 2) / (2 * h**2))
         bias = -(k.mT**2) / (2 * h**2)
-        out = attention(q, k, v, scale=1 / h**2, bias=bias.expand(7, 41))[0]
+        out = attention(q, k, v, scale=1 / h**2, attn_bias=bias.expand(7, 41))[0]
         assert torch.allclose(out, kernel @ v / kernel.sum(-1, keepdim=True))
 
 
 def test_large_uneven_rows_stay_exact():
     """A softmax that subtracts one maximum for the whole matrix underflows here."""
     bias = torch.tensor([[1e4, 1e4 - 1], [-1e4, -1e4 - 1], [3e38, 0.0]])
-    weights = attention_weights(torch.zeros(3, 1), torch.zeros(2, 1), bias=bias)
+    weights = attention_weights(torch.zeros(3, 1), torch.zeros(2, 1), attn_bias=bias)
     first = 1 / (1 + math.exp(-1))
     expected = torch.tensor([[first, 1 - first], [first, 1 - first], [1.0, 0.0]])
     torch.testing.assert_close(weights, expected)
@@ -262,7 +266,7 @@ def test_arguments_are_not_changed():
     q, k, v = draw(3, 5), draw(4, 5, seed=1), draw(4, 7, seed=2)
     bias, mask = draw(3, 4, seed=3), draw(3, 4, seed=4) > 0
     before = [x.clone() for x in (q, k, v, bias, mask)]
-    attention(q, k, v, bias=bias, mask=mask, causal=True, softcap=1.0)
+    attention(q, k, v, attn_bias=bias, mask=mask, causal=True, softcap=1.0)
     for now, then in zip((q, k, v, bias, mask), before, strict=True):
         assert torch.equal(now, then)
 
@@ -293,7 +297,7 @@ def test_runs_on_meta_tensors():
     q, k, v = (torch.empty(2, n, w, device="meta") for n, w in [(3, 5), (4, 5), (4, 7)])
     mask = torch.empty(3, 4, dtype=torch.bool, device="meta")
     bias = torch.empty(3, 4, device="meta")
-    out, weights = attention(q, k, v, mask=mask, bias=bias, causal=True)
+    out, weights = attention(q, k, v, mask=mask, attn_bias=bias, causal=True)
     assert (out.shape, weights.shape) == ((2, 3, 7), (2, 3, 4))
     assert out.device.type == weights.device.type == "meta"
 
@@ -330,7 +334,7 @@ BAD = {
     "float mask": (
         {"mask": torch.ones(3, 4)},
         TypeError,
-        "got torch.float32; numbers to add to the scores go through bias$",
+        "got torch.float32; numbers to add to the scores go through attn_bias$",
     ),
     "integer mask": ({"mask": torch.ones(3, 4).long()}, TypeError, "True = may attend"),
     "padding passed as a mask": ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(3, 4\)"),
@@ -341,18 +345,20 @@ BAD = {
         r"\(1, 2, 3, 4\)",
     ),
     "mask larger than the scores": ({"mask": torch.ones(5, 4).bool()}, ValueError, r"\(5, 4\)"),
-    "bias of another dtype": ({"bias": draw(3, 4).float()}, TypeError, "torch.float32"),
-    "bias of another shape": ({"bias": draw(4, 3)}, ValueError, r"\(4, 3\)"),
+    "bool bias": ({"attn_bias": torch.ones(3, 4).bool()}, TypeError, "torch.bool"),
+    "integer bias": ({"attn_bias": torch.ones(3, 4).long()}, TypeError, "torch.int64"),
+    "bias of another dtype": ({"attn_bias": draw(3, 4).float()}, TypeError, "torch.float32"),
+    "bias of another shape": ({"attn_bias": draw(4, 3)}, ValueError, r"\(4, 3\)"),
     "NaN in the bias": (
-        {"bias": torch.full((3, 4), math.nan).double()},
+        {"attn_bias": torch.full((3, 4), math.nan).double()},
         ValueError,
-        r"^bias must not hold NaN or \+inf; -inf closes a cell$",
+        r"^attn_bias must not hold NaN or \+inf; -inf closes a cell$",
     ),
-    "bias of one axis": ({"bias": draw(4)}, ValueError, "bias must have 2 axes"),
+    "bias of one axis": ({"attn_bias": draw(4)}, ValueError, "attn_bias must have 2 axes"),
     "softcap a string": ({"softcap": "1"}, TypeError, "got '1'"),
     "dropout a bool": ({"dropout_p": True}, TypeError, "got True"),
     "negative dropout": ({"dropout_p": -0.1}, ValueError, "got -0.1"),
-    "+inf in the bias": ({"bias": torch.full((3, 4), INF).double()}, ValueError, r"\+inf"),
+    "+inf in the bias": ({"attn_bias": torch.full((3, 4), INF).double()}, ValueError, r"\+inf"),
     "infinite scale": ({"scale": INF}, ValueError, "finite in torch.float64, got inf"),
     "softcap zero": ({"softcap": 0.0}, ValueError, "positive and finite.*got 0.0"),
     "softcap infinite": ({"softcap": INF}, ValueError, "got inf"),
@@ -368,7 +374,7 @@ BAD = {
     "queries an array": ({"q": GOOD["q"].numpy()}, TypeError, "got ndarray"),
     "mask a list": ({"mask": [[True]]}, TypeError, "got list"),
     "mask an array": ({"mask": (GOOD["q"] > 0).numpy()}, TypeError, "got ndarray"),
-    "bias a number": ({"bias": 1.0}, TypeError, "bias must be a tensor, got float"),
+    "bias a number": ({"attn_bias": 1.0}, TypeError, "attn_bias must be a tensor, got float"),
     "eight-bit floats": ({"q": GOOD["q"].to(torch.float8_e4m3fn)}, TypeError, "float8_e4m3fn"),
     "keys on another device": ({"k": GOOD["k"].to("meta")}, ValueError, "meta and cpu"),
     "values on another device": ({"v": GOOD["v"].to("meta")}, ValueError, "meta and cpu"),
@@ -407,7 +413,7 @@ def test_every_option_changes_the_answer():
         "scale": 0.1,
         "softcap": 0.5,
         "causal": True,
-        "bias": draw(3, 4, seed=3),
+        "attn_bias": draw(3, 4, seed=3),
         "mask": torch.tensor([[True, False, True, True]]).expand(3, 4),
     }
     plain = attention(q, k, v)[1]
@@ -417,3 +423,48 @@ def test_every_option_changes_the_answer():
         both = {name: options[name] for name in (first, second)}
         got = attention(q, k, v, **both)[1]
         torch.testing.assert_close(got, attention_by_loops(q, k, v, **both)[1])
+
+
+# ---------------------------------------------------------------- bugs of other projects
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "fill"),
+    [
+        (torch.float64, 1e6, -1e9),
+        (torch.float32, 1e6, -1e9),
+        (torch.bfloat16, 1e6, -1e9),
+        (torch.float16, 200.0, -1e4),
+    ],
+)
+def test_flax_982_no_number_stands_for_minus_infinity(dtype, size, fill):
+    """Rows 2.22, A08, B08, C20: a closed key gets nothing, however low the open scores are."""
+    q, k = torch.tensor([[size]], dtype=dtype), torch.tensor([[-size], [0.0]], dtype=dtype)
+    mask, wanted = torch.tensor([[True, False]]), torch.tensor([[1.0, 0.0]], dtype=dtype)
+    additive = to_additive(mask, dtype=dtype)
+    for options in ({"mask": mask}, {"attn_bias": additive}, {"mask": mask, "attn_bias": additive}):
+        assert torch.equal(attention_weights(q, k, scale=1.0, **options), wanted)
+    published = (q @ k.mT).masked_fill(~mask, fill).softmax(-1)
+    assert torch.equal(published, 1.0 - wanted)
+    if dtype == torch.float16:
+        with pytest.raises(RuntimeError, match="overflow"):
+            published.masked_fill(~mask, -1e9)
+
+
+INPUTS = ["q", "k", "v", "attn_bias"]
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0], ids=["fast", "softcap"])
+@pytest.mark.parametrize("wanted", [*[[name] for name in INPUTS], INPUTS])
+def test_pytorch_148476_each_gradient_alone(wanted, softcap):
+    """Rows 2.30: against finite differences, with an empty row; the bias alone once crashed."""
+    given = {"q": draw(1, 2, 3, 2), "k": draw(1, 2, 4, 2, seed=1), "v": draw(1, 2, 4, 3, seed=2)}
+    given["attn_bias"] = draw(1, 2, 3, 4, seed=3)
+    options = {"mask": torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])}
+    options |= {"scale": 0.3, "causal": False, "dropout_p": 0.0}
+
+    def run(*tensors):
+        full = {**given, **dict(zip(wanted, tensors, strict=True)), **options}
+        return attention(**full, softcap=softcap)[0] if softcap else fused_attention(**full)
+
+    assert torch.autograd.gradcheck(run, [given[n].clone().requires_grad_() for n in wanted])

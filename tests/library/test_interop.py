@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model, ViTConfig, ViTModel
 
-from attn_lib import SentenceEncoder, VisionTransformer, interop
+from attn_lib import SentenceEncoder, VisionTransformer, interop, padding_mask
 
 SIZES = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
 IMAGES = {**SIZES, "image_size": 15, "patch_size": 5, "num_channels": 2}
@@ -27,11 +27,11 @@ def bert(**options):
 
 
 IDS = torch.tensor([[3, 16, 4, 5, 7], [2, 9, 1, 1, 1]])  # theirs gives no gradient to token 0
-LENGTHS = torch.tensor([5, 3])
+MASK = padding_mask(torch.tensor([5, 3]), 5)
 
 
 def expected_of(theirs):
-    mask = torch.arange(5) < LENGTHS[:, None]
+    mask = MASK[:, 0, 0]
     return theirs(IDS, attention_mask=mask.long()).last_hidden_state[mask], mask
 
 
@@ -42,7 +42,7 @@ def test_equals_bert_outputs_and_gradients(eps):
     assert isinstance(ours, SentenceEncoder)
     assert not any(module.training for module in ours.modules())
     expected, mask = expected_of(theirs)
-    out = ours(IDS, LENGTHS)[mask]
+    out = ours(IDS, mask=MASK)[mask]
     torch.testing.assert_close(out, expected, atol=1e-11, rtol=0)
     weight = torch.randn(out.shape, dtype=torch.float64)
     (out * weight).sum().backward()
@@ -62,18 +62,20 @@ def test_every_tensor_of_bert_has_its_place():
             p.mul_(1.25)
         expected, mask = expected_of(theirs)
         ours = interop.sentence_encoder(theirs.state_dict(), num_heads=3)
-        torch.testing.assert_close(ours(IDS, LENGTHS)[mask], expected, atol=1e-9, rtol=0, msg=name)
+        torch.testing.assert_close(
+            ours(IDS, mask=MASK)[mask], expected, atol=1e-9, rtol=0, msg=name
+        )
 
 
 def test_a_converted_model_is_its_own():
     """It shares no memory with the model that it came from, and trains."""
     theirs = bert()
     ours = interop.from_transformers(theirs)
-    before = ours(IDS, LENGTHS)
+    before = ours(IDS, mask=MASK)
     with torch.no_grad():
         for p in theirs.parameters():
             p.zero_()
-    assert torch.equal(ours(IDS, LENGTHS), before)
+    assert torch.equal(ours(IDS, mask=MASK), before)
     assert all(p.requires_grad and p.is_leaf for p in ours.parameters())
 
 
@@ -163,23 +165,27 @@ def test_other_layers_are_refused_by_name(convert, kinds):
 
 
 @pytest.mark.parametrize(
-    ("ids", "error", "message"),
+    ("tokens", "error", "message"),
     [
-        (torch.zeros(1, 12).long(), ValueError, "^ids must be at most 11 tokens, got 12$"),
-        (torch.tensor([[17]]), ValueError, "^ids must be 0 to 16, got 17 to 17$"),
-        (torch.zeros(1, 2), TypeError, "^ids must be integers, int64 or int32, got torch.float32$"),
+        (torch.zeros(1, 12).long(), ValueError, "^a sentence must have at most 11 tokens, got 12$"),
+        (torch.tensor([[17]]), ValueError, "^tokens must be 0 to 16, got 17 to 17$"),
+        (
+            torch.zeros(1, 2),
+            TypeError,
+            "^tokens must be integers, int64 or int32, got torch.float32",
+        ),
     ],
 )
-def test_ids_that_do_not_fit_are_named(ids, error, message):
+def test_tokens_that_do_not_fit_are_named(tokens, error, message):
     ours = interop.from_transformers(bert())
     with pytest.raises(error, match=message):
-        ours(ids, torch.tensor([1]))
+        ours(tokens)
 
 
 def test_a_sentence_may_be_as_long_as_the_positions_and_one_token_short():
     ours = interop.from_transformers(bert())
     for ids in (torch.ones(2, 11).long(), torch.ones(2, 1).long()):
-        assert ours(ids, torch.tensor([ids.shape[1], 1])).shape == (*ids.shape, 12)
+        assert ours(ids).shape == (*ids.shape, 12)
     assert ours.embed(torch.ones(11).long()).shape == (11, 12)
 
 
@@ -188,7 +194,7 @@ def test_an_encoder_keeps_its_tokenizer_and_norms_last():
     ours = interop.sentence_encoder(bert().state_dict(), num_heads=3, tokenizer=words)
     assert ours.tokenizer is words
     vectors = ours.encode(["a cat drank", "the milk"])
-    alone = ours(torch.tensor([[1, 3, 5]]), torch.tensor([3]))[0].mean(dim=0)
+    alone = ours(torch.tensor([[1, 3, 5]]))[0].mean(dim=0)
     torch.testing.assert_close(vectors[0], alone / alone.norm())
     assert [block.norm_at for block in ours.encoder.blocks] == ["after", "after"]
 

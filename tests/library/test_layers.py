@@ -1,7 +1,10 @@
 import copy
+import gc
 import itertools
 import math
 import pickle
+import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,14 +14,25 @@ from hypothesis import strategies as st
 from oracle import attention_by_loops
 from torch import nn
 
-from attn_lib import Cache, causal_mask, functional, interop, layers, padding_mask, window_mask
+from attn_lib import (
+    Cache,
+    attention,
+    causal_mask,
+    functional,
+    fused,
+    interop,
+    layers,
+    padding_mask,
+    window_mask,
+)
 from attn_lib.layers import (
     FeedForward,
     MultiHeadAttention,
     merge_heads,
     split_heads,
 )
-from attn_lib.masks import to_blocked
+from attn_lib.masks import to_additive, to_blocked
+from attn_lib.positions import alibi_bias, sinusoidal
 from attn_lib.recording import record_attention
 
 # ---------------------------------------------------------------- heads
@@ -52,13 +66,13 @@ def test_split_needs_a_divisor():
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (2, 1, 1, 7), (1, 4, 1, 7), (2, 4, 1, 7)])
-@pytest.mark.parametrize("kind", ["mask", "bias"])
+@pytest.mark.parametrize("kind", ["mask", "attn_bias"])
 def test_the_heads_of_a_group_are_computed_together(shape, kind):
     """One query: its heads become queries of one head, unless somebody looks at the call."""
     q, k, v = draw(2, 4, 1, 6, seed=1), draw(2, 2, 7, 6, seed=2), draw(2, 2, 7, 5, seed=3)
     added = draw(*shape, seed=4)
     options = {kind: added > -0.5 if kind == "mask" else added}
-    out = functional.fused_attention(q, k, v, **options)
+    out = fused.fused_attention(q, k, v, **options)
     wanted, _ = functional.attention(
         q, k.repeat_interleave(2, dim=1), v.repeat_interleave(2, dim=1), **options
     )
@@ -81,14 +95,14 @@ def test_the_heads_of_a_group_are_computed_together(shape, kind):
 )
 def test_the_kernel_is_called_as_it_is_fastest(H_kv, T, S, queries, causal, gqa, monkeypatch):
     q, k, v = (draw(2, *n, 4, seed=n[1]) for n in ((6, T), (H_kv, S), (H_kv, S)))
-    kernel, calls = functional.F.scaled_dot_product_attention, []
+    kernel, calls = fused.F.scaled_dot_product_attention, []
 
     def noted(*tensors, **options):
         calls.append((tensors[0].shape[1:3], options))
         return kernel(*tensors, **options)
 
-    monkeypatch.setattr(functional.F, "scaled_dot_product_attention", noted)
-    functional.fused_attention(q, k, v, scale=0.5, causal=True)
+    monkeypatch.setattr(fused.F, "scaled_dot_product_attention", noted)
+    fused.fused_attention(q, k, v, scale=0.5, causal=True)
     ((shape, options),) = calls
     assert shape == queries
     assert (options["attn_mask"], options["scale"]) == (None, 0.5)
@@ -99,21 +113,21 @@ def test_the_kernel_is_called_as_it_is_fastest(H_kv, T, S, queries, causal, gqa,
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
     q, k, v = (draw(2, 3, 5, 4, seed=seed).to(dtype) for seed in range(3))
-    sound, spoilt = functional.fused_attention(q, k, v), k.clone()
+    sound, spoilt = fused.fused_attention(q, k, v), k.clone()
     spoilt[0, 1, 2, 3] = broken
-    out = functional.fused_attention(q, spoilt, v)
+    out = fused.fused_attention(q, spoilt, v)
     assert out.dtype == dtype
     torch.testing.assert_close(sound, functional.attention(q, k, v)[0], rtol=0.02, atol=0.01)
     assert out[0].isnan().any()
     assert torch.equal(out[1], sound[1])
     none = torch.zeros_like(q)  # numbers that sum to zero are no broken ones
-    assert functional.fused_attention(none, none, v).isfinite().all()
+    assert fused.fused_attention(none, none, v).isfinite().all()
 
 
 @given(
     st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2), (4, 1, 3)]),
     st.sampled_from(["self", "cross"]),
-    st.sampled_from([None, "mask", "bias", "both"]),
+    st.sampled_from([None, "mask", "attn_bias", "both"]),
     st.booleans(),
     st.sampled_from([None, 2.0]),
     st.booleans(),
@@ -135,14 +149,16 @@ def test_equals_plain_loops(widths, source, masked, causal, softcap, constants, 
     context = x if source == "self" else draw(2, 7, 5, seed=seed + 1)
     H, T, S = layer.num_heads, 4, context.shape[1]
     generator = torch.Generator().manual_seed(seed)
-    mask = bias = None
+    mask = attn_bias = None
     if masked in ("mask", "both"):
         mask = torch.rand(2, 1, T, S, generator=generator) < 0.6
-    if masked in ("bias", "both"):
-        bias = draw(2, H, T, S, seed=seed + 2)
-    got = layer(x, None if source == "self" else context, mask=mask, bias=bias, causal=causal)
+    if masked in ("attn_bias", "both"):
+        attn_bias = draw(2, H, T, S, seed=seed + 2)
+    got = layer(
+        x, None if source == "self" else context, mask=mask, attn_bias=attn_bias, causal=causal
+    )
     with torch.no_grad():
-        expected = by_loops(layer, x, context, mask, bias, causal)
+        expected = by_loops(layer, x, context, mask, attn_bias, causal)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
@@ -223,7 +239,7 @@ def test_what_we_have_and_torch_has_not_is_refused(options):
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
     st.sampled_from([{}, {"d_k": 4, "rotate": ROTATE}, {"num_kv_heads": 1}, {"softcap": 2.0}]),
-    st.sampled_from(["nothing", "padding", "window", "bias"]),
+    st.sampled_from(["nothing", "padding", "window", "attn_bias"]),
 )
 def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
     """Outputs and gradients; the queries of a later piece attend to all that came before."""
@@ -233,9 +249,9 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
     if masked == "padding":  # on the left, as in generation
         given["mask"] = padding_mask(torch.tensor([T, max(T - 2, 0)]), T).flip(-1)
     elif masked == "window":
-        given["mask"] = window_mask(T, left=2)
-    elif masked == "bias":
-        given["bias"] = draw(2, 1, T, T, seed=5)
+        given["mask"] = window_mask(T, window=3)
+    elif masked == "attn_bias":
+        given["attn_bias"] = draw(2, 1, T, T, seed=5)
     full = layer(x, causal=True, **given)
     cache, outs, end = Cache(), [], 0
     for n in pieces:
@@ -329,10 +345,10 @@ def test_what_is_closed_now_may_be_attended_to_later():
 
 def test_autocast_takes_a_bias_of_any_dtype():
     layer, x = layer_of(dtype=torch.float32), draw(2, 4, 6, dtype=torch.float32)
-    bias = draw(4, 4, seed=1, dtype=torch.float32)
+    attn_bias = draw(4, 4, seed=1, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x, bias=bias)
-    torch.testing.assert_close(out.float(), layer(x, bias=bias), rtol=0.05, atol=0.02)
+        out = layer(x, attn_bias=attn_bias)
+    torch.testing.assert_close(out.float(), layer(x, attn_bias=attn_bias), rtol=0.05, atol=0.02)
     assert not torch.allclose(out.float(), layer(x), atol=0.05)
 
 
@@ -399,13 +415,13 @@ def test_recording_changes_nothing_and_shows_what_was_used():
 
 
 def test_what_is_recorded_knows_every_option():
-    layer, x, bias = layer_of(softcap=1.0, scale=2.0), draw(1, 4, 6), draw(1, 3, 4, 4, seed=1)
+    layer, x, attn_bias = layer_of(softcap=1.0, scale=2.0), draw(1, 4, 6), draw(1, 3, 4, 4, seed=1)
     with record_attention(layer) as maps:
-        layer(x, bias=bias, causal=True)
+        layer(x, attn_bias=attn_bias, causal=True)
     q, k, v = (split_heads(part(x), 3)[0] for part in (layer.q_proj, layer.k_proj, layer.v_proj))
     for h in range(3):
         _, weights = attention_by_loops(
-            q[h], k[h], v[h], bias=bias[0, h], scale=2.0, softcap=1.0, causal=True
+            q[h], k[h], v[h], attn_bias=attn_bias[0, h], scale=2.0, softcap=1.0, causal=True
         )
         torch.testing.assert_close(maps[""][0, h], weights)
 
@@ -503,13 +519,13 @@ def test_dropout_is_for_training_only():
 @pytest.mark.parametrize(("d_k", "d_v"), [(4, 7), (7, 4), (5, 5)])
 def test_the_kernel_gets_one_width(d_k, d_v, monkeypatch):
     """Unequal widths would fall to PyTorch's slow kernel; the answer would be the same."""
-    widths, kernel = [], functional.F.scaled_dot_product_attention
+    widths, kernel = [], fused.F.scaled_dot_product_attention
 
     def watched(q, k, v, **options):
         widths.extend(x.shape[-1] for x in (q, k, v))
         return kernel(q, k, v, **options)
 
-    monkeypatch.setattr(functional.F, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(fused.F, "scaled_dot_product_attention", watched)
     layer_of(d_k=d_k, d_v=d_v)(draw(2, 4, 6))
     assert widths == [max(d_k, d_v)] * 3
 
@@ -596,7 +612,7 @@ def test_a_layer_needs_a_width():
 def test_dropping_everything_is_allowed():
     layer = layer_of(dropout=1.0)
     torch.testing.assert_close(layer(draw(1, 2, 6)), layer.out_proj.bias.expand(1, 2, 6))
-    forward = FeedForward(2, 3, dropout=1.0)
+    forward = FeedForward(d_model=2, d_ff=3, dropout=1.0)
     assert torch.equal(forward(torch.ones(1, 2)), forward.down.bias[None])
 
 
@@ -617,8 +633,8 @@ BAD_CALLS = [
     ({"mask": torch.ones(4, 7).bool()}, ValueError, r"\(4, 4\) of the scores"),
     ({"mask": torch.ones(3, 1, 4, 4).bool()}, ValueError, r"\(2, 3, 4, 4\) of the scores"),
     ({"mask": torch.ones(2, 4, 4).bool()}, ValueError, "write out the missing axes"),
-    ({"bias": torch.full((4, 4), math.nan).double()}, ValueError, "NaN"),
-    ({"bias": torch.zeros(4, 4)}, TypeError, "bias must have the dtype of q"),
+    ({"attn_bias": torch.full((4, 4), math.nan).double()}, ValueError, "NaN"),
+    ({"attn_bias": torch.zeros(4, 4)}, TypeError, "attn_bias must have the dtype of q"),
 ]
 
 
@@ -640,9 +656,10 @@ def test_a_window_counts_the_token_itself(window, options):
     near = torch.tensor([[0 <= i - j < window for j in range(7)] for i in range(7)])
     torch.testing.assert_close(layer(x, causal=True), plain(x, mask=near))
     real = padding_mask(torch.tensor([7, 4]), 7).flip(-1)
-    bias = draw(7, 7, seed=1)
+    attn_bias = draw(7, 7, seed=1)
     torch.testing.assert_close(
-        layer(x, causal=True, mask=real, bias=bias), plain(x, mask=real & near, bias=bias)
+        layer(x, causal=True, mask=real, attn_bias=attn_bias),
+        plain(x, mask=real & near, attn_bias=attn_bias),
     )
 
 
@@ -654,14 +671,14 @@ def test_a_window_in_any_split_of_a_cache(window, options, grad):
     layer, x = layer_of(window=window, sinks=True, **options), draw(2, 5, 6)
     with torch.no_grad():
         layer.sinks.copy_(draw(3, seed=5))
-    mask, bias = padding_mask(torch.tensor([5, 3]), 5).flip(-1), draw(2, 3, 5, 5, seed=1)
-    full = layer(x, causal=True, mask=mask, bias=bias)
+    mask, attn_bias = padding_mask(torch.tensor([5, 3]), 5).flip(-1), draw(2, 3, 5, 5, seed=1)
+    full = layer(x, causal=True, mask=mask, attn_bias=attn_bias)
     for ends in itertools.chain.from_iterable(
         itertools.combinations(range(1, 5), n) for n in range(5)
     ):
         cache, outs = Cache(), []
         for start, end in itertools.pairwise([0, *ends, 5]):
-            given = {"mask": mask[..., :end], "bias": bias[:, :, start:end, :end]}
+            given = {"mask": mask[..., :end], "attn_bias": attn_bias[:, :, start:end, :end]}
             with torch.set_grad_enabled(grad):
                 outs.append(layer(x[:, start:end], causal=True, cache=cache, **given))
             assert cache.length == end
@@ -774,7 +791,7 @@ def test_a_window_needs_the_causal_order():
 def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
     """Beside the weights without it, each multiplied by its share: for every head its own."""
     layer, x = layer_of(sinks=True, **options), draw(3, length, 6)
-    bias = draw(1, 3, length, length, seed=7) if biased else None
+    attn_bias = draw(1, 3, length, length, seed=7) if biased else None
     sinks = draw(3, seed=4).requires_grad_()
     layer.sinks = torch.nn.Parameter(sinks)
     q = split_heads(layer.q_proj(x), 3)
@@ -786,13 +803,13 @@ def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
     if layer.softcap is not None:
         scores = layer.softcap * (scores / layer.softcap).tanh()
     if biased:
-        scores = scores + bias
+        scores = scores + attn_bias
     mask = padding_mask(torch.tensor([length, length // 2, 1]), length)
     closed = ~(causal_mask(length) & mask)
     powers = scores.exp().masked_fill(closed, 0.0)
     weights = powers / (powers.sum(-1, keepdim=True) + layer.sinks.exp()[:, None, None])
     expected = layer.out_proj(merge_heads(weights @ v))
-    out = layer(x, mask=mask, bias=bias, causal=True)
+    out = layer(x, mask=mask, attn_bias=attn_bias, causal=True)
     torch.testing.assert_close(out, expected)
     weight = draw(3, length, 6, seed=6)
     got, wanted = (
@@ -801,7 +818,7 @@ def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
     )
     torch.testing.assert_close(got, wanted)
     with record_attention(layer) as maps:
-        layer(x, mask=mask, bias=bias, causal=True)
+        layer(x, mask=mask, attn_bias=attn_bias, causal=True)
     torch.testing.assert_close(maps[""][..., 1:], weights.detach())
     torch.testing.assert_close(maps[""].sum(-1), torch.ones(3, 3, length).double())
 
@@ -899,7 +916,10 @@ BENDS = {
 @pytest.mark.parametrize("activation", BENDS)
 def test_feed_forward_is_two_maps_with_a_bend_between(activation, gated):
     torch.manual_seed(0)
-    layer, x = FeedForward(4, 7, activation=activation, gated=gated).double(), draw(2, 3, 4)
+    layer, x = (
+        FeedForward(d_model=4, d_ff=7, activation=activation, gated=gated).double(),
+        draw(2, 3, 4),
+    )
     inner = x @ layer.up.weight.T + layer.up.bias
     if gated:
         hidden = BENDS[activation](x @ layer.gate.weight.T + layer.gate.bias) * inner
@@ -911,23 +931,26 @@ def test_feed_forward_is_two_maps_with_a_bend_between(activation, gated):
 
 
 def test_a_gate_has_a_bias_where_the_others_have_one():
-    assert FeedForward(4, 7).gate is None
-    names = {name for name, _ in FeedForward(4, 7, gated=True).named_parameters()}
+    assert FeedForward(d_model=4, d_ff=7).gate is None
+    names = {name for name, _ in FeedForward(d_model=4, d_ff=7, gated=True).named_parameters()}
     assert names == {f"{m}.{w}" for m in ("up", "gate", "down") for w in ("weight", "bias")}
-    names = {name for name, _ in FeedForward(4, 7, gated=True, bias=False).named_parameters()}
+    names = {
+        name
+        for name, _ in FeedForward(d_model=4, d_ff=7, gated=True, bias=False).named_parameters()
+    }
     assert names == {"up.weight", "gate.weight", "down.weight"}
     with pytest.raises(TypeError, match=r"^gated must be True or False, got 1$"):
-        FeedForward(4, 7, gated=1)
+        FeedForward(d_model=4, d_ff=7, gated=1)
 
 
 def test_feed_forward_drops_in_training_only():
-    layer, x = FeedForward(4, 64, dropout=0.5), draw(2, 3, 4, dtype=torch.float32)
+    layer, x = FeedForward(d_model=4, d_ff=64, dropout=0.5), draw(2, 3, 4, dtype=torch.float32)
     assert not torch.equal(layer(x), layer(x))
     assert torch.equal(layer.eval()(x), layer(x))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "message"),
+    ("sizes", "options", "message"),
     [
         ((4, 0), {}, "d_ff must be at least 1"),
         ((4, 8), {"activation": "tanh"}, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
@@ -936,6 +959,314 @@ def test_feed_forward_drops_in_training_only():
         ((4, 8), {"dropout": 1.5}, "dropout must be in .*got 1.5"),
     ],
 )
-def test_bad_feed_forward_is_named(arguments, options, message):
+def test_bad_feed_forward_is_named(sizes, options, message):
     with pytest.raises(ValueError, match=message):
-        FeedForward(*arguments, **options)
+        FeedForward(d_model=sizes[0], d_ff=sizes[1], **options)
+
+
+# ---------------------------------------------------------------- bugs of other projects
+
+
+both_paths = pytest.mark.parametrize("softcap", [None, 2.0], ids=["fast", "softcap"])
+
+
+def random_mask(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+
+
+@both_paths
+@pytest.mark.parametrize("how", ["mask", "attn_bias"])
+def test_pytorch_41508_a_fully_masked_row_harms_nobody(how, softcap):
+    """Rows 2.1, 2.39, D11, X03: the gradients are those of a loss that leaves this query out."""
+    layer, x, context = layer_of(softcap=softcap), draw(2, 5, 6), draw(2, 7, 6, seed=1)
+    shared = [linear.weight for linear in (layer.q_proj, layer.k_proj, layer.v_proj)]
+    inputs = [x.requires_grad_(), context.requires_grad_(), *shared]
+    mask, grads = random_mask(2, 1, 5, 7), []
+    mask[..., 0] = True
+    for row, counted in ((True, 0.0), (False, 1.0)):
+        mask[1, 0, 2], share = row, torch.ones(2, 5, 1, dtype=torch.float64)
+        share[1, 2] = counted
+        options = {"mask": mask} if how == "mask" else {"attn_bias": to_additive(mask).double()}
+        with torch.autograd.set_detect_anomaly(True):  # no NaN on the way, even a covered one
+            out = layer(x, context, **options)
+            grads.append(torch.autograd.grad((out * share).square().sum(), inputs))
+    torch.testing.assert_close(out[1, 2], layer.out_proj.bias)
+    torch.testing.assert_close(grads[1], grads[0])
+    assert all(bool((grad != 0).any()) for grad in grads[0])
+    published = (layer.q_proj(x) @ context.mT + to_additive(mask[:, 0])).softmax(-1)
+    poisoned = torch.autograd.grad(published[0].square().sum(), shared[0])[0]
+    assert bool(poisoned.isnan().all())  # by the other example, through the shared weight
+
+
+@both_paths
+def test_d2l_2423_an_empty_example_sends_nothing_into_its_padding(softcap):
+    """Rows 2.24, A09, B07, C10, E10: zero weights and zero gradient, not a uniform row."""
+    layer, x = layer_of(softcap=softcap), draw(2, 5, 6).requires_grad_()
+    mask = padding_mask(torch.tensor([3, 0]), 5)
+    with record_attention(layer) as maps:
+        layer(x, mask=mask).sum().backward()
+    assert not maps[""][1].any()
+    assert not x.grad[1].any()
+    assert bool((x.grad[0, :3] != 0).all())
+    published = draw(2, 1, 5, 5).masked_fill(~mask, -1e6).softmax(-1)
+    assert bool((published[1] == 1 / 5).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_pytorch_110213_a_finite_bias_closes_nothing(dtype):
+    """Rows 2.3: the lowest number everywhere leaves the mean of V; only -inf is closed."""
+    layer, x, v = layer_of(dtype=dtype), draw(2, 5, 6, dtype=dtype), draw(2, 3, 5, 2, dtype=dtype)
+    q, lowest = v[..., 1:, :], torch.full((4, 5), torch.finfo(dtype).min, dtype=dtype)
+    mean = v.mean(-2, keepdim=True).expand(2, 3, 4, 2)
+    torch.testing.assert_close(attention(q, v, v, attn_bias=lowest)[0], mean)
+    values = layer.v_proj(x).mean(-2, keepdim=True).expand(2, 4, 6)
+    torch.testing.assert_close(layer(x[:, 1:], x, attn_bias=lowest), layer.out_proj(values))
+    assert not attention(q, v, v, attn_bias=lowest * math.inf)[0].any()
+
+
+MASKED = {
+    "nothing": {},
+    "causal": {"causal": True},
+    "padding": {"mask": padding_mask(torch.tensor([5, 3, 0]), 5).expand(3, 3, 5, 5)},
+    "a whole head": {"mask": (torch.arange(3) != 1)[:, None, None].expand(3, 3, 5, 5)},
+    "attn_bias": {"attn_bias": draw(3, 3, 5, 5, seed=2)},
+    "all": {"mask": random_mask(3, 3, 5, 5), "attn_bias": draw(3, 3, 5, 5, seed=3), "causal": True},
+}
+
+
+@both_paths
+@pytest.mark.parametrize("masked", MASKED)
+def test_pytorch_163997_every_mode_gives_the_numbers_of_the_loops(masked, softcap):
+    """Rows 2.4, 2.5, 2.8, 2.11, 2.14, 2.38, 2.40: train or eval, with or without weights."""
+    layer, x, options = layer_of(softcap=softcap), draw(3, 5, 6), MASKED[masked]
+    expected = by_loops(layer, x, x, *(options.get(n) for n in ("mask", "attn_bias", "causal")))
+    modes = [nullcontext, torch.no_grad, torch.inference_mode]
+    for training, mode in itertools.product([True, False], modes):
+        layer.train(training)
+        with mode():
+            alone = layer(x, **options)
+            with record_attention(layer):
+                assert torch.equal(layer(x, **options), alone)
+        torch.testing.assert_close(alone, expected, rtol=1e-10, atol=1e-12)
+
+
+@both_paths
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_keras_23038_no_mode_lets_the_future_in(dropout, softcap):
+    """Rows 2.12, 2.13: gradients of an early output, under every other option and none."""
+    for mask, biased, rotary, shared, train, record in itertools.product([False, True], repeat=6):
+        heads = {"num_heads": 6, "d_k": 4, "num_kv_heads": 2 if shared else None}
+        rotate = ROTATE if rotary else None
+        layer = layer_of(**heads, rotate=rotate, softcap=softcap, dropout=dropout).train(train)
+        options = {"mask": padding_mask(torch.tensor([5, 4]), 5)} if mask else {}
+        options |= {"attn_bias": draw(1, 6, 5, 5, seed=1)} if biased else {}
+        x = draw(2, 5, 6).requires_grad_()
+        with record_attention(layer) if record else nullcontext():
+            layer(x, causal=True, **options)[:, 2].sum().backward()
+        assert not x.grad[:, 3:].any()
+        assert bool((x.grad[:, :3] != 0).any(dim=(-1, -2)).all())
+
+
+@both_paths
+@pytest.mark.parametrize("training", [True, False])
+def test_pytorch_97409_the_rank_alone_says_what_a_mask_means(training, softcap):
+    """Rows 2.15, A03, A04, A05, B05, C01, C02, C04, C07, C16, E04, E05: sizes that collide."""
+    layer, x = layer_of(softcap=softcap).train(training), draw(3, 3, 6)  # B = H = T = S = 3
+    for shape in [(3, 3), (1, 3), (3, 1, 1, 3), (3, 1, 3, 3), (1, 3, 1, 3), (3, 3, 3, 3)]:
+        mask = random_mask(*shape, seed=1)
+        expected = by_loops(layer, x, x, mask.expand(3, 3, 3, 3), None, False)
+        torch.testing.assert_close(layer(x, mask=mask), expected)
+    for shape in [(3,), (3, 3, 3), (3, 1, 3), (1, 3, 1, 1, 3)]:
+        mask = random_mask(*shape, seed=1)
+        for call in (layer, lambda x, mask: attention(*[x.view(3, 3, 3, 2)] * 3, mask=mask)):
+            with pytest.raises(ValueError, match="mask must have 2 axes"):
+                call(x, mask=mask)
+    square = random_mask(3, 3, seed=1)
+    published = layer(x, mask=square[None, :, None])  # unsqueeze(1): head h gets row h
+    assert not torch.allclose(layer(x, mask=square), published, atol=1e-3)
+
+
+@both_paths
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_automodel_2658_masks_of_half_precision_may_be_combined(dtype, softcap):
+    """Rows 2.23: mask, causal, and two additive masks at once; empty rows stay finite."""
+    layer, x = layer_of(softcap=softcap, dtype=dtype), draw(2, 5, 6, dtype=dtype).requires_grad_()
+    mask = padding_mask(torch.tensor([5, 2]), 5) & window_mask(5, window=2, right=1)
+    additive = to_additive(mask, dtype=dtype)
+    out = layer(x, mask=mask, attn_bias=additive + additive, causal=True)
+    wide, same = copy.deepcopy(layer).double(), x.detach().double()
+    expected = by_loops(wide, same, same, mask & causal_mask(5), None, False)
+    torch.testing.assert_close(out.double(), expected, rtol=0.0, atol=2e-2)
+    torch.testing.assert_close(out[1, 3:], layer.out_proj.bias.expand(2, 6))
+    out.sum().backward()
+    assert bool(x.grad.isfinite().all())
+    lowest = torch.full((1,), torch.finfo(dtype).min, dtype=dtype)
+    assert bool((lowest + lowest).isinf())  # published
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("scale", [-0.7, 0.0])  # `scale or ...` would lose the 0
+def test_pytorch_105190_negative_scale_and_long_stretches_of_nothing(scale, causal):
+    """Rows 2.41, D09: a fused kernel takes keys in blocks; some blocks are closed entirely."""
+    layer, x, context = layer_of(scale=scale), draw(2, 3, 6), draw(2, 1031, 6, seed=1)
+    assert layer.scale == scale
+    mask = torch.zeros(2, 1, 3, 1031, dtype=torch.bool)
+    mask[0, 0, 0, -7:] = mask[0, 0, 1, :5] = mask[1, 0, 0, 500:506] = mask[1, 0, 2, ::100] = True
+    for options in ({}, {"mask": mask}, {"attn_bias": to_additive(mask).double()}):
+        got = layer(x, context, causal=causal, **options)
+        expected = by_loops(layer, x, context, mask if options else None, None, causal)
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+
+
+@both_paths
+@pytest.mark.parametrize(("dtype", "size"), [("float16", 200.0), ("bfloat16", 133120.0)])
+def test_large_halves_do_not_overflow_in_the_layer(dtype, size, softcap):
+    """Rows B09, float16 200, bfloat16 133120: a product that does not fit, an answer that does."""
+    layer = MultiHeadAttention(64, 1, softcap=softcap, bias=False).to(getattr(torch, dtype))
+    for linear in (layer.q_proj, layer.k_proj, layer.v_proj, layer.out_proj):
+        nn.init.eye_(linear.weight)
+    x = torch.full((2, 3, 64), size, dtype=getattr(torch, dtype))
+    assert torch.equal(layer(x), x)
+    assert torch.equal(attention(x, x, x, softcap=softcap)[0], x)
+    assert bool((x.half() @ x.half().mT / 8).softmax(-1).isnan().all())  # published
+
+
+@both_paths
+def test_pytorch_112577_strides_change_nothing_not_even_in_the_gradient(softcap):
+    """Rows 2.29: transposed, sliced and expanded inputs, and such a gradient coming in."""
+    layer, mask = layer_of(softcap=softcap), random_mask(10, 5, seed=2)[::2].T
+    inputs = draw(5, 2, 6).transpose(0, 1), draw(2, 10, 12)[:, ::2, ::2], draw(1, 1, 6)
+    incoming = draw(6, 5, 2, seed=1).permute(2, 1, 0), draw(2, 1, 1, seed=1)
+    for x, back in itertools.product(inputs, incoming):
+        x, back, answers = x.expand(2, 5, 6), back.expand(2, 5, 6), []
+        assert not x.is_contiguous()
+        for change in (lambda t: t, torch.Tensor.contiguous):
+            wanted = [change(x).requires_grad_(), *layer.parameters()][:-2]
+            out = layer(wanted[0], mask=change(mask), causal=True)
+            answers.append([out, *torch.autograd.grad(out, wanted, change(back))])
+        torch.testing.assert_close(*answers)
+
+
+@both_paths
+def test_A10_nothing_is_changed_in_place(softcap):
+    """Rows A10, A11: neither an argument nor what a hook has seen; a residual stays float32."""
+    layer, seen = layer_of(softcap=softcap, d_k=4), []
+    for module in layer.modules():
+        module.register_forward_hook(lambda m, args, out: seen.append((out, out.clone())))
+    given = [draw(2, 5, 6), draw(2, 7, 6, seed=1), random_mask(2, 1, 5, 7), draw(1, 3, 5, 7)]
+    before = [tensor.clone() for tensor in given]
+    x, context, mask, attn_bias = given
+    layer(x, context, mask=mask, attn_bias=attn_bias, causal=True)
+    assert all(torch.equal(now, then) for now, then in zip(given, before, strict=True))
+    assert len(seen) == 5
+    assert all(torch.equal(out, then) for out, then in seen)
+    out, then = seen[-1]
+    out += x  # published
+    assert not torch.equal(out, then)
+    with torch.autocast("cpu", torch.bfloat16):
+        stream = x.float() + layer.float()(x.float(), mask=random_mask(5, 5), causal=True)
+    assert stream.dtype == torch.float32
+
+
+@both_paths
+def test_E08_a_layer_keeps_no_tensor_of_a_call(softcap):
+    """Rows E08: it can be copied after a training step, and its input is set free."""
+    layer, x = (
+        layer_of(softcap=softcap, rotate=ROTATE, d_k=4),
+        draw(2, 5, 6).requires_grad_(),
+    )
+    names = set(vars(layer)) | set(layer.state_dict())
+    with record_attention(layer):
+        layer(x, causal=True).sum().backward()
+    assert set(vars(layer)) | set(layer.state_dict()) == names
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
+    alive = weakref.ref(x)
+    del x
+    gc.collect()
+    assert alive() is None
+    layer.kept = layer(draw(2, 5, 6))  # published
+    with pytest.raises(RuntimeError, match="deepcopy"):
+        copy.deepcopy(layer)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_transformers_33095_padding_on_the_left_is_padding_on_the_right(causal):
+    """Rows 2.36: real tokens give the same numbers, by rotation, by slope, or by counting."""
+    right, padding, table = padding_mask(torch.tensor([3, 5]), 7), draw(1, 7, 6), sinusoidal(7, 6)
+    x, real, out = {}, {"right": right[:, 0, 0], "left": right[:, 0, 0].flip(-1)}, {}
+    for side, places in real.items():
+        x[side] = padding.repeat(2, 1, 1)
+        x[side][places] = draw(8, 6, seed=1)
+    for way in ("rotary", "alibi", "counted", "published"):
+        layer = layer_of(d_k=4, rotate=ROTATE if way == "rotary" else None)
+        attn_bias = alibi_bias(3, 7).double()[None] if way == "alibi" else None
+        for side, places in real.items():
+            where = {"counted": places.cumsum(-1) - 1, "published": torch.arange(7)}.get(way)
+            inside = x[side] if where is None else x[side] + table[where.clamp(min=0)]
+            mask = places[:, None, None]
+            out[side] = layer(inside, mask=mask, causal=causal, attn_bias=attn_bias)[places]
+        assert torch.allclose(out["left"], out["right"], atol=1e-10) == (way != "published"), way
+
+
+@both_paths
+def test_one_head_is_the_formula_between_projections(softcap):
+    """Rows one head, C21: no second path for a single head."""
+    layer, x, context = layer_of(num_heads=1, softcap=softcap), draw(2, 4, 6), draw(2, 5, 6, seed=1)
+    projected = layer.q_proj(x), layer.k_proj(context), layer.v_proj(context)
+    out, _ = attention(*projected, causal=True, softcap=softcap)
+    torch.testing.assert_close(layer(x, context, causal=True), layer.out_proj(out))
+
+
+@both_paths
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_keys_are_no_error(causal, softcap):
+    """Rows empty keys: what the output projection makes of zeros."""
+    layer = layer_of(softcap=softcap, d_k=4)
+    for options in ({}, {"mask": torch.ones(3, 0).bool()}, {"mask": torch.ones(2, 1, 1, 0).bool()}):
+        out = layer(draw(2, 3, 6), draw(2, 0, 6), causal=causal, **options)
+        torch.testing.assert_close(out, layer.out_proj.bias.expand(2, 3, 6))
+
+
+def test_a_mask_given_as_context_is_named():
+    with pytest.raises(TypeError, match=r"^context must be floating point, got bool: pass a mask"):
+        layer_of()(draw(2, 4, 6), torch.ones(4, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_causal_that_is_a_number_gets_our_own_message(softcap):
+    with pytest.raises(TypeError, match=r"^causal must be True or False, got 1$"):
+        layer_of(softcap=softcap)(draw(2, 4, 6), causal=1)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, -0.3])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_scale_that_is_not_positive_keeps_the_future_closed(scale, masked):
+    """PyTorch's kernel multiplies its -inf by the scale: NaN in all rows but the last."""
+    layer, x = layer_of(scale=scale), draw(2, 5, 6)
+    options = {"mask": causal_mask(5)} if masked else {"causal": True}
+    out = layer(x, **options)
+    q, k, v = (
+        proj(x).unflatten(-1, (3, -1)).transpose(1, 2)
+        for proj in (layer.q_proj, layer.k_proj, layer.v_proj)
+    )
+    expected = attention(q, k, v, scale=scale, causal=True)[0].transpose(1, 2).flatten(2)
+    torch.testing.assert_close(out, layer.out_proj(expected))
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_that_is_no_number_is_refused_when_the_layer_is_made(scale):
+    with pytest.raises(ValueError, match=f"^scale must be finite, got {scale}$"):
+        layer_of(scale=scale)
+    with pytest.raises(TypeError, match=r"^scale must be a number, got '1'$"):
+        layer_of(scale="1")
+
+
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "out_proj"])
+@pytest.mark.parametrize("T", [1, 2, 7, 8, 15, 16, 17, 31, 32, 40])
+def test_a_parameter_that_is_nan_does_not_vanish(part, T):
+    """PyTorch's kernel took a row of NaN scores, among fewer than 16 keys, for an empty row."""
+    layer = layer_of(dtype=torch.float32)
+    with torch.no_grad():
+        getattr(layer, part).weight[0, 0] = torch.nan
+    for causal in (False, True):
+        assert layer(draw(2, T, 6).float(), causal=causal).isnan().any()

@@ -1,5 +1,7 @@
 """Every mask against a loop over pairs of indices, written from the sentence that defines it."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -30,24 +32,24 @@ def test_causal(T, S):
 def test_window(T, S):
     for offset in (*OFFSETS, None):
         start = S - T if offset is None else offset
-        for left, right in [(0, 0), (1, 0), (0, 1), (2, 3), (9, 9)]:
+        for window, right in [(1, 0), (2, 0), (1, 1), (3, 3), (10, 9)]:
             expected = by_pairs(
-                T, S, lambda i, j, o=start, a=left, b=right: i + o - a <= j <= i + o + b
+                T, S, lambda i, j, o=start, w=window, b=right: i + o - w < j <= i + o + b
             )
-            got = masks.window_mask(T, left, right, S, offset=offset)
+            got = masks.window_mask(T, S, window=window, right=right, offset=offset)
             assert torch.equal(got, expected)
-            assert got.sum(-1).max() <= left + 1 + right if T else True
+            assert got.sum(-1).max() <= window + right if T else True
 
 
-def test_a_window_counts_the_keys_before_the_token_not_the_token():
-    mask = masks.window_mask(9, left=2)
+def test_a_window_counts_the_token_itself():
+    mask = masks.window_mask(9, window=3)
     assert mask.sum(-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]
-    assert torch.equal(masks.window_mask(9, left=8), masks.causal_mask(9))
+    assert torch.equal(masks.window_mask(9, window=9), masks.causal_mask(9))
 
 
 def test_an_offset_for_each_example():
     offsets = torch.tensor([0, 3, -4])
-    for made in (masks.causal_mask, lambda *a, **k: masks.window_mask(a[0], 2, 1, a[1], **k)):
+    for made in (masks.causal_mask, partial(masks.window_mask, window=3, right=1)):
         batch = made(2, 5, offset=offsets)
         assert batch.shape == (3, 1, 2, 5)
         for example, offset in zip(batch, offsets.tolist(), strict=True):
@@ -80,7 +82,7 @@ def test_combined_masks_are_and_and_or(B, T, data):
     padding, causal, window = (
         masks.padding_mask(lengths, T),
         masks.causal_mask(T),
-        masks.window_mask(T, 1, 1),
+        masks.window_mask(T, window=2, right=1),
     )
     both, either = padding & causal & window, causal | window
     for b, length in enumerate(lengths.tolist()):
@@ -129,7 +131,7 @@ def test_conversions_mean_the_same_to_the_other_library(B, H, S, seed):
     additive = masks.to_additive(mask, dtype=torch.float64)
     sdpa = torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=additive)
     torch.testing.assert_close(sdpa, ours)
-    torch.testing.assert_close(attention(q, q, q, bias=additive)[0], ours)
+    torch.testing.assert_close(attention(q, q, q, attn_bias=additive)[0], ours)
 
 
 # ---------------------------------------------------------------- bad input
@@ -148,15 +150,15 @@ BAD = {
         "torch.float32",
     ),
     "offsets of two axes": (
-        lambda: masks.window_mask(2, 1, offset=torch.ones(2, 2).long()),
+        lambda: masks.window_mask(2, window=2, offset=torch.ones(2, 2).long()),
         ValueError,
         r"offset must have 1 axes, got shape \(2, 2\)",
     ),
     "additive a list": (lambda: masks.from_additive([0.0]), TypeError, "got list"),
     "binary a list": (lambda: masks.from_binary([[1]]), TypeError, "^binary must be .* got list"),
-    "negative left": (lambda: masks.window_mask(3, -1), ValueError, "left=-1"),
-    "negative right": (lambda: masks.window_mask(3, 1, -2), ValueError, "right=-2"),
-    "left missing": (lambda: masks.window_mask(3, None), TypeError, "left must be an integer"),
+    "no window": (lambda: masks.window_mask(3, window=0), ValueError, "window must be at least 1"),
+    "negative right": (lambda: masks.window_mask(3, window=2, right=-2), ValueError, "right=-2"),
+    "window None": (lambda: masks.window_mask(3, window=None), TypeError, "window must be an int"),
     "lengths a list": (
         lambda: masks.padding_mask([1], 2),
         TypeError,
@@ -230,7 +232,7 @@ def test_masks_are_made_where_their_arguments_are():
     made = [
         masks.padding_mask(lengths, 4),
         masks.causal_mask(2, 4, offset=lengths),
-        masks.window_mask(2, 1, 1, 4, offset=lengths),
+        masks.window_mask(2, 4, window=2, right=1, offset=lengths),
         masks.segment_mask(segments),
         masks.to_additive(masks.padding_mask(lengths, 4)),
         masks.to_binary(masks.padding_mask(lengths, 4)),
@@ -246,7 +248,7 @@ def test_far_offsets_do_not_wrap_around(far):
         assert bool(masks.causal_mask(5, 3, offset=make(far)).all())
         assert not bool(masks.causal_mask(5, 3, offset=make(-far - 1)).any())
         for end in (far, -far - 1):
-            assert not bool(masks.window_mask(5, 5, 5, 3, offset=make(end)).any())
+            assert not bool(masks.window_mask(5, 3, window=6, right=5, offset=make(end)).any())
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -11,8 +11,9 @@ from cases import ORDERS, PADDING, ROTATE, SIZES, TARGET, draw, language_model, 
 from torch import nn
 
 from attn_lib import Cache, causal_mask, interop, padding_mask, positions
+from attn_lib.generation import generate
 from attn_lib.masks import to_blocked
-from attn_lib.models import DecoderLM, Transformer, generate
+from attn_lib.models import DecoderLM, Transformer
 from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 

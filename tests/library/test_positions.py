@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from cases import draw
 
 from attn_lib import positions
+from attn_lib.positions import alibi_bias, apply_rope
 
 
 @pytest.mark.parametrize("d_model", [1, 2, 5, 8])
@@ -62,7 +64,7 @@ def test_rope_scores_depend_on_the_distance_only():
 
 def test_learned_positions_are_added_and_trained():
     torch.manual_seed(0)
-    layer = positions.LearnedPositions(5, 4)
+    layer = positions.LearnedPositions(max_len=5, d_model=4)
     x = torch.zeros(2, 3, 4)
     assert torch.equal(layer(x), layer.table[:3].expand(2, 3, 4))
     layer(x).sum().backward()
@@ -76,7 +78,7 @@ def test_learned_positions_are_added_and_trained():
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_learned_positions_may_be_given(dtype):
     torch.manual_seed(0)
-    layer, x = positions.LearnedPositions(7, 4), torch.randn(2, 3, 4)
+    layer, x = positions.LearnedPositions(max_len=7, d_model=4), torch.randn(2, 3, 4)
     own = torch.tensor([[6, 0, 0], [2, 3, 4]], dtype=dtype)
     for places in (own, own[0]):
         got = layer(x, places)
@@ -91,7 +93,7 @@ def test_learned_positions_may_be_given(dtype):
 
 
 def test_learned_positions_may_start_later():
-    layer, x = positions.LearnedPositions(7, 4), torch.randn(2, 3, 4)
+    layer, x = positions.LearnedPositions(max_len=7, d_model=4), torch.randn(2, 3, 4)
     assert torch.equal(layer(x, start=4), layer(x, torch.tensor([4, 5, 6])))
     for start, last in ((5, 7), (-1, 1)):
         with pytest.raises(ValueError, match=f"^positions must be 0 to 6, got {start} to {last}$"):
@@ -99,7 +101,7 @@ def test_learned_positions_may_start_later():
 
 
 def test_fewer_vectors_than_rows_suffice_where_positions_are_given():
-    layer, x = positions.LearnedPositions(2, 4), torch.zeros(1, 5, 4)
+    layer, x = positions.LearnedPositions(max_len=2, d_model=4), torch.zeros(1, 5, 4)
     assert layer(x, torch.tensor([0, 0, 0, 0, 1])).shape == (1, 5, 4)
 
 
@@ -115,7 +117,7 @@ def test_fewer_vectors_than_rows_suffice_where_positions_are_given():
     ],
 )
 def test_positions_without_a_vector_are_named(places, error, message):
-    layer = positions.LearnedPositions(7, 4)
+    layer = positions.LearnedPositions(max_len=7, d_model=4)
     with pytest.raises(error, match=message):
         layer(torch.zeros(2, 3, 4), places)
     with pytest.raises(ValueError, match=r"got \(2, 3, 5\)$"):
@@ -124,7 +126,7 @@ def test_positions_without_a_vector_are_named(places, error, message):
 
 def test_learned_positions_start_small_and_reach_the_end():
     torch.manual_seed(0)
-    layer = positions.LearnedPositions(100, 50)
+    layer = positions.LearnedPositions(max_len=100, d_model=50)
     assert 0.015 < float(layer.table.detach().std()) < 0.025
     assert layer(torch.zeros(1, 100, 50)).shape == (1, 100, 50)
 
@@ -189,8 +191,8 @@ def test_alibi_is_the_distance_from_the_last_positions():
             "even width d_k, got 0",
         ),
         (lambda: positions.sinusoidal(2, 4.0), TypeError, "d_model must be an integer"),
-        (lambda: positions.LearnedPositions(-1, 4), ValueError, "max_len=-1"),
-        (lambda: positions.LearnedPositions(4, -1), ValueError, "d_model=-1"),
+        (lambda: positions.LearnedPositions(max_len=-1, d_model=4), ValueError, "max_len=-1"),
+        (lambda: positions.LearnedPositions(max_len=4, d_model=-1), ValueError, "d_model=-1"),
         (lambda: positions.alibi_bias(0, 2), ValueError, "num_heads must be at least 1"),
         (lambda: positions.alibi_bias(2.0, 2), TypeError, "num_heads must be an integer"),
         (lambda: positions.alibi_bias(2, -1), ValueError, "T=-1"),
@@ -200,3 +202,29 @@ def test_alibi_is_the_distance_from_the_last_positions():
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("x", "positions"), [((3, 3, 5, 4), (3, 5)), ((3, 4), (5, 3)), ((2, 3, 5, 4), (2, 5))]
+)
+def test_positions_of_another_rank_are_not_guessed(x, positions):
+    """(B, T) became positions of the heads where B = H; (5, 3) turned (3, 4) into (5, 3, 4)."""
+    with pytest.raises(ValueError, match=r"^positions must be \(T,\), or have one axis for each"):
+        apply_rope(torch.ones(x), torch.zeros(positions))
+
+
+def test_positions_of_each_example_have_an_axis_for_the_heads():
+    x, positions = draw(2, 3, 5, 4), torch.arange(10).view(2, 1, 5)
+    got = apply_rope(x, positions)
+    for b in range(2):
+        torch.testing.assert_close(got[b], apply_rope(x[b], positions[b, 0]))
+
+
+def test_alibi_has_the_default_dtype_as_it_says():
+    """It once promised float32, and the bias was refused beside queries of float32."""
+    assert "in the default dtype" in alibi_bias.__doc__
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert alibi_bias(3, 4).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -18,7 +18,7 @@ from record import checksums
 from safetensors.torch import save_file
 from transformers import BertConfig, BertModel
 
-from attn_lib import DecoderLM, datasets, files, pretrained, records
+from attn_lib import DecoderLM, datasets, files, padding_mask, pretrained, records
 
 TOKENIZER = "minilm/tokenizer.json"
 
@@ -396,15 +396,16 @@ def witness():
 def batch(minilm, texts):
     rows = [torch.tensor(minilm.tokenizer.encode(text).ids) for text in texts]
     lengths = torch.tensor([len(row) for row in rows])
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return tokens, padding_mask(lengths, tokens.shape[1])
 
 
 def test_minilm_equals_an_independent_bert(minilm, witness):
-    ids, lengths = batch(minilm, [*WEATHER, "word " * 510])
-    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    tokens, mask = batch(minilm, [*WEATHER, "word " * 510])
+    real = mask[:, 0, 0]
     with torch.no_grad():
-        out = minilm(ids, lengths)[mask]
-        expected = witness(ids, attention_mask=mask.long()).last_hidden_state[mask]
+        out = minilm(tokens, mask=mask)[real]
+        expected = witness(tokens, attention_mask=real.long()).last_hidden_state[real]
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
 
 
@@ -434,12 +435,12 @@ def test_minilm_is_float32_whatever_the_default_is(minilm):
 
 
 def test_padding_may_be_any_token(minilm):
-    ids, lengths = batch(minilm, HAPPY[2:3] + HAPPY[:1])
-    assert lengths[1] < lengths[0]
-    other = ids.clone()
-    other[1, lengths[1] :] = 4937
+    tokens, mask = batch(minilm, HAPPY[2:3] + HAPPY[:1])
+    padding = ~mask[:, 0, 0]
+    assert padding.any(dim=1).tolist() == [False, True]
+    other = tokens.masked_fill(padding, 4937)
     with torch.no_grad():
-        out, changed = (minilm(tokens, lengths)[1, : lengths[1]] for tokens in (ids, other))
+        out, changed = (minilm(each, mask=mask)[~padding] for each in (tokens, other))
     torch.testing.assert_close(out, changed, atol=1e-6, rtol=0)
 
 
@@ -451,12 +452,12 @@ def test_minilm_starts_in_evaluation_with_every_weight_a_parameter(minilm):
     used = sum(t.numel() for n, t in published.items() if not n.startswith(left_out))
     # of the two kinds of segment, one is used
     assert sum(p.numel() for p in minilm.parameters()) == used - 384
-    ids, lengths = batch(minilm, HAPPY)
-    moved = pretrained.minilm().double()
-    out = moved(ids, lengths)
+    tokens, mask = batch(minilm, HAPPY)
+    moved, real = pretrained.minilm().double(), mask[:, 0, 0]
+    out = moved(tokens, mask=mask)
     assert out.dtype == torch.float64
-    real = torch.arange(ids.shape[1]) < lengths[:, None]
-    torch.testing.assert_close(out.float()[real], minilm(ids, lengths)[real], atol=1e-5, rtol=0)
+    expected = minilm(tokens, mask=mask)
+    torch.testing.assert_close(out.float()[real], expected[real], atol=1e-5, rtol=0)
 
 
 def test_minilm_reads_its_files_once(minilm, monkeypatch):
@@ -484,9 +485,26 @@ def test_texts_that_minilm_cannot_take_are_named(minilm, texts, error, message):
         minilm.encode(texts)
 
 
-def test_lengths_that_do_not_fit_are_named(minilm):
-    with pytest.raises(ValueError, match="4"):
-        minilm(torch.zeros(1, 3).long(), torch.tensor([4]))
+@pytest.mark.parametrize(
+    ("mask", "error", "message"),
+    [
+        (torch.ones(1, 1, 1, 4).bool(), ValueError, r"^mask must be \(B, 1, 1, 3\) with B=1, got"),
+        (torch.ones(1, 3).bool(), ValueError, r"got \(1, 3\)$"),
+        (torch.tensor([3]), TypeError, "^mask must be bool, True = a real token, got torch.int64$"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_named(minilm, mask, error, message):
+    tokens = torch.zeros(1, 3).long()
+    with pytest.raises(error, match=message):
+        minilm(tokens, mask=mask)
+    with pytest.raises(ValueError, match=r"^tokens must be \(B, T\), got \(3,\)$"):
+        minilm(tokens[0])
+
+
+def test_without_a_mask_every_token_is_real(minilm):
+    tokens, mask = batch(minilm, HAPPY[:1])
+    with torch.no_grad():
+        assert torch.equal(minilm(tokens), minilm(tokens, mask=mask))
 
 
 # ---------------------------------------------------------------- DINOv2 in our own classes
@@ -592,3 +610,9 @@ def test_a_damaged_dinov2_is_named_with_the_remedy(elsewhere):
     with pytest.raises(ValueError, match=r"vit_s_focus\.onnx is damaged.*delete it") as caught:
         pretrained.dinov2_tensors()
     assert files.SOURCES[DINOV2].sha256 in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 1, 8, 8), (8, 8), (4, 8, 8)])
+def test_dinov2_inputs_make_no_colours_of_grey(shape):
+    with pytest.raises(ValueError, match=r"^images must be \(..., 3, height, width\), got \("):
+        pretrained.dinov2_inputs(torch.zeros(shape, dtype=torch.uint8))

@@ -32,8 +32,8 @@ def test_a_row_sums_to_one_or_is_empty(case):
     open_cells = torch.ones(weights.shape, dtype=torch.bool)
     if "mask" in options:
         open_cells &= options["mask"]
-    if "bias" in options:
-        open_cells &= options["bias"] != -INF
+    if "attn_bias" in options:
+        open_cells &= options["attn_bias"] != -INF
     if options["causal"]:
         open_cells &= torch.ones(weights.shape, dtype=torch.bool).tril(len(k) - len(q))
     assert bool((weights >= 0).all())
@@ -80,15 +80,15 @@ def test_the_order_of_the_queries_orders_the_outputs(case, random):
 def test_examples_and_heads_do_not_touch_each_other(sizes, causal):
     B, H, T, S, d_k, d_v = sizes
     q, k, v = draw(B, H, T, d_k), draw(B, H, S, d_k, seed=1), draw(B, H, S, d_v, seed=2)
-    mask, bias = draw(B, H, T, S, seed=3) > -1, draw(B, H, T, S, seed=4)
-    out, weights = attention(q, k, v, mask=mask, bias=bias, causal=causal)
+    mask, attn_bias = draw(B, H, T, S, seed=3) > -1, draw(B, H, T, S, seed=4)
+    out, weights = attention(q, k, v, mask=mask, attn_bias=attn_bias, causal=causal)
     for b, h in itertools.product(range(B), range(H)):
         alone = attention(
-            q[b, h], k[b, h], v[b, h], mask=mask[b, h], bias=bias[b, h], causal=causal
+            q[b, h], k[b, h], v[b, h], mask=mask[b, h], attn_bias=attn_bias[b, h], causal=causal
         )
         close(out[b, h], alone[0])
         close(weights[b, h], alone[1])
-    by_rank = attention(q[0], k[0], v[0], mask=mask[0], bias=bias[0], causal=causal)
+    by_rank = attention(q[0], k[0], v[0], mask=mask[0], attn_bias=attn_bias[0], causal=causal)
     close(by_rank[0], out[0])  # two, three and four axes agree
 
 
@@ -109,7 +109,7 @@ def test_closing_keys_is_removing_them(case, bits):
 def test_a_constant_added_to_a_row_changes_nothing(case, constant):
     q, k, v, options = case
     plain = attention(q, k, v, **options)[1]
-    options["bias"] = options.get("bias", torch.zeros(plain.shape).double()) + constant
+    options["attn_bias"] = options.get("attn_bias", torch.zeros(plain.shape).double()) + constant
     close(attention(q, k, v, **options)[1], plain)
 
 
@@ -142,14 +142,14 @@ def test_the_scale_may_be_folded_into_the_queries(case, scale):
 @given(cases(closed_rows=False))
 def test_a_bias_of_zero_is_none_and_minus_infinity_is_a_mask(case):
     q, k, v, options = case
-    options.pop("bias", None)
+    options.pop("attn_bias", None)
     out = attention(q, k, v, **options)[0]
     zeros = torch.zeros(len(q), len(k), dtype=torch.float64)
-    assert torch.equal(attention(q, k, v, bias=zeros, **options)[0], out)
+    assert torch.equal(attention(q, k, v, attn_bias=zeros, **options)[0], out)
     mask = options.pop("mask", zeros == 0)
     closed = zeros.masked_fill(~mask, -INF)
     masked = attention(q, k, v, mask=mask, **options)[0]
-    assert torch.equal(attention(q, k, v, bias=closed, **options)[0], masked)
+    assert torch.equal(attention(q, k, v, attn_bias=closed, **options)[0], masked)
 
 
 # ---------------------------------------------------------------- nothing from the future
@@ -157,8 +157,8 @@ def test_a_bias_of_zero_is_none_and_minus_infinity_is_a_mask(case):
 MODES = {
     "plain": {},
     "masked": {"mask": torch.ones(5, 5, dtype=torch.bool)},
-    "biased": {"bias": draw(5, 5, seed=9)},
-    "both": {"mask": torch.ones(5, 5, dtype=torch.bool), "bias": draw(5, 5, seed=9)},
+    "biased": {"attn_bias": draw(5, 5, seed=9)},
+    "both": {"mask": torch.ones(5, 5, dtype=torch.bool), "attn_bias": draw(5, 5, seed=9)},
 }
 LAYERS = {
     "plain": {},
@@ -189,10 +189,10 @@ def test_the_future_has_no_gradient(mode, kind, recorded):
 # ---------------------------------------------------------------- gradients
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "bias"])
+@pytest.mark.parametrize("name", ["q", "k", "v", "attn_bias"])
 def test_each_input_alone_may_need_a_gradient(name):
     inputs = {"q": draw(2, 3, 5), "k": draw(2, 4, 5, seed=1), "v": draw(2, 4, 7, seed=2)}
-    inputs["bias"] = draw(2, 3, 4, seed=3)
+    inputs["attn_bias"] = draw(2, 3, 4, seed=3)
     mask = torch.tensor([[True, False, True, True], [False] * 4, [True] * 4])
 
     def run(value):
@@ -259,9 +259,9 @@ def surroundings(request):
 def test_surroundings_change_nothing(dtype):
     """Equal to loops under every global setting: no tensor is made in the default dtype."""
     q, k, v = (draw(n, 5, seed=n, dtype=dtype) for n in (3, 4, 4))
-    mask, bias = draw(3, 4, seed=5) > -1, draw(3, 4, seed=6, dtype=dtype)
-    out, weights = attention(q, k, v, mask=mask, bias=bias, causal=True, softcap=5.0)
-    expected = attention_by_loops(q, k, v, mask=mask, bias=bias, causal=True, softcap=5.0)
+    mask, attn_bias = draw(3, 4, seed=5) > -1, draw(3, 4, seed=6, dtype=dtype)
+    out, weights = attention(q, k, v, mask=mask, attn_bias=attn_bias, causal=True, softcap=5.0)
+    expected = attention_by_loops(q, k, v, mask=mask, attn_bias=attn_bias, causal=True, softcap=5.0)
     assert out.dtype == weights.dtype == dtype
     step = 4 * torch.finfo(dtype).eps
     for got, exact in zip((out, weights), expected, strict=True):

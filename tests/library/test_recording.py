@@ -319,7 +319,7 @@ def check_against_loops(q, k, v, **options):
     q, k, v = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (q, k, v))
     causal = torch.ones(shape[-2:], dtype=torch.bool).tril()  # top left, unlike the oracle's own
     for at in itertools.product(*map(range, shape[:-2])):
-        kind = "mask" if mask is not None and mask.dtype == torch.bool else "bias"
+        kind = "mask" if mask is not None and mask.dtype == torch.bool else "attn_bias"
         parts = {kind: mask.expand(shape)[at]} if mask is not None else {}
         if options.get("is_causal"):
             parts["mask"] = causal & parts.get("mask", causal)
@@ -348,11 +348,11 @@ def calls(draw_from):
     elif masked:
         shape = draw_from(st.sampled_from([(T, S), (1, S), (*q.shape[:-2], T, S), (1, T, 1)]))
         keep = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 3)) < 0.6
-        bias = draw(*shape, seed=seed + 4)
+        attn_bias = draw(*shape, seed=seed + 4)
         options["attn_mask"] = {
             "bool": keep,
-            "float": bias,
-            "closed": bias.masked_fill(~keep, -INF),
+            "float": attn_bias,
+            "closed": attn_bias.masked_fill(~keep, -INF),
         }[masked]
     return (q, k, v), options
 
@@ -422,16 +422,16 @@ def test_under_autocast_a_mask_stays_one(options):
 
 def test_under_autocast_the_kernels_own_inputs_count():
     q, k, v = (x.float() for x in (Q, K, V))
-    bias = inputs(5, 11)
+    attn_bias = inputs(5, 11)
     with torch.autocast("cpu", torch.bfloat16):
-        plain = Kernel()(q, k, v, attn_mask=bias)
+        plain = Kernel()(q, k, v, attn_mask=attn_bias)
         with record_attention(model := Kernel()) as maps:
-            assert torch.equal(model(q, k, v, attn_mask=bias), plain)
+            assert torch.equal(model(q, k, v, attn_mask=attn_bias), plain)
     assert maps[""].dtype == plain.dtype == torch.bfloat16
-    seen = [x.bfloat16().double() for x in (q, k, bias)]
-    expected = attention_weights(*seen[:2], bias=seen[2])
+    seen = [x.bfloat16().double() for x in (q, k, attn_bias)]
+    expected = attention_weights(*seen[:2], attn_bias=seen[2])
     torch.testing.assert_close(maps[""].double(), expected, rtol=2**-8, atol=1e-6)
-    rounded = attention_weights(q, k, bias=bias).double()
+    rounded = attention_weights(q, k, attn_bias=attn_bias).double()
     assert not torch.allclose(maps[""].double(), rounded, rtol=2**-8, atol=1e-6)
 
 
@@ -497,14 +497,20 @@ def test_our_layer_gives_the_weights_of_the_formula(options, causal):
     layer, x, context = layer_of(**options), draw(2, 5, 6), draw(2, 7, 6, seed=1)
     mask = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.6
     mask[1, :, 2] = False
-    bias = draw(layer.num_heads, 5, 7, seed=2)[None]
+    attn_bias = draw(layer.num_heads, 5, 7, seed=2)[None]
     with record_attention(layer) as maps:
-        layer(x, context, mask=mask, bias=bias, causal=causal)
+        layer(x, context, mask=mask, attn_bias=attn_bias, causal=causal)
     q, k = split_heads(layer.q_proj(x), layer.num_heads), layer.k_proj(context)
     k = split_heads(k, layer.num_kv_heads)
     k = k.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
     expected = attention_weights(
-        q, k, mask=mask, bias=bias, scale=layer.scale, softcap=layer.softcap, causal=causal
+        q,
+        k,
+        mask=mask,
+        attn_bias=attn_bias,
+        scale=layer.scale,
+        softcap=layer.softcap,
+        causal=causal,
     )
     assert list(maps) == [""]
     torch.testing.assert_close(maps[""], expected, rtol=1e-10, atol=1e-12)

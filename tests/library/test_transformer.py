@@ -4,12 +4,23 @@ from functools import partial
 
 import pytest
 import torch
-from cases import ORDERS, ROTATE, draw, shaken
+from cases import ORDERS, ROTATE, SIZES, draw, shaken
 from torch import nn
 
-from attn_lib import Cache, causal_mask, interop, padding_mask
+from attn_lib import (
+    Cache,
+    DecoderLM,
+    Transformer,
+    VisionTransformer,
+    causal_mask,
+    interop,
+    padding_mask,
+)
+from attn_lib.layers import FeedForward
 from attn_lib.masks import to_blocked
+from attn_lib.positions import LearnedPositions
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
+from attn_lib.vision import PatchEmbedding
 
 
 def torch_layer(norm_at, seed=0, kind=nn.TransformerEncoderLayer, **options):
@@ -279,9 +290,9 @@ def test_a_bias_reaches_every_block():
     )
     y = x
     for block in stack.blocks:
-        y = y + block.attention(block.attention_norm(y), bias=bias)
+        y = y + block.attention(block.attention_norm(y), attn_bias=bias)
         y = y + block.feed_forward(block.feed_forward_norm(y))
-    torch.testing.assert_close(stack(x, bias=bias), stack.norm(y))
+    torch.testing.assert_close(stack(x, attn_bias=bias), stack.norm(y))
     assert not torch.allclose(stack(x), stack.norm(y), atol=1e-3)
 
 
@@ -442,3 +453,153 @@ def test_a_decoder_always_hides_the_future():
         decoder(x, x)
     with pytest.raises(ValueError, match="has cross-attention: context must be"):
         TransformerDecoder(d_model=6, num_heads=3, d_ff=11, num_layers=1).double()(x)
+
+
+# ---------------------------------------------------------------- misuses that ran in silence
+
+
+BLOCK = {"d_model": 6, "num_heads": 3, "d_ff": 11}
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: VisionTransformer(28, 7, 1, 10, 16, 2, 4, 32),
+        lambda: TransformerBlock(6, 3, 11),
+        lambda: TransformerEncoder(6, 3, 11, 2),
+        lambda: TransformerDecoder(6, 3, 11, 2),
+        lambda: DecoderLM(13, 5, 6, 3, 11, 2),
+        lambda: Transformer(13, 13, 5, 6, 3, 11, 2),
+        lambda: FeedForward(6, 11),
+        lambda: PatchEmbedding(7, 1, 16),
+        lambda: LearnedPositions(5, 6),
+    ],
+)
+def test_sizes_in_another_order_built_the_wrong_model(build):
+    with pytest.raises(TypeError, match=r"takes 1 positional argument but \d+ were given$"):
+        build()
+
+
+VOCABULARIES = {"source_vocab_size": 13, "target_vocab_size": 13, "max_len": 5}
+
+
+IMAGES = {"image_size": 28, "patch_size": 7, "in_channels": 1, "num_classes": 10}
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        (TransformerEncoder, {}),
+        (TransformerDecoder, {}),
+        (DecoderLM, {"vocab_size": 13, "max_len": 5}),
+        (Transformer, VOCABULARIES),
+        (VisionTransformer, IMAGES),
+    ],
+)
+def test_a_size_that_is_missing_is_the_models_own(kind, others, size):
+    """``help(DecoderLM)`` once showed none of them, and ``TransformerDecoder`` was blamed."""
+    given = {name: value for name, value in (SIZES | others).items() if name != size}
+    where = rf"^{kind.__name__}.__init__\(\) missing 1 required keyword-only argument: '{size}'$"
+    with pytest.raises(TypeError, match=where):
+        kind(**given)
+
+
+def test_a_block_without_biases_has_none_in_any_sublayer():
+    """``bias=False`` once took the biases of the attention alone."""
+    norm = partial(nn.LayerNorm, bias=False)
+    block = TransformerBlock(**BLOCK, cross_attention=True, bias=False, norm=norm)
+    assert [name for name, _ in block.named_parameters() if name.endswith("bias")] == []
+    stack = TransformerEncoder(**SIZES, bias=False, norm=norm)
+    assert [name for name, _ in stack.named_parameters() if name.endswith("bias")] == []
+    with_bias = TransformerBlock(**BLOCK)
+    assert sum(n.endswith("bias") for n, _ in with_bias.named_parameters()) == 4 + 2 + 2
+
+
+@pytest.mark.parametrize("kind", [TransformerBlock, TransformerEncoder, DecoderLM])
+def test_a_misspelt_option_of_a_block_is_the_blocks(kind):
+    """It was once blamed on ``MultiHeadAttention.__init__``."""
+    sizes = {TransformerBlock: BLOCK, TransformerEncoder: SIZES}.get(kind)
+    sizes = sizes or {"vocab_size": 13, "max_len": 5, **SIZES}
+    with pytest.raises(TypeError, match=r"TransformerBlock.*'norm_frist'"):
+        kind(**sizes, norm_frist=True)
+    with pytest.raises(TypeError, match=r"MultiHeadAttention.*'num_kv_head'"):
+        kind(**sizes, attention={"num_kv_head": 1})
+
+
+def test_an_encoder_with_a_cache_but_without_causal_is_refused():
+    stack, x = TransformerEncoder(**SIZES).double(), draw(2, 4, 6)
+    with pytest.raises(ValueError, match=r"^a cache needs causal=True: otherwise earlier tokens"):
+        stack(x, cache=Cache())
+    torch.testing.assert_close(stack(x, causal=True, cache=Cache()), stack(x, causal=True))
+
+
+@pytest.mark.parametrize("build", ["DecoderLM", "VisionTransformer"])
+def test_models_without_a_context_do_not_swallow_cross_attention(build):
+    image = {"image_size": 4, "patch_size": 2, "in_channels": 1, "num_classes": 3}
+    text = {"vocab_size": 13, "max_len": 5}
+    kind, sizes = {"DecoderLM": (DecoderLM, text)}.get(build, (VisionTransformer, image))
+    with pytest.raises(ValueError, match=f"^{build} has no context: its blocks have no cross-att"):
+        kind(**sizes, **SIZES, cross_attention=True)
+    kind(**sizes, **SIZES, cross_attention=False)
+
+
+@pytest.mark.parametrize("decodes", [False, True])
+def test_each_norm_keeps_its_own_eps_there_and_back(decodes):
+    kind = nn.TransformerDecoderLayer if decodes else nn.TransformerEncoderLayer
+    theirs = kind(6, 3, 11, batch_first=True).double().eval()
+    for i, norm in enumerate(m for m in theirs.modules() if isinstance(m, nn.LayerNorm)):
+        norm.eps = 0.1 * (i + 1)
+    ours, x = interop.from_torch(theirs), draw(2, 4, 6)
+    given = (x, x) if decodes else (x,)
+    torch.testing.assert_close(ours(*given), theirs(*given))
+    torch.testing.assert_close(interop.to_torch(ours)(*given), theirs(*given))
+
+
+def test_dropouts_that_differ_are_refused():
+    theirs = nn.TransformerEncoderLayer(6, 3, 11, dropout=0.1)
+    theirs.dropout2.p = 0.3
+    with pytest.raises(ValueError, match=r"^one dropout for all sublayers is needed, got \[0.1, "):
+        interop.from_torch(theirs)
+    theirs = nn.TransformerEncoderLayer(6, 3, 11, dropout=0.1)
+    theirs.self_attn.dropout = 0.3
+    with pytest.raises(ValueError, match=r"^one dropout for all sublayers is needed, got \[0.1, "):
+        interop.from_torch(theirs)
+
+
+def test_what_is_not_trained_stays_so_there_and_back():
+    theirs = nn.TransformerEncoderLayer(6, 3, 11)
+    theirs.linear1.weight.requires_grad_(False)
+    theirs.norm2.bias.requires_grad_(False)
+    theirs.self_attn.in_proj_weight.requires_grad_(False)
+    theirs.self_attn.out_proj.bias.requires_grad_(False)
+    ours = interop.from_torch(theirs)
+    frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
+    assert frozen == {
+        "attention.q_proj.weight",
+        "attention.k_proj.weight",
+        "attention.v_proj.weight",
+        "attention.out_proj.bias",
+        "feed_forward.up.weight",
+        "feed_forward_norm.bias",
+    }
+    back = interop.to_torch(ours)
+    assert {n: p.requires_grad for n, p in back.named_parameters()} == {
+        n: p.requires_grad for n, p in theirs.named_parameters()
+    }
+    ours.attention.k_proj.weight.requires_grad_(True)
+    message = (
+        r"^nn\.MultiheadAttention keeps the projections of queries, keys and values in one "
+        r"parameter: all three must require gradients, or none$"
+    )
+    with pytest.raises(ValueError, match=message):
+        interop.to_torch(ours)
+
+
+@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
+def test_a_layer_without_biases_goes_there_and_back(kind):
+    theirs, x = kind(6, 3, 11, bias=False, batch_first=True).double().eval(), draw(2, 4, 6)
+    given = (x, x) if kind is nn.TransformerDecoderLayer else (x,)
+    ours = interop.from_torch(theirs)
+    torch.testing.assert_close(ours(*given), theirs(*given))
+    torch.testing.assert_close(interop.to_torch(ours)(*given), theirs(*given))

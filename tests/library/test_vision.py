@@ -42,7 +42,7 @@ def test_patches_three_ways():
     """A strided convolution, unfold with a matrix, and a reshape with a matrix; and in loops."""
     B, C, p, rows, columns = 2, 3, 5, 2, 7
     torch.manual_seed(0)
-    patches = PatchEmbedding(p, C, 11).double()
+    patches = PatchEmbedding(patch_size=p, in_channels=C, d_model=11).double()
     images = draw(B, C, rows * p, columns * p)
     out = patches(images)
     assert out.shape == (B, rows * columns, 11)
@@ -62,7 +62,7 @@ def test_patches_three_ways():
 def test_images_that_cannot_be_cut_are_named(shape):
     message = rf"\(B, 2, height, width\) with sides that 5 divides, got \({shape[0]}, .*{shape[-1]}"
     with pytest.raises(ValueError, match=message):
-        PatchEmbedding(5, 2, 7)(torch.zeros(shape))
+        PatchEmbedding(patch_size=5, in_channels=2, d_model=7)(torch.zeros(shape))
 
 
 # ---------------------------------------------------------------- the model

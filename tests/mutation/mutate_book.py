@@ -60,7 +60,7 @@ class Mutant(NamedTuple):
     file: str  # "masks.py" of the library, or "02_masks.ipynb"
     place: str  # the function, or the number of the cell
     text: str  # the whole module, or the cell, with the change
-    said: str  # what it is, for the list of survivors
+    label: str  # what it is, for the list of survivors
 
     def plant(self) -> None:
         """Give the function of the library the changed code, wherever it was imported to."""
@@ -106,8 +106,8 @@ def walk(path: Path, planned: list[tuple[int, Mutant]]) -> list[str | None]:
         for number, (first, mutant) in enumerate(planned):
             if first == cell:
                 found[number] = forked(tried, page, cell, mutant)
-                said = mutant.said.replace("\n", "")
-                print(path.stem, found[number], said, sep=": ", file=sys.stderr, flush=True)
+                label = mutant.label.replace("\n", "")
+                print(path.stem, found[number], label, sep=": ", file=sys.stderr, flush=True)
         page.run(cell)
     return [found[number] for number in range(len(planned))]
 
@@ -128,8 +128,8 @@ def in_library(pages: dict[str, dict], seed: int) -> Iterator[tuple[Mutant, dict
         line, old, new = difference(before, after)
         place = function_at(ast.parse(before), line)
         cells = first_cells(pages, "lines", f"{file}:{line}")
-        said = f"attn_lib/{file}, {place}:\n  - {old}\n  + {new}"
-        mutant, plain = Mutant(file, place, after, said), Mutant(file, place, before, "")
+        label = f"attn_lib/{file}, {place}:\n  - {old}\n  + {new}"
+        mutant, plain = Mutant(file, place, after, label), Mutant(file, place, before, "")
         if (
             cells
             and (f"attn_lib.{file[:-3]}.{place}", old, new) not in equivalent()
@@ -152,9 +152,9 @@ def in_pages(seed: int) -> Iterator[tuple[Mutant, dict[str, int]]]:
         file, *texts = mutated(*change)
         before, after = (textwrap.dedent(text.partition("\n")[2]) for text in texts)
         _, old, new = difference(before, after)
-        said = f"book/{file}, cell {number}:\n  - {old}\n  + {new}"
+        label = f"book/{file}, cell {number}:\n  - {old}\n  + {new}"
         if (cell, old, new) not in equivalent():
-            yield Mutant(file, str(number), after, said), {file: number}
+            yield Mutant(file, str(number), after, label), {file: number}
 
 
 def equivalent() -> set[tuple[str, str, str]]:
@@ -252,7 +252,7 @@ def verdicts(planned: list[tuple[Mutant, dict[str, int]]], pages: Iterable[str])
 def report(what: str, planned: list, found: list, wanted: int) -> bool:
     """Print each mutant with its red cell, and the share of red ones; whether that is enough."""
     for (mutant, _), verdict in zip(planned, found, strict=True):
-        print(mutant.said, verdict or "SURVIVED", sep="\n    ")
+        print(mutant.label, verdict or "SURVIVED", sep="\n    ")
     red = len(found) - found.count(None)
     print(f"\n{what}: {red} of {len(found)} turn a page red, {wanted} % wanted\n")
     return red > 0 and 100 * red >= wanted * len(found)

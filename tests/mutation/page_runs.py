@@ -100,23 +100,36 @@ class Page:
 
 def forked(work, *given):
     """What ``work(*given)`` returns in a fork of this process, or the signal that ended it."""
-    ear, mouth = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            with open(mouth, "w") as file:
+            with open(writing, "w") as file:
                 json.dump(work(*given), file)
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-    os.close(mouth)
-    with open(ear) as file:
-        said = file.read()
+    os.close(writing)
+    with open(reading) as file:
+        text = file.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status > 0:
         raise ChildProcessError("a mutant ended without a verdict: see above")
-    return json.loads(said) if status == 0 else f"ended by {signal.Signals(-status).name}"
+    return json.loads(text) if status == 0 else f"ended by {signal.Signals(-status).name}"
+
+
+class Failures:
+    """A plugin of pytest: the tests that fail, and what each says."""
+
+    def __init__(self):
+        self.found: list[tuple[str, str]] = []
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            text = crash.message if crash and report.when == "call" else f"BROKEN {report.when}"
+            self.found.append((report.nodeid, " ".join(text.split())[:150]))
 
 
 # ---------------------------------------------------------------- what pages use

@@ -1,11 +1,16 @@
 """Take back each repair that `repairs.csv` lists, and see the tests turn red that are named there.
 
     python tests/mutation/repairs.py [WORD ...]
+    python tests/mutation/repairs.py --sample 200 --seed 0 attn_check/reference.py …
 
 Each row is a misuse that once ran in silence, or a defect that an attack found; `new`, put in place
 of `old`, brings it back into a copy of the working tree. Without it the tests there are green; with
 it each of them must fail, and neither while it is collected nor for want of a name. With words,
 only defects are brought back whose descriptions hold one of them.
+
+With ``--sample``, the small changes of ``small.py`` are made instead, so many of them, drawn with
+this seed from the named files: at least 85 % must turn a test of `tests/check` red, the quickest
+first. Those that survive are listed.
 
 Printed is what each test says then, or UNSEEN. Exit status: 0 if all are red; not 0 if one is not,
 or if a test is red without a change. A test runs in a fork of this process, which has loaded what
@@ -18,6 +23,9 @@ import csv
 import gc
 import io
 import os
+import random
+import resource
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -25,14 +33,17 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from page_runs import ROOT, forked
+from page_runs import ROOT, Failures, forked
+from small import small_changes
 
 sys.path[:0] = [str(ROOT / "tests" / "book"), str(ROOT / "book" / "_ext")]
 copies = import_module("copies")
 
 LOADED = ("hypothesis", "matplotlib.pyplot", "torch", "transformers")
 OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
-LIBRARY = ("attn_lib", "copies", "pages")  # are those of the copy
+LIBRARY = ("attn_check", "attn_lib", "copies", "pages")  # are those of the copy
+CHECKS = ["tests/check"]  # what a sample must turn red
+LIMIT, WANTED = 600, 85  # seconds of one change, per cent
 BROKEN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError")  # of no old behaviour
 
 
@@ -40,19 +51,6 @@ def rows() -> list[dict]:
     """What `repairs.csv` lists; the tests as a list."""
     with Path(__file__).with_suffix(".csv").open() as file:
         return [{**row, "test": row["test"].split(";")} for row in csv.DictReader(file)]
-
-
-class Heard:
-    """What tests say that fail."""
-
-    def __init__(self):
-        self.said = []
-
-    def pytest_runtest_logreport(self, report):
-        if report.failed:
-            crash = getattr(report.longrepr, "reprcrash", None)
-            text = crash.message if crash and report.when == "call" else f"BROKEN {report.when}"
-            self.said.append(" ".join(text.split())[:150])
 
 
 def tried(root: str, tests: list[str]) -> tuple[int, list[str], str]:
@@ -63,10 +61,10 @@ def tried(root: str, tests: list[str]) -> tuple[int, list[str], str]:
     sys.path.insert(0, root)
     os.environ["PYTHONPATH"] = root
     sys.dont_write_bytecode = True  # or an edit of the same second could go unread
-    heard = Heard()
+    failures = Failures()
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        status = pytest.main([*OPTIONS, *tests], plugins=[heard])
-    return int(status), heard.said, output.getvalue()
+        status = pytest.main([*OPTIONS, *tests], plugins=[failures])
+    return int(status), [text for _, text in failures.found], output.getvalue()
 
 
 def taken_back(root: Path, row: dict) -> Iterator[str]:
@@ -75,32 +73,80 @@ def taken_back(root: Path, row: dict) -> Iterator[str]:
     before = path.read_text()
     copies.edit(root, row["file"], row["old"], row["new"])
     for test in row["test"]:
-        status, said, _ = forked(tried, str(root), [test])
-        yield said[0] if status == pytest.ExitCode.TESTS_FAILED else f"UNSEEN: exit status {status}"
+        status, texts, _ = forked(tried, str(root), [test])
+        yield (
+            texts[0] if status == pytest.ExitCode.TESTS_FAILED else f"UNSEEN: exit status {status}"
+        )
     path.write_text(before)
+
+
+def caught(root: Path, name: str, text: str, tests: list[str]) -> str:
+    """What the first of these tests says of a file with this text, or nothing."""
+    path = root / name
+    before = path.read_text()
+    path.write_text(text)
+    found = forked(limited, str(root), tests)
+    path.write_text(before)
+    if isinstance(found, str):
+        return found  # a signal: it went on for ever
+    status, texts, _ = found
+    return "" if status == pytest.ExitCode.OK else texts[0] if texts else f"exit status {status}"
+
+
+def limited(root: str, tests: list[str]) -> tuple[int, list[str], str]:
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+    signal.alarm(10 * LIMIT)  # for what waits, which takes no processor time
+    return tried(root, tests)
+
+
+def sampled(root: Path, names: list[str], number: int, seed: int, tests: list[str]) -> bool:
+    """Make this number of small changes in these files; whether enough of them were caught."""
+    every = [(name, *c) for name in names for c in small_changes((root / name).read_text())]
+    chosen = random.Random(seed).sample(every, min(number, len(every)))  # noqa: S311
+    killed = 0
+    for name, line, change, text in chosen:
+        answer = caught(root, name, text, tests)
+        killed += bool(answer)
+        print(f"{name}:{line}: {change}: {answer or 'SURVIVED'}", flush=True)
+    print(f"\n{killed} of {len(chosen)} small changes turn a test red, {WANTED} % wanted")
+    return bool(chosen) and 100 * killed >= WANTED * len(chosen)
+
+
+def take_back(root: Path, chosen: list[dict]) -> bool:
+    """Take back each repair; whether every named test saw it."""
+    unseen = 0
+    for row in chosen:
+        for test, text in zip(row["test"], taken_back(root, row), strict=True):
+            unseen += (survived := text.startswith(("UNSEEN", "BROKEN", *BROKEN)))
+            print(row["defect"], *([test] if survived else []), text, sep=": ", flush=True)
+    print(f"\n{len(chosen)} repairs taken back, {unseen} times unseen")
+    return unseen == 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("words", nargs="*", metavar="WORD")
-    words = parser.parse_args().words
-    chosen = [row for row in rows() if not words or any(word in row["defect"] for word in words)]
-    unseen = 0
+    parser.add_argument("words", nargs="*", metavar="WORD or FILE")
+    parser.add_argument("--sample", type=int, metavar="NUMBER")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tests", nargs="+", default=CHECKS, help="for a sample")
+    given = parser.parse_args()
+    chosen = [r for r in rows() if not given.words or any(w in r["defect"] for w in given.words)]
+    tests = (
+        given.tests if given.sample else sorted({test for row in chosen for test in row["test"]})
+    )
+    if not chosen and not given.sample:
+        parser.error(f"no repair is called {given.words}")
     for name in LOADED:
         import_module(name)
     gc.freeze()  # or every fork goes through all of it
     with tempfile.TemporaryDirectory() as folder:
         root = copies.copy_tree(Path(folder, "checkout"))
-        tests = sorted({test for row in chosen for test in row["test"]})
         status, _, output = forked(tried, str(root), tests)
         if status != 0:
             sys.exit(f"red without a change:\n{output}")
-        for row in chosen:
-            for test, said in zip(row["test"], taken_back(root, row), strict=True):
-                unseen += (not_seen := said.startswith(("UNSEEN", "BROKEN", *BROKEN)))
-                print(row["defect"], *([test] if not_seen else []), said, sep=": ", flush=True)
-    print(f"\n{len(chosen)} repairs taken back, {unseen} times unseen")
-    return int(unseen > 0 or not chosen)
+        if given.sample:
+            return int(not sampled(root, given.words, given.sample, given.seed, tests))
+        return int(not take_back(root, chosen))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 
 import pytest
 import tomllib
-from page_runs import ROOT, forked
+from page_runs import ROOT, Failures, forked
 
 MUTANTS = ROOT / "mutants"
 ONE = "attn_lib.masks.x_causal_mask__mutmut_1"  # with no name, mutmut would run all
@@ -43,18 +43,7 @@ stats: dict[str, dict] = {}
 kills: Counter[tuple[str, str]] = Counter()  # of a function's mutants, by a test, in this process
 
 
-class Heard:
-    """What tests say that fail."""
-
-    def __init__(self):
-        self.said: list[str] = []
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.said.append(f"{report.nodeid}: {report.longreprtext}")
-
-
-heard = Heard()
+failures = Failures()
 
 
 def first_red(names: list[str]) -> tuple[str, str] | None:
@@ -64,8 +53,8 @@ def first_red(names: list[str]) -> tuple[str, str] | None:
     for name, following in zip(names, [*names[1:], ""], strict=True):
         hook = items[name].config.hook  # all that surrounds a test, such as filters of warnings
         hook.pytest_runtest_protocol(item=items[name], nextitem=items.get(following))
-        if heard.said:
-            return name, heard.said[0]
+        if failures.found:
+            return failures.found[0]
     return None
 
 
@@ -145,7 +134,7 @@ def main() -> int:
     sys.path.insert(0, str(MUTANTS))  # the library with its mutants, and its tests
     os.environ |= {"PYTHONPATH": str(MUTANTS), "MUTANT_UNDER_TEST": ""}
     tests = settings["pytest_add_cli_args_test_selection"]
-    return pytest.main([*OPTIONS, *tests], plugins=[Runner(sys.argv[1:]), heard])
+    return pytest.main([*OPTIONS, *tests], plugins=[Runner(sys.argv[1:]), failures])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import nbformat
 import pages
 import pytest
 import repairs
+import small
 import torch
 from copies import edit
 from torch import nn
@@ -215,13 +216,6 @@ def test_every_repair_has_its_place_and_its_tests():
         assert misplaced([{**rows[0], **change}]) == [rows[0]["defect"]]
 
 
-def test_every_test_of_a_misuse_has_its_repair():
-    """Each says that it was red before; where there is none to take back, nobody could see it."""
-    name = "tests/library/test_misuse.py"
-    named = {test.partition("[")[0] for row in repairs.rows() for test in row["test"]}
-    assert [test for test in names_in(name) if test not in named] == []
-
-
 MASKS, CLAMP = "tests/library/test_masks.py", "offset.long().clamp(-_FAR, _FAR)"
 CAUSAL = f"{MASKS}::test_causal"
 
@@ -264,3 +258,32 @@ def test_a_test_that_is_red_anyway_proves_nothing(checkout, taken_back):
     found = taken_back(["far", "attn_lib/masks.py", CLAMP, "offset.long()", CAUSAL])
     assert "red without a change" in found.stderr
     assert (found.stdout, found.returncode) == ("", 1)
+
+
+# ---------------------------------------------------------------- a sample of small changes
+
+
+def test_small_changes_are_of_what_is_computed_and_never_of_a_type():
+    source = "def f(x: int | None = 1) -> int | None:\n    return -x if x > 2 else True\n"
+    found = [text for _, text, _ in small.small_changes(source)]
+    assert set(found) == {
+        *("1 -> 2", "2 -> 3", "True -> False", "x > 2 -> x >= 2"),
+        "-x if x > 2 else True -> -x if not x > 2 else True",
+        "return -x if x > 2 else True -> return None",
+    }
+    texts = [text for *_, text in small.small_changes(source)]
+    assert len({*texts, ast.unparse(ast.parse(source))}) == 1 + len(texts)
+
+
+def test_a_sample_lists_what_survives(tmp_path, capsys):
+    used, unused = "def used(x):\n    return x + 1\n", "def unused(x):\n    return x < 2\n"
+    (tmp_path / "tiny.py").write_text(used + unused)
+    test = "import tiny\n\n\ndef test_it():\n    assert tiny.used(2) == 3\n"
+    (tmp_path / "test_tiny.py").write_text(test)
+    assert not repairs.sampled(tmp_path, ["tiny.py"], 9, 0, ["test_tiny.py"])
+    printed = capsys.readouterr().out
+    assert sorted(re.findall(r"(?m)^tiny.py:(\d): .*: SURVIVED$", printed)) == ["4", "4", "4"]
+    assert "3 of 6 small changes turn a test red, 85 % wanted" in printed
+    assert (tmp_path / "tiny.py").read_text() == used + unused
+    (tmp_path / "tiny.py").write_text(used)
+    assert repairs.sampled(tmp_path, ["tiny.py"], 2, 0, ["test_tiny.py"])

@@ -1,0 +1,353 @@
+"""The reference: attention in double precision, in named steps.
+
+A step is a function of the run so far and returns what it is named after. A known mistake puts
+another step in the place of one or two; nothing else distinguishes it from the reference.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Intent:
+    """What the author of the function means it to do."""
+
+    causal: bool | str = False
+    window: int | None = None
+    sinks: Tensor | None = None
+    softcap: float | None = None
+    scale: float | None = None
+    qk_norm: str | None = None
+    rope_base: float | None = None
+    rope_pairing: str = "half"
+    polarity: str = "attend"  # of the mask: attend, blocked or additive
+    empty: str = "nan"  # what a row without an open cell gives: nan, zeros or uniform
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The projections of a module, in double precision; ``out`` may be missing."""
+
+    heads: int
+    kv_heads: int
+    weights: Mapping[str, Tensor]  # role to (outputs, inputs)
+    biases: Mapping[str, Tensor | None]
+    norms: Mapping[str, Tensor] = field(default_factory=dict)
+    order: str = ""  # what is assumed of packed projections, in words
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One chosen call; tensors in the layout (B, H, T, d), a module's in (B, T, d_model)."""
+
+    name: str
+    tensors: Mapping[str, Tensor]  # q, k, v, or x and context
+    mask: Tensor | None = None  # bool (B, T, S), True = may attend
+    training: bool = False
+    tolerance: float = 3e-5
+    words: str = ""
+    merged: bool = False  # the heads lie side by side in the last axis
+    heads: int = 1
+    kv_heads: int = 1
+    ignored: Tensor | None = None  # (B, T) rows that are not compared
+    start: int = 0  # the position of the first key
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """T and S."""
+        t = self.tensors
+        queries = t["q"] if "q" in t else t["x"]
+        keys = t["k"] if "k" in t else t.get("context", queries)
+        return queries.shape[-2], keys.shape[-2]
+
+    @property
+    def batch(self) -> int:
+        """B."""
+        return next(iter(self.tensors.values())).shape[0]
+
+    @property
+    def closes(self) -> bool:
+        """Whether its mask closes anything."""
+        return self.mask is not None and not bool(self.mask.all())
+
+
+class Run(SimpleNamespace):
+    """Everything that is known while the formula is computed for one case.
+
+    From the start: tensors, x, context, intent, layer, H, H_kv, T, S, places (positions of queries
+    and keys), merged, training, given (the mask, (B, 1 or H, T, S), True = may attend) and reach
+    (T, S), of causal mask and window.
+    """
+
+    @property
+    def scale(self) -> float:
+        """The scale that is meant."""
+        return self.d_k**-0.5 if self.intent.scale is None else self.intent.scale
+
+
+Step = Callable[[Run], Any]
+Change = Mapping[str, Step]
+
+
+class NotMeant(ValueError):
+    """The mistake is one of a part that this attention does not have."""
+
+
+def linear(run: Run, role: str, x: Tensor) -> Tensor:
+    """A projection of the module."""
+    bias, out = run.layer.biases.get(role), x @ run.layer.weights[role].mT
+    return out if bias is None else out + bias
+
+
+def project(run: Run, roles: str = "qkv", inputs: str = "xcv") -> tuple[Tensor, ...]:
+    """Queries, keys and values: each by the projection of a role, from x, c(ontext) or v(alues)."""
+    if run.layer is None:
+        if inputs != "xcv":
+            raise NotMeant("a projection")
+        return tuple(run.tensors[role] for role in roles)
+    sources = {"x": run.x, "c": run.context, "v": run.tensors.get("values", run.context)}
+    return tuple(linear(run, role, sources[x]) for role, x in zip(roles, inputs, strict=True))
+
+
+def cut(x: Tensor, H: int) -> Tensor:
+    """(B, T, H · d) to (B, H, T, d)."""
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
+def norm(run: Run, roles: str = "qk") -> tuple[Tensor, ...]:
+    """Queries and keys, of which some are normed over d_k."""
+    kind, gains = run.intent.qk_norm, run.layer.norms if run.layer else {}
+    return tuple(
+        normed(x, kind, gains, role) if role in roles else x
+        for role, x in (("q", run.q), ("k", run.k))
+    )
+
+
+def normed(x: Tensor, kind: str, gains: Mapping[str, Tensor], role: str, axis: int = -1) -> Tensor:
+    """(B, H, T, d_k), each row normed; a gain of H · d_k norms all heads together."""
+    gain = gains.get(role)
+    if gain is not None and gain.numel() == x.shape[1] * x.shape[-1] != x.shape[-1]:
+        return cut(normed(x.transpose(1, 2).flatten(-2), kind, gains, role), x.shape[1])
+    eps = gains.get(f"{role}_eps", torch.tensor(1e-5 if kind == "layer" else 1e-6))
+    if kind == "l2":
+        return with_gain(x / x.norm(dim=axis, keepdim=True).clamp(min=1e-12), gains, role)
+    x = x - x.mean(dim=axis, keepdim=True) if kind == "layer" else x
+    return with_gain(x / (x.square().mean(dim=axis, keepdim=True) + eps).sqrt(), gains, role)
+
+
+def with_gain(x: Tensor, gains: Mapping[str, Tensor], role: str) -> Tensor:
+    """Times the gain, plus the bias of the norm, where they have the width of x."""
+    gain, bias = gains.get(role), gains.get(f"{role}_bias")
+    x = x if gain is None or gain.numel() != x.shape[-1] else x * gain.flatten()
+    return x if bias is None or bias.numel() != x.shape[-1] else x + bias.flatten()
+
+
+def turn(
+    x: Tensor, positions: Tensor, base: float, pairing: str, width: int | None = None
+) -> Tensor:
+    """Pairs of (..., T, d) turned by position / base^(2i/width)."""
+    d = x.shape[-1]
+    angles = positions.double()[:, None] / base ** (torch.arange(0, d, 2).double() / (width or d))
+    cos, sin = angles.cos(), angles.sin()
+    if pairing == "half":
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+
+
+def rotate(run: Run, roles: str = "qk", width: int | None = None) -> tuple[Tensor, ...]:
+    """Queries, keys and values, of which some are rotated."""
+    parts = []
+    for role, x, i in (("q", run.q, 0), ("k", run.k, 1), ("v", run.v, 1)):
+        angle = run.times[i] * (run.positions[i] + run.shift[i])
+        parts.append(turn(x, angle, run.base, run.pairing, width) if role in roles else x)
+    return tuple(parts)
+
+
+def repeated(run: Run, x: Tensor) -> Tensor:
+    """Keys or values for each query head: head h uses h // (H / H_kv)."""
+    times = run.q.shape[1] // x.shape[1]
+    return x if times == 1 else x.repeat_interleave(times, dim=1)
+
+
+def triangle(T: int, S: int, offset: int) -> Tensor:
+    """Query i sees the keys up to i + offset."""
+    return torch.arange(S) <= torch.arange(T)[:, None] + offset
+
+
+def first(run: Run) -> int:
+    """The position of the first query: the queries are the last T of S, unless said otherwise."""
+    return 0 if run.intent.causal == "top_left" else run.S - run.T
+
+
+def near(run: Run, window: int) -> Tensor:
+    """Cells less than ``window`` positions back, the token itself counted."""
+    return torch.arange(run.T)[:, None] + first(run) - torch.arange(run.S) < window
+
+
+def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Cells that two masks open; None opens all."""
+    return b if a is None else a if b is None else a & b
+
+
+def closed(scores: Tensor, cells: Tensor | None, fill: float = -math.inf) -> Tensor:
+    """Scores with a number where cells are not open."""
+    return scores if cells is None else scores.masked_fill(~cells, fill)
+
+
+def capped(run: Run, x: Tensor) -> Tensor:
+    """The softcap of any numbers."""
+    return run.intent.softcap * (x / run.intent.softcap).tanh()
+
+
+def _softmax(run: Run) -> Tensor:
+    """Over the keys, and the sink where there is one."""
+    if run.intent.sinks is None:
+        weights = run.scores.softmax(dim=-1)
+    else:
+        column = run.intent.sinks.double().view(1, -1, 1, 1).expand(*run.scores.shape[:-1], 1)
+        weights = torch.cat([column, run.scores], dim=-1).softmax(dim=-1)[..., 1:]
+    if run.intent.empty == "zeros":
+        weights = weights.masked_fill((run.scores == -math.inf).all(-1, keepdim=True), 0.0)
+    return weights
+
+
+def _close(run: Run) -> Tensor:
+    """Closed cells get −inf; where rows without an open cell are uniform, a large number."""
+    fill = -1e9 if run.intent.empty == "uniform" else -math.inf
+    return closed(run.scores, both(run.given, run.reach), fill)
+
+
+def _step(names: str, usual: Step, meant: Step = lambda run: True) -> tuple[list[str], Step, Step]:
+    """What a step gives, how, and where it is meant at all."""
+    return names.split(), usual, meant
+
+
+def _rope(run: Run) -> bool:
+    return run.intent.rope_base is not None
+
+
+STEPS = {
+    "project": _step("q k v", project),
+    "positions": _step("positions", lambda r: r.places, _rope),
+    "shift": _step("shift", lambda r: (0, 0), _rope),
+    "times": _step("times", lambda r: (1, 1), _rope),
+    "base": _step("base", lambda r: r.intent.rope_base, _rope),
+    "pairing": _step("pairing", lambda r: r.intent.rope_pairing, _rope),
+    "split": _step(
+        "q k v", lambda r: (cut(r.q, r.H), cut(r.k, r.H_kv), cut(r.v, r.H_kv)), lambda r: r.merged
+    ),
+    "norm": _step("q k", norm, lambda r: r.intent.qk_norm is not None),
+    "rotate": _step("q k v", rotate, _rope),
+    "group": _step("k v", lambda r: (repeated(r, r.k), repeated(r, r.v))),
+    "score": _step("scores", lambda r: r.q @ r.k.mT),
+    "sizes": _step("T S d_k", lambda r: (*r.scores.shape[-2:], r.q.shape[-1])),
+    "scale": _step("factor", lambda r: r.scale),
+    "scaled": _step("scores", lambda r: r.scores * r.factor),
+    "cap": _step("scores", lambda r: capped(r, r.scores), lambda r: r.intent.softcap is not None),
+    "mask": _step("given", lambda r: r.given),
+    "causal": _step("reach", lambda r: triangle(r.T, r.S, first(r)), lambda r: r.intent.causal),
+    "window": _step(
+        "reach",
+        lambda r: both(r.reach, near(r, r.intent.window)),
+        lambda r: r.intent.window is not None,
+    ),
+    "reach": _step("reach", lambda r: r.reach),
+    "close": _step("scores", _close),
+    "softmax": _step("weights", _softmax),
+    "mix": _step("out", lambda r: r.weights @ r.v),
+    "merge": _step("out", lambda r: r.out.transpose(1, 2).flatten(-2), lambda r: r.merged),
+    "output": _step(
+        "out",
+        lambda r: linear(r, "out", r.out),
+        lambda r: r.layer is not None and "out" in r.layer.weights,
+    ),
+    "end": _step("out", lambda r: r.out),
+}
+_ORDER = {name: i for i, name in enumerate(STEPS)}
+_Shared = dict[tuple[int, int], tuple[Intent, Layer | None, list[Run]]]
+_SHARED: WeakKeyDictionary[Case, _Shared] = WeakKeyDictionary()
+
+
+def compute(
+    case: Case,
+    intent: Intent,
+    layer: Layer | None,
+    change: Change | None = None,
+    dtype: torch.dtype | None = None,
+) -> Run:
+    """The formula for one case, some steps replaced; with a dtype, each is rounded to it."""
+    change = change or {}
+    start = min((_ORDER[name] for name in change), default=len(STEPS)) if dtype is None else 0
+    run = _until(start, case, intent, layer)
+    for name in list(STEPS)[start:]:
+        _take(run, name, change.get(name), dtype)
+    return run
+
+
+def _take(run: Run, name: str, other: Step | None = None, dtype: torch.dtype | None = None) -> None:
+    names, usual, meant = STEPS[name]
+    if not meant(run):
+        if other is not None:
+            raise NotMeant(f"{name} is not part of this attention")
+        return
+    result = (other or usual)(run)
+    for key, value in zip(names, result if len(names) > 1 else (result,), strict=True):
+        if dtype is not None and isinstance(value, Tensor) and value.is_floating_point():
+            value = value.to(dtype).double()
+        setattr(run, key, value)
+
+
+def _until(start: int, case: Case, intent: Intent, layer: Layer | None) -> Run:
+    """The first steps of the reference: hypotheses that change later ones share them."""
+    shared = {} if _recorded(case, layer) else _SHARED.setdefault(case, {})
+    key = (id(intent), id(layer))
+    if key not in shared:  # intent and layer stay beside the runs, so that their ids do
+        shared[key] = intent, layer, [_begin(case, intent, layer)]
+    runs = shared[key][2]
+    run = _copy(runs[min(start, len(runs) - 1)])
+    for name in list(STEPS)[len(runs) - 1 : start]:
+        _take(run, name)
+        runs.append(_copy(run))
+    return run
+
+
+def _copy(run: Run) -> Run:
+    return Run(**vars(run))
+
+
+def _begin(case: Case, intent: Intent, layer: Layer | None) -> Run:
+    t, merged, (T, S) = case.tensors, layer is not None or case.merged, case.lengths
+    H, H_kv = (layer.heads, layer.kv_heads) if layer else (case.heads, case.kv_heads)
+    given = case.mask
+    return Run(
+        tensors=t,
+        x=t.get("x"),
+        context=t.get("context", t.get("x")),
+        T=T,
+        S=S,
+        places=(torch.arange(S - T, S) + case.start, torch.arange(S) + case.start),
+        intent=intent,
+        layer=layer,
+        H=H,
+        H_kv=H_kv,
+        merged=merged,
+        training=case.training,
+        given=given if given is None or given.dim() == 4 else given[:, None],
+        reach=None,
+    )
+
+
+def _recorded(case: Case, layer: Layer | None) -> bool:
+    """Whether gradients are recorded: then nothing is shared."""
+    weights = () if layer is None else (*layer.weights.values(), *layer.biases.values())
+    tensors = (*case.tensors.values(), *weights, *(layer.norms.values() if layer else ()))
+    return any(x is not None and x.requires_grad for x in tensors)

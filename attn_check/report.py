@@ -1,0 +1,249 @@
+"""What was found: gathered while a function is examined, and the report that says it."""
+
+import textwrap
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_check.mistakes import MISTAKES
+from attn_check.reference import Case, Intent
+from attn_check.search import allowed, open_rows
+
+MEANT = ("what the mask means", "it is meant")  # assumptions that only the author can confirm
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One mistake, or one property that breaks, with the smallest example that shows it."""
+
+    mistake: str | None  # id in the table, or None where none matches
+    name: str
+    likely: str
+    look_for: str = ""
+    repair: str = ""
+    example: str = ""
+    source: str = ""
+    alike: tuple[str, ...] = ()  # mistakes that give the same numbers
+
+
+@dataclass(frozen=True)
+class Note:
+    """Behaviour that differs from this library's conventions and that real libraries have."""
+
+    mistake: str | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of :func:`attn_check.diagnose`.
+
+    Args:
+        subject: the name of what was called.
+        failures: one for each mistake; empty if none was found.
+        notes: behaviour at the edges that is no mistake.
+        holds: what was checked and is right.
+        unchecked: what could not be checked, and why.
+        assumed: what was not said and was found out.
+
+    Example:
+        >>> report = Report("mine", failures=[], holds=["equal to the reference: 3 inputs"])
+        >>> report.ok
+        True
+        >>> print(report)
+        mine: no mistake found.
+        <BLANKLINE>
+        Holds
+          - equal to the reference: 3 inputs
+
+    Source: :func:`attn_check.diagnose`.
+    """
+
+    subject: str
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    holds: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no failure was found."""
+        return not self.failures
+
+    @property
+    def mistakes(self) -> list[str | None]:
+        """The ids of the failures, None where no known mistake matches."""
+        return [failure.mistake for failure in self.failures]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain lists, strings and dictionaries, for programs."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Text for a terminal, or a page, of 79 characters."""
+        return "\n".join(map(_wrapped, self._lines("{}. {}", "   {}: {}", "  - {}", "{}")))
+
+    def __repr__(self) -> str:
+        """As :meth:`__str__`."""
+        return str(self)
+
+    def _repr_markdown_(self) -> str:
+        """Markdown for a notebook."""
+        return "\n".join(self._lines("{}. **{}**", "   - *{}:* {}", "- {}", "**{}**\n"))
+
+    def _headline(self) -> str:
+        n = len(self.failures)
+        counted = {0: "no mistake found", 1: "one mistake found"}.get(n, f"{n} mistakes found")
+        if self.ok and any(text.startswith(MEANT) for text in self.assumed):
+            counted += ", if you mean what is assumed below"
+        return f"{self.subject}: {counted}."
+
+    def _lines(self, head: str, part: str, item: str, title: str) -> list[str]:
+        markdown = title != "{}"
+        lines = [f"**{self._headline()}**" if markdown else self._headline()]
+        for i, failure in enumerate(self.failures, start=1):
+            lines += ["", head.format(i, f"{failure.name[:1].upper()}{failure.name[1:]}.")]
+            for label, text in _parts(failure):
+                if "\n" in text:
+                    lines.append(part.format(label, "").rstrip())
+                    lines += _block(text, markdown)
+                else:
+                    code = markdown and label in ("Look for", "Repair")
+                    lines.append(part.format(label, f"`{text}`" if code else text))
+        sections = {
+            "Notes": [note.text for note in self.notes],
+            "Holds": self.holds,
+            "Not checked": self.unchecked,
+            "Assumed": self.assumed,
+        }
+        for name, texts in sections.items():
+            if texts:
+                lines += ["", title.format(name), *(item.format(text) for text in texts)]
+        return lines
+
+
+def _parts(failure: Failure) -> list[tuple[str, str]]:
+    found = [
+        ("Likely", failure.likely),
+        ("Look for", failure.look_for),
+        ("Repair", failure.repair),
+        ("Example", failure.example),
+        ("The same numbers here", "; ".join(_in_words(name) for name in failure.alike)),
+        ("See", failure.source),
+    ]
+    return [(label, text) for label, text in found if text]
+
+
+def _wrapped(line: str) -> str:
+    """The line, or several that are indented a little more; no word is cut."""
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(
+        line, 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _in_words(mistake: str) -> str:
+    return f"{MISTAKES[mistake].name} ({mistake})"
+
+
+def _block(text: str, markdown: bool) -> list[str]:
+    body = [f"     {line}" for line in text.splitlines()]
+    return ["     ```text", *body, "     ```"] if markdown else body
+
+
+@dataclass
+class Findings:
+    """What has been found so far."""
+
+    failures: list[Failure] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    holds: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    assumed: list[str] = field(default_factory=list)
+    state_example: str = ""
+    seconds: float = 0.7  # to look for pairs of mistakes
+    guessed: list[str] = field(default_factory=list)  # what is assumed of causal and window
+    later_keys: str = ""  # which later keys have an influence, where causal is assumed
+
+    def known(
+        self, mistake: str, example: str, *, alike: tuple[str, ...] = (), form: int = 0
+    ) -> None:
+        """Add a failure, or a note, of the table; ``form`` is the number of its form."""
+        row = MISTAKES[mistake]
+        if row.note:
+            if mistake not in {note.mistake for note in self.notes}:
+                self.notes.append(Note(mistake, f"{row.likely} {example}".strip()))
+        elif mistake not in {failure.mistake for failure in self.failures}:
+            row = row.in_form(form)
+            likely = row.likely
+            if mistake == "closed_key_reaches_output" and self.later_keys:
+                likely = f"{self.later_keys} {likely}"
+            if alike:
+                others = "the one named below, which gives"
+                if len(alike) > 1:
+                    others = "one of those named below, which give"
+                likely += f" Or it is {others} the same numbers here."
+            self.failures.append(
+                Failure(
+                    mistake, row.name, likely, row.look_for, row.repair, example, row.source, alike
+                )
+            )
+
+    def property(self, name: str, likely: str, example: str = "") -> None:
+        """Add a failure that is not in the table."""
+        self.failures.append(Failure(None, name, likely, example=example))
+
+
+def grouped(texts: list[str]) -> list[str]:
+    """Texts "case: message", with the cases of one message together."""
+    cases: dict[str, list[str]] = {}
+    for text in texts:
+        case, _, message = text.partition(": ")
+        cases.setdefault(message, []).append(case)
+    return [f"{'; '.join(names)}: {text}" if text else names[0] for text, names in cases.items()]
+
+
+def numbers(x: Tensor, digits: int = 4) -> str:
+    """A few numbers, as [0.123, −1.500]."""
+    return "[" + ", ".join(f"{v:.{digits}g}" for v in x.flatten()[:4].tolist()) + "]"
+
+
+def largest(a: Tensor, b: Tensor) -> float:
+    """The largest difference."""
+    return (a - b).abs().nan_to_num(float("inf")).max().item()
+
+
+def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
+    """The first row that differs, around its entry that differs most, in words and numbers."""
+    gap = (mine - expected).abs().nan_to_num(float("inf"))
+    gap = gap.masked_fill((mine == expected) | (mine.isnan() & expected.isnan()), 0.0)
+    rows = open_rows(case, intent)
+    if rows is not None:
+        closed = ~rows if gap.dim() == 3 else ~rows[:, None].expand(gap.shape[:-1])
+        gap = gap.masked_fill(closed[..., None], 0.0)
+    at = _first_row(gap.amax(dim=-1), case, expected)
+    channel = int(gap[at].argmax())
+    names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
+    where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))
+    first = max(min(channel, gap.shape[-1] - 4), 0)
+    shown = slice(first, first + 4)
+    if gap.shape[-1] > 4:
+        where += f", channels {first}-{first + 3}"
+    lines = [f"{case.words or case.name}; {where} (from 0):"]
+    if case.mask is not None:
+        row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
+        lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")
+    pair = mine[at][shown], expected[at][shown]
+    texts = [(numbers(pair[0], digits), numbers(pair[1], digits)) for digits in range(4, 17)]
+    one, two = next((both for both in texts if both[0] != both[1]), texts[-1])
+    return "\n".join([*lines, f"actual    {one}", f"expected  {two}"])
+
+
+def _first_row(gap: Tensor, case: Case, expected: Tensor) -> tuple[int, ...]:
+    """The first row, (example, head, position), off by more than is allowed, or the worst."""
+    off = (gap > allowed(case, expected)).flatten()
+    index = off.int().argmax() if off.any() else gap.flatten().argmax()
+    return tuple(int(i) for i in torch.unravel_index(index, gap.shape))

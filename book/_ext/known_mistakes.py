@@ -1,0 +1,73 @@
+"""``{known-mistakes}``: each mistake that ``attn_check`` knows, written from the words it reports.
+
+A directive for each part of the page names the mistakes that begin it: the part runs as far as
+the mistake where the next one begins, so that a new row of the table is on the page by itself.
+"""
+
+import json
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+WORDS = Path(__file__).parents[2] / "attn_check" / "mistakes.json"
+LABELS = {"look_for": "Look for", "repair": "Repair"}
+
+
+def between(words: dict[str, dict], first: str, until: str | None) -> dict[str, dict]:
+    """The rows from one mistake up to another, or to the end of the table."""
+    ids = list(words)
+    for name in (first, until):
+        if name is not None and name not in words:
+            raise ValueError(f"no mistake is called {name!r}")
+    chosen = ids[ids.index(first) : None if until is None else ids.index(until)]
+    if not chosen:
+        raise ValueError(f"{until!r} stands before {first!r} in the table")
+    return {name: words[name] for name in chosen}
+
+
+def described(row: dict[str, str]) -> list[nodes.Node]:
+    """What is likely, the line to look for and its repair."""
+    body = [nodes.paragraph("", row["likely"])]
+    for key, label in LABELS.items():
+        words = row[key]  # code, unless it is a sentence
+        sentence = words.endswith(".") and not words.endswith("...")
+        text = nodes.Text(words) if sentence else nodes.literal(words, words)
+        body.append(nodes.paragraph("", "", nodes.strong("", f"{label}: "), text))
+    return body
+
+
+def section(name: str, row: dict) -> nodes.section:
+    """One mistake: its title, its words, those of its further forms, and who reported it."""
+    title = row["name"][0].upper() + row["name"][1:]
+    found = nodes.section("", nodes.title("", title), ids=[name.replace("_", "-")], names=[name])
+    found += described(row)
+    further = {form["name"]: form for form in row.get("words", {}).values()}
+    for other, form in further.items():
+        found += [nodes.paragraph("", "", nodes.emphasis("", f"Or {other}.")), *described(form)]
+    link = nodes.reference("", row["source"].partition("://")[2], refuri=row["source"])
+    reported = nodes.literal(name, name)
+    found += nodes.paragraph("", "", reported, nodes.Text(" · reported or explained at "), link)
+    return found
+
+
+class KnownMistakes(SphinxDirective):
+    """``{known-mistakes} FIRST [UNTIL]``: a section for each mistake from FIRST up to UNTIL."""
+
+    required_arguments, optional_arguments = 1, 1
+
+    def run(self) -> list[nodes.Node]:
+        """Sections; a mistake that is not in the table is an error of the build."""
+        self.env.note_dependency(str(WORDS))
+        try:
+            rows = between(json.loads(WORDS.read_text()), *[*self.arguments, None][:2])
+        except ValueError as fault:
+            raise self.error(str(fault)) from None
+        return [section(name, row) for name, row in rows.items()]
+
+
+def setup(app: Sphinx) -> dict:
+    """Register with Sphinx."""
+    app.add_directive("known-mistakes", KnownMistakes)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,154 @@
+"""Make the built pages light: nothing is loaded that no page uses, and nothing waits for scripts.
+
+What the theme ships is large: rules for a hundred components, 2,000 icons as a script, the search
+index on every page. When all pages are written, stylesheets lose the rules that name a class which
+no page and no script names, the icons that are left travel inside the stylesheet as a font of a few
+kilobytes, and pages are rewritten as `html_fixes.fix_page` says.
+The search index holds how each section begins, so that the search fetches no page to show it.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from docutils import nodes
+from fontTools import subset, ttLib
+from html_fixes import fix_page
+from sphinx.application import Sphinx
+from sphinx.config import Config
+
+EXCERPT = 240  # characters
+INDEX, SET = "searchindex.js", "Search.setIndex("
+BOOTSTRAP = {"fade", "show", "tooltip", "tooltip-inner", "tooltip-arrow", "bs-tooltip-auto"}
+ONE = "book-and-theme.css"
+_STYLE = r'<link [^>]*href="(?:\.\./)?([^"?]*\.css)[^"]*"[^>]*>\n?'
+_FONT = r"url\([^)]*fa-solid-900\.woff2\) format\(\"woff2\"\),url\([^)]*\) format\(\"truetype\"\)"
+# a property of one's own; an address in quotation marks may hold whatever ends another value
+_PROPERTY = r'(?<=[{;])\s*(--[\w-]+):(?:"[^"]*"|[^;{}"])*;?'
+_ANY = re.compile(r"\[[^\]]*\]|:(?:not|is|where|has)\([^()]*(?:\([^()]*\)[^()]*)*\)")
+
+
+def lean(css: str, used: set[str]) -> str:
+    """A stylesheet without the rules for classes that nobody uses."""
+    rules, at = [], 0
+    while (brace := css.find("{", at)) >= 0:
+        depth, end = 1, brace
+        while depth:
+            end = next(i for i in range(end + 1, len(css)) if css[i] in "{}")
+            depth += 1 if css[end] == "{" else -1
+        names, body, at = css[at:brace], css[brace + 1 : end], end + 1
+        if re.match(r"\s*@(media|supports|layer)", names):
+            body = lean(body, used)
+        elif "@" not in names:
+            names = ",".join(one for one in _selectors(names) if _may_match(one, used))
+        if names.strip() and body.strip():
+            rules.append(f"{names.strip()}{{{body}}}")
+    return "\n".join(rules)
+
+
+def _selectors(names: str) -> list[str]:
+    """Split at the commas that stand in no parentheses."""
+    return re.findall(r"(?:[^,()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))+", names)
+
+
+def _may_match(selector: str, used: set[str]) -> bool:
+    classes = re.findall(r"\.(-?[A-Za-z_][\w-]*)(?![\w\\-])", _ANY.sub("", selector))
+    return all(name in used for name in classes)
+
+
+def icons(css: str, font: Path) -> str:
+    """The characters of the icon font that stylesheets name, as a font inside an address."""
+    named = {int(code, 16) for code in re.findall(r"\\(f[0-9a-f]{3})\b", css)}
+    named |= {ord(character) for character in re.findall("[\uf000-\uf8ff]", css)}
+    options = subset.Options(flavor="woff", recalc_timestamp=False)
+    subsetter = subset.Subsetter(options)
+    subsetter.populate(unicodes=named)
+    with ttLib.TTFont(font, recalcTimestamp=False) as loaded:
+        subsetter.subset(loaded)
+        loaded.flavor = "woff"
+        loaded.save(made := io.BytesIO())
+    return f"url(data:font/woff;base64,{base64.b64encode(made.getvalue()).decode()})"
+
+
+def excerpts(doctree: nodes.document) -> dict[str, str]:
+    """How each section of a page begins, by its names; the page itself has none."""
+    found = {}
+    for section in doctree.findall(nodes.section):
+        paragraph = next(section.findall(nodes.paragraph), None)
+        if paragraph is not None:
+            text = "".join(map(_words, paragraph.findall(nodes.Text)))
+            begins = textwrap.shorten(text, EXCERPT, placeholder=" …")
+            found |= dict.fromkeys([*([] if found else [""]), *section["ids"]], begins)
+    return found
+
+
+def _words(text: nodes.Text) -> str:
+    """A text, or a formula without the commands of TeX."""
+    if not isinstance(text.parent, nodes.math):
+        return text.astext()
+    rooted = re.sub(r"\\sqrt\{?(\w+)\}?", r"√\1", text.astext())
+    return re.sub(r"\\(?=[a-z])|[{}\\]", "", rooted)
+
+
+def _finish(app: Sphinx, exception: Exception | None) -> None:
+    if exception or app.builder.format != "html":
+        return
+    out = Path(app.outdir)
+    index = json.loads((out / INDEX).read_text().removeprefix(SET).removesuffix(")"))
+    index["excerpts"] = {name: excerpts(app.env.get_doctree(name)) for name in index["docnames"]}
+    (out / INDEX).write_text(f"{SET}{json.dumps(index, sort_keys=True)})")
+    pages = [path for folder in (out, out / "book") for path in folder.glob("*.html")]
+    written = {path: fix_page(path.read_text(), path.parent) for path in pages}
+    name = f"_static/styles/{ONE}"
+    linked = re.findall(_STYLE, written[out / "search.html"])
+    names = used(written.values(), out / "_static")
+    css = _merged([out / link for link in linked], names)
+    meant = names.union(re.findall(r"var\((--[\w-]+)", css + "".join(written.values())))
+    solid = out / "_static/vendor/fontawesome/webfonts/fa-solid-900.ttf"
+    css = re.sub(_PROPERTY, lambda one: one[0] * (one[1] in meant), css)
+    css = re.sub(_FONT, lambda _: icons(css, solid), css)
+    (out / name).write_text(css)
+    version = hashlib.sha256(css.encode()).hexdigest()[:8]
+    for path, html in written.items():
+        up = "" if path.parent == out else "../"
+        link = f'<link rel="stylesheet" href="{up}{name}?v={version}" />\n'
+        path.write_text(re.sub(_STYLE, "", html).replace("</head>", f"{link}</head>", 1))
+
+
+def used(pages: Iterable[str], static: Path) -> set[str]:
+    """The classes of all pages, and whatever a script may mean by a word."""
+    scripts = [*static.glob("*.js"), *static.glob("scripts/[ps]*.js")]
+    names = set(re.findall(r"[\w-]+", " ".join(path.read_text() for path in scripts)))
+    for html in pages:
+        names.update(" ".join(re.findall(r'class="([^"]*)"', html)).split())
+    return names | BOOTSTRAP
+
+
+def _merged(styles: list[Path], names: set[str]) -> str:
+    """All stylesheets in one: licences, what is imported, then what is used of each."""
+    texts = []
+    for path in filter(Path.is_file, styles):  # the theme links one that is not there
+        text = path.read_text()
+        imported = re.findall(r'@import "([^"]*)";', text)
+        texts += [(path.parent / name).read_text() for name in imported] + [text]
+    licences = [one for text in texts for one in re.findall(r"(?s)/\*!.*?\*/", text)]
+    plain = [re.sub(r'(?s)/\*.*?\*/|@(?:charset|import) "[^"]*";', "", text) for text in texts]
+    return "\n".join(licences + [lean(text, names) for text in plain])
+
+
+def _without_thebe(app: Sphinx, config: Config) -> None:
+    """Leave out sphinx-thebe, which would run code by a server: it declares one constant twice."""
+    for listeners in app.events.listeners.values():
+        listeners[:] = [one for one in listeners if one.handler.__module__ != "sphinx_thebe"]
+
+
+def setup(app: Sphinx) -> dict:
+    """Register with Sphinx."""
+    app.connect("config-inited", _without_thebe)
+    app.connect("build-finished", _finish, priority=900)  # the theme writes until then
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

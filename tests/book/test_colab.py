@@ -1,0 +1,236 @@
+"""A notebook in Colab and in JupyterLab: folds, captions, links, and what to do without an address.
+
+What a reader needs there is said here once more, of the stored files, without the command that
+writes it; `test_alone.py` runs what Colab would run.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import address
+import colab
+import nbformat
+import pages
+import pytest
+
+PUBLISHED = "https://github.com/someone/attention-checked"
+CAPTION = re.compile(r"\*\*(Fig\. \d+(?:\.\d+)?)\.\*\* \S")
+
+
+def left_open(notebook) -> list[str]:
+    """Cells that the website folds, and that stand open or without a name elsewhere."""
+    found = []
+    for cell in pages.code_cells(notebook):
+        names = ("cellView", "collapsed", "jupyter")
+        folds = {name: cell.metadata[name] for name in names if name in cell.metadata}
+        meant = {}
+        if pages.tags(cell) & pages.FOLDED:
+            meant = {"jupyter": {"source_hidden": True}, "cellView": "form"}
+        if "hide-cell" in pages.tags(cell):
+            meant["jupyter"] = {"source_hidden": True, "outputs_hidden": True}
+            meant["collapsed"] = True
+        name = re.match(r"# @title (\w.*)", cell.source)
+        shown = cell.metadata.get("mystnb", {}).get("code_prompt_show") if meant else None
+        if folds != meant or (name and name[1]) != shown:
+            found.append(cell.id)
+    return found
+
+
+def without_caption(notebook) -> list[str]:
+    """Figures below which no caption stands."""
+    after = [*notebook.cells[1:], nbformat.v4.new_markdown_cell()]
+    return [
+        cell.id
+        for cell, below in zip(notebook.cells, after, strict=True)
+        if any("image/png" in output.get("data", {}) for output in cell.get("outputs", []))
+        if not CAPTION.match(below.source)
+    ]
+
+
+def leading_nowhere(notebook) -> list[str]:
+    """Links that lead only to a file beside the notebook."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return re.findall(r"\]\((?!https?://|#)([^)]*)", text)
+
+
+def notebooks(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in (folder / "book").glob("*.ipynb")}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """The notebooks with an address."""
+    root = tmp_path_factory.mktemp("published")
+    (root / "book").mkdir()
+    for name in ("_config.yml", "_toc.yml", "README.md"):
+        (root / name).write_text((pages.ROOT / name).read_text())
+    for name, text in notebooks(pages.ROOT).items():
+        (root / "book" / name).write_text(text)
+    address.set_address(PUBLISHED, root)
+    return root
+
+
+@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_reader_finds_folds_and_captions(path):
+    notebook = pages.read(path)
+    assert left_open(notebook) == []
+    assert without_caption(notebook) == []
+
+
+@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_lead_somewhere_once_there_is_an_address(path, published):
+    """And the page, as the website reads it, is the same."""
+    notebook = pages.read(published / "book" / path.name)
+    assert leading_nowhere(notebook) == []
+    assert left_open(notebook) == without_caption(notebook) == []
+    assert pages.links_listed(notebook) == []
+    again, before = map(colab.for_website, (notebook, pages.read(path)))
+    assert f"git+{PUBLISHED}" in pages.code_cells(again)[0].source
+    assert "raise" not in pages.code_cells(again)[0].source
+    pages.code_cells(again)[0].source = pages.code_cells(before)[0].source
+    assert again == before
+
+
+def test_links_to_pages_are_not_lost(published):
+    """To a notebook in Colab, to a text where the source is."""
+    notebook = pages.read(published / "book" / "01_one_head.ipynb")
+    text = "\n".join(cell.source for cell in notebook.cells)
+    colab = "https://colab.research.google.com/github/someone/attention-checked/blob/main/book"
+    assert f"[chapter 2]({colab}/02_masks.ipynb)" in text
+    assert f"[notation page]({PUBLISHED}/blob/main/book/notation.md)" in text
+
+
+def test_the_command_changes_nothing_and_an_address_can_be_taken_back(published, tmp_path):
+    before = notebooks(pages.ROOT)
+    (tmp_path / "book").mkdir()
+    for name in ("_config.yml", "_toc.yml"):
+        (tmp_path / name).write_text((pages.ROOT / name).read_text())
+    for texts in (before, notebooks(published)):
+        for name, text in texts.items():
+            (tmp_path / "book" / name).write_text(text)
+        colab.write(tmp_path)
+        assert notebooks(tmp_path) == before
+
+
+# ---------------------------------------------------------------- planted mistakes
+
+
+def solution_open(cells):
+    cell = next(cell for cell in cells if "hide-cell" in cell.metadata.get("tags", []))
+    del cell.metadata["jupyter"]
+
+
+def answer_open(cells):
+    cell = next(cell for cell in cells if "hide-cell" in cell.metadata.get("tags", []))
+    cell.metadata["jupyter"] = {"source_hidden": True}
+
+
+def open_in_colab(cells):
+    del next(cell for cell in cells if "cellView" in cell.metadata).metadata["cellView"]
+
+
+def no_title(cells):
+    cell = next(cell for cell in cells if cell.source.startswith("# @title "))
+    cell.source = cell.source.partition("\n")[2]
+
+
+def lesson_folded(cells):
+    cell = next(c for c in cells if c.cell_type == "code" and "tags" not in c.metadata)
+    cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
+
+
+def other_title(cells):
+    cell = next(cell for cell in cells if cell.source.startswith("# @title "))
+    cell.source = cell.source.replace("\n", " too\n", 1)
+
+
+def still_collapsed(cells):
+    del next(cell for cell in cells if "collapsed" in cell.metadata).metadata["collapsed"]
+
+
+def first_caption(cells):
+    return next(cell for cell in cells if colab.is_caption(cell))
+
+
+def caption_lost(cells):
+    cells.remove(first_caption(cells))
+
+
+def caption_elsewhere(cells):
+    cells.append(cells.pop(cells.index(first_caption(cells))))
+
+
+def without_number(cells):
+    first_caption(cells).source = colab.unnumbered(first_caption(cells).source)
+
+
+def link_to_a_file(cells):
+    cell = next(cell for cell in cells if "02_masks.ipynb" in cell.source)
+    cell.source = re.sub(r"https://[^)]*(?=02_masks)", "", cell.source)
+
+
+PLANTED = {
+    solution_open: left_open,
+    answer_open: left_open,
+    open_in_colab: left_open,
+    no_title: left_open,
+    other_title: left_open,
+    still_collapsed: left_open,
+    lesson_folded: left_open,
+    caption_lost: without_caption,
+    caption_elsewhere: without_caption,
+    without_number: without_caption,
+    link_to_a_file: leading_nowhere,
+}
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_a_planted_mistake_is_found(plant, published):
+    """The command repairs it, but for a caption that is gone or torn from its figure."""
+    path = published / "book" / "01_one_head.ipynb"
+    notebook, faults = pages.read(path), PLANTED[plant]
+    assert faults(notebook) == []
+    plant(notebook.cells)
+    assert faults(notebook) != []
+    repaired = colab.prepare(notebook, (f"1.{n}" for n in range(1, 99)), PUBLISHED)
+    if plant in (caption_lost, caption_elsewhere):
+        assert pages.figures_described(repaired) != []
+    else:
+        assert nbformat.writes(repaired) + "\n" == path.read_text()
+
+
+# ---------------------------------------------------------------- what else is shown
+
+
+def test_figures_have_the_numbers_and_captions_of_the_website(site):
+    """And the website shows nothing of what is meant for elsewhere."""
+    for path in pages.NOTEBOOKS:
+        html = (site / "book" / f"{path.stem}.html").read_text()
+        numbers = re.findall(r'class="caption-number">(Fig\. [\d.]+) <', html)
+        assert numbers == [
+            found[1] for cell in pages.read(path).cells if (found := CAPTION.match(cell.source))
+        ]
+        assert "@title" not in html
+        assert "**Fig." not in html
+        assert not re.search(r"<(p|strong)>Fig\. \d", html)
+
+
+def test_the_website_takes_no_caption_from_far_below():
+    notebook = pages.read(pages.NOTEBOOKS[0])
+    caption_elsewhere(notebook.cells)
+    with pytest.raises(ValueError, match="ch01-code-03-caption: a caption stands right below"):
+        colab.for_website(notebook)
+
+
+def test_without_an_address_one_sentence_says_what_to_do():
+    """Where there is no attn_lib; with an address, pip is asked for it."""
+    unset = f"https://attention-checked{colab.UNSET}book"
+    for url, said in ((unset, "run `pip install -r"), (PUBLISHED, "pip is asked")):
+        source = colab.bootstrap(["minilm/model.safetensors"], url)
+        source = re.sub(r"%pip install .*", 'raise OSError("pip is asked")', source)
+        command = [sys.executable, "-I", "-S", "-c", source]
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert run.returncode == 1
+        assert said in run.stderr.splitlines()[-1]

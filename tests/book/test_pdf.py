@@ -1,0 +1,225 @@
+"""What is printed, one page or the whole book: light, the article alone, finished, and not cut."""
+
+import re
+
+import pages
+import pdf
+import pytest
+from browsing import opened, visit
+
+NAME = "04_scaling"  # formulas, proofs, figures, folded code, exercises
+SOME = [pdf.Page("index"), pdf.Page(NAME, "Foundations", True), pdf.Page("how_checked")]
+WIDTH, HEIGHT = (round(mm * 96 / 25.4) for mm in (210 - 2 * 17, 297 - 17 - 19))  # as @page says
+
+# what a reader of the paper would miss or could not use
+UNFIT = """() => {
+  const article = document.querySelector("article"), right = article.getBoundingClientRect().right;
+  const all = which => [...article.querySelectorAll(which)].filter(part => part.checkVisibility());
+  const seen = part => part.checkVisibility() && part.getBoundingClientRect().height > 1;
+  const image = part => [...part.querySelectorAll("img")].some(seen);
+  const scrolls = part => part.matches("pre") && part.scrollWidth > part.clientWidth + 1;
+  return Object.entries({
+    "beside the article": [...document.querySelectorAll("body *")]
+      .filter(part => seen(part) && !part.contains(article) && !article.contains(part)),
+    "for a mouse": all("button, input, .headerlink, .live, details:not([open])"),
+    "an empty frame": all("figure, .cell, .cell_output, pre")
+      .filter(block => !image(block) && (block.matches("figure") || !block.textContent.trim())),
+    "cut at the right": all("pre, table, img, mjx-container, .admonition")
+      .filter(part => part.getBoundingClientRect().right > right + 1 || scrolls(part)),
+    "a link like the text": all("a[href]:not(.front-cards a)")
+      .filter(link => getComputedStyle(link).textDecorationLine !== "underline"),
+  }).flatMap(([what, parts]) => parts.map(part => `${what}: ${part.textContent}`));
+}"""
+
+
+def unfit(page) -> list[str]:
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+    page.emulate_media(media="print", color_scheme="light")
+    return page.evaluate(UNFIT)
+
+
+def test_one_page_on_paper(browser, site):
+    """As a reader prints it; and each thing that is wrong on paper is seen."""
+    planted = {
+        "beside the article": "#pst-primary-sidebar { display: block !important }",
+        "for a mouse": "article .headerlink { display: inline !important }",
+        "an empty frame": ".still { display: none !important }",
+        "cut at the right": "pre.lines { white-space: pre !important; font-size: 2em !important }",
+        "a link like the text": "article a { text-decoration: none !important }",
+    }
+    with opened(browser, site.as_uri()) as page:
+        visit(page, f"{site.as_uri()}/book/{NAME}.html")
+        assert unfit(page) == []
+        for what, style in planted.items():
+            tag = page.add_style_tag(content=style)
+            said = unfit(page)
+            tag.evaluate("tag => tag.remove()")
+            assert any(line.startswith(what) for line in said), (what, said)
+
+
+# ---------------------------------------------------------------- the file, as it is
+
+# a link at the start and at the end of each block that fits on a page: the file says on which it is
+MARK = """height => {
+  let n = 0;
+  const mark = name => {
+    const link = document.createElement("a");
+    link.append(".");
+    link.href = `https://mark.invalid/${name}`;
+    link.style = "display: block; height: 1px; margin-bottom: -1px; font-size: 1px";
+    return link;
+  };
+  const kinds = ".cell_input, .cell_output, figure, .admonition:not(details), table, div.math";
+  const fits = block => block.checkVisibility()
+    && block.getBoundingClientRect().height < 0.97 * height;
+  [...document.querySelectorAll(kinds)].filter(fits).forEach(block => {
+    const cells = block.matches("table") ? block.querySelectorAll("td") : [block];
+    if (!cells.length) return;
+    cells[0].prepend(mark(`${n}/start`));
+    cells[cells.length - 1].append(mark(`${n}/end/${block.className || block.id}`));
+    n += 1;
+  });
+  return n;
+}"""
+PAGE = rb"(?s)\d+ 0 obj\n<</Type /Page\n.*?endobj"
+
+
+def printed(page) -> bytes:
+    return page.pdf(**pdf.FORM)
+
+
+def links_of(file: bytes) -> list[list[str]]:
+    """The addresses that each page of a file leads to."""
+    objects = dict(re.findall(rb"(?s)\n(\d+) 0 obj\n(<</Type /Annot\n.*?)\nendobj", file))
+    found = []
+    for one in re.findall(PAGE, file):
+        own = re.findall(rb"(\d+) 0 R", (re.findall(rb"/Annots \[(.*?)\]", one) or [b""])[0])
+        uris = [re.search(rb"/URI \((.*?)\)", objects[n]) for n in own]
+        found.append([uri[1].decode() for uri in uris if uri])
+    return found
+
+
+def cut(page) -> list[str]:
+    """The blocks that begin on one page and end on another, of those that fit on one."""
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
+    page.emulate_media(media="print")
+    n = page.evaluate(MARK, HEIGHT)
+    places: dict[str, list[int]] = {}
+    for number, links in enumerate(links_of(printed(page))):
+        for link in links:
+            if link.startswith("https://mark.invalid/"):
+                places.setdefault(link.split("/")[3], []).append(number)
+    assert len(places) == n > 0
+    assert all(len(where) > 1 for where in places.values())
+    return [f"{block}: {where}" for block, where in places.items() if len(set(where)) > 1]
+
+
+@pytest.fixture(scope="module")
+def joined(browser, site):
+    """Some pages as one, finished, in a tab; and the tab."""
+    with opened(browser, site.as_uri()) as page:
+        pdf.prepare(page, site / "book", SOME)
+        yield page
+
+
+def test_the_file_has_its_pages_numbers_and_links(joined, site):
+    file = printed(joined)
+    titles = re.findall(rb"/Title \((.*?)\)\n/Dest", file) + [
+        bytes.fromhex(text.decode()) for text in re.findall(rb"/Title <(.*?)>\n/Dest", file)
+    ]
+    said = [
+        text.decode("utf-16") if text.startswith(b"\xfe\xff") else text.decode("latin-1")
+        for text in titles
+    ]
+    heading = re.match("# (.*)", pages.read(pages.BOOK / f"{NAME}.ipynb").cells[0].source)[1]
+    assert f"4. {heading}".replace("$", "") in said, said
+    assert {"Attention, Checked", "How this book is checked", "Solutions"} <= set(said)
+    assert any(text.startswith("4.1. ") for text in said)
+    outside = {link for links in links_of(file) for link in links}
+    assert len(outside) > 5
+    assert all(link.startswith("http") for link in outside)
+    assert b"/Dest /04_scaling\n" in file
+    assert not (site / "book" / "whole.html").exists()
+
+
+def test_solutions_stand_at_the_end_and_all_else_folded_is_left_out(joined):
+    own = joined.locator(f"[id='{NAME}']")
+    solutions = [
+        c
+        for c in pages.code_cells(pages.read(pages.BOOK / f"{NAME}.ipynb"))
+        if "hide-cell" in pages.tags(c)
+    ]
+    joined.emulate_media(media="print")
+    shown = own.locator(":scope > h2 ~ .cell details .collapsed:visible")
+    assert shown.all_inner_texts() == [f"Solution 4.{n + 1}" for n in range(len(solutions))]
+    assert own.locator("summary:visible").count() == len(solutions)
+    assert own.locator("details:not([open]) >> visible=true").count() == 0
+
+
+def test_no_block_is_cut_that_fits_on_a_page(joined):
+    assert cut(joined) == []
+    joined.add_style_tag(content="article * { break-inside: auto !important }")
+    assert len(cut(joined)) > 3
+
+
+# a piece of a built page -> what stands in its place, and what is said of it
+UNFINISHED = {
+    'class="section-number">4. </span>Why': ('class="other">4. </span>Why', "numbered otherwise"),
+    'href="#exercises"': ('href="#nowhere"', "leads nowhere: #planted--nowhere"),
+    'src="../_images/': ('src="../_images/lost', "no picture: "),
+    "sqrt{d_k}": ("frac{1}", "an error in a formula"),
+    "<h2>": ('<h2 lang="zh">\ue001', "no font, such as"),
+    "mathjax/es5": ("mathjax/lost", "not set: "),
+}
+
+
+@pytest.mark.parametrize("piece", UNFINISHED)
+def test_nothing_unfinished_is_printed(browser, site, piece):
+    instead, said = UNFINISHED[piece]
+    text = (site / "book" / f"{NAME}.html").read_text()
+    assert piece in text
+    (site / "book" / "planted.html").write_text(text.replace(piece, instead))
+    with opened(browser, site.as_uri()) as page, pytest.raises(ValueError, match=said):
+        pdf.prepare(page, site / "book", [pdf.Page("planted", "", True)])
+
+
+def streams(page, address, scheme) -> list[bytes]:
+    """What a page draws on paper, in a theme."""
+    visit(page, address, scheme=scheme)
+    assert page.evaluate("document.documentElement.dataset.theme") == scheme
+    return re.findall(rb"(?s)/Length \d+>> stream\n(.*?)\nendstream", printed(page))
+
+
+def test_paper_is_light_whatever_the_theme(browser, site):
+    address = f"{site.as_uri()}/book/how_checked.html"
+    with opened(browser, site.as_uri()) as page:
+        light = streams(page, address, "light")
+        assert len(light) > 3
+        assert streams(page, address, "dark") == light
+        page.add_init_script("addEventListener('beforeprint', e => e.stopImmediatePropagation())")
+        assert streams(page, address, "light") == light
+        assert streams(page, address, "dark") != light
+
+
+# ---------------------------------------------------------------- order, and the way to it
+
+
+def test_the_pages_come_in_the_order_of_the_contents():
+    found = pdf.contents()
+    text = (pages.ROOT / "_toc.yml").read_text()
+    assert [f"book/{page.name}" for page in found] == re.findall(r"(?:root|file): (\S+)", text)
+    assert [page.part for page in found if page.part] == re.findall(r"caption: (.*)", text)
+    assert {page.name for page in found if page.numbered} == {path.stem for path in pages.CHAPTERS}
+
+
+def test_only_a_front_page_whose_book_was_printed_leads_to_the_file(site, tmp_path):
+    index = tmp_path / "index.html"
+    built = (site / "book" / "index.html").read_text()
+    assert pdf.PDF not in built
+    index.write_text(built)
+    for _ in range(2):
+        pdf.link(index)
+        assert index.read_text().count(pdf.PDF) == 1
+    line = re.search(r'<p class="byline">.*?</p>', index.read_text())[0]
+    assert pdf.LINK in line
+    assert "`python book/_tools/pdf.py`" in (pages.ROOT / "README.md").read_text()

@@ -1,0 +1,97 @@
+"""Planted mistakes are named, each by its name alone; right attentions are passed in silence.
+
+By default one form and one size of each mistake; ``--everything`` runs all.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import planted
+import pytest
+from confusion import judged, main, passed
+from planted import RIGHT
+
+from attn_check import diagnose, diagnose_rope
+from attn_check.mistakes import MISTAKES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BY_MISTAKE: dict[str, list[planted.Plant]] = {}
+for _plant in planted.PLANTS:
+    BY_MISTAKE.setdefault(_plant.mistake, []).append(_plant)
+
+
+def chosen(everything: bool):
+    """All plants and sizes, or one of each mistake, the forms in turn."""
+    for i, plants in enumerate(BY_MISTAKE.values()):
+        some = plants if everything else [plants[i % len(plants)]]
+        for plant in some:
+            for size in (0, 1) if everything else (i % 2,):
+                yield pytest.param(plant, size, id=f"{plant.name}-{size}")
+
+
+def pytest_generate_tests(metafunc):
+    if "plant" in metafunc.fixturenames:
+        everything = metafunc.config.getoption("--everything")
+        metafunc.parametrize(("plant", "size"), list(chosen(everything)))
+
+
+def test_a_planted_mistake_is_named_alone(plant, size):
+    verdict = judged(plant, size)
+    assert verdict.right, f"{verdict.reported}\n{verdict.text}"
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_attention_is_passed(name):
+    verdict = passed(name)
+    assert verdict.right, verdict.text
+
+
+OTHERS = {  # those that RIGHT does not hold, and those that need no note
+    (plant.mistake if plant.note else "rope", plant.form): plant
+    for plant in planted.PLANTS
+    if plant.rope or plant.note
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_right_beside_a_rotation_or_a_note(name):
+    plant = OTHERS[name]
+    fn = plant.right(0)
+    report = (diagnose_rope if plant.rope else diagnose)(fn, **plant.given(fn))
+    assert report.ok, report
+    assert plant.mistake not in {note.mistake for note in report.notes}
+
+
+def test_the_numbers_that_the_clinic_quotes():
+    counts = json.loads((Path(__file__).parents[1] / "counts.json").read_text())
+    assert (counts["known mistakes"], counts["right attentions"]) == (len(BY_MISTAKE), len(RIGHT))
+
+
+def test_every_known_mistake_is_planted_in_two_forms():
+    assert set(BY_MISTAKE) == set(MISTAKES)
+    for mistake, plants in BY_MISTAKE.items():
+        assert len({plant.form for plant in plants}) >= 2, mistake
+
+
+def test_nothing_is_planted_twice():
+    names = [plant.name for plant in planted.PLANTS]
+    assert len(names) == len(set(names))
+
+
+def test_what_is_planted_shares_no_code_with_the_library():
+    """But for the right ones, of which some are the library's own."""
+    files = Path(planted.__file__).parent.glob("*.py")
+    texts = {path.name: path.read_text() for path in files}
+    assert {name for name, text in texts.items() if "attn_lib" in text} == {"right.py"}
+    assert {name for name, text in texts.items() if "attn_check" in text} == set()
+
+
+def test_the_table_shows_what_is_misnamed(capsys, monkeypatch):
+    assert main(["scale_missing-function-0"]) == 0
+    assert capsys.readouterr().out.startswith("scale_missing  scale_missing 1\n")
+    (plant,) = (p for p in planted.PLANTS if p.name == "scale_missing-function")
+    monkeypatch.setattr(planted, "PLANTS", [replace(plant, mistake="scale_twice")])
+    assert main(["scale_twice-function-0"]) > 0
+    assert "--- scale_twice-function-0: scale_missing" in capsys.readouterr().out

@@ -1,0 +1,239 @@
+"""What a cache holds: copies, calls that raise, layers told apart, gradients in every mode."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from cases import ROTATE, SIZES, draw, language_model, layer_of
+from torch import nn
+
+from attn_lib import Cache, Transformer, TransformerDecoder, generate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TOKENS = torch.randint(13, (2, 6), generator=torch.Generator().manual_seed(1))
+
+
+def in_pieces(model, cache, tokens):
+    return [model(tokens[:, t : t + 1], cache=cache) for t in range(tokens.shape[1])]
+
+
+@pytest.mark.parametrize("copied", ["cache", "model", "both", "pickled cache", "pickled both"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_copied_cache_is_not_empty(copied, grad):
+    """Beam search copies caches; a copy once counted as empty (off by 1.7)."""
+    model, cache = language_model(max_len=40), Cache()
+    with torch.set_grad_enabled(grad and "pickled" not in copied):
+        full = model(TOKENS)
+        model(TOKENS[:, :4], cache=cache)
+        if copied == "cache":
+            cache = copy.deepcopy(cache)
+        elif copied == "model":
+            model = copy.deepcopy(model)
+        elif copied == "both":
+            model, cache = copy.deepcopy((model, cache))
+        elif copied == "pickled cache":
+            cache = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
+        else:
+            model, cache = pickle.loads(pickle.dumps((model, cache)))  # noqa: S301
+        assert cache.length == 4
+        torch.testing.assert_close(model(TOKENS[:, 4:], cache=cache), full[:, 4:])
+
+
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("grad", [True, False])
+def test_two_copies_of_a_cache_go_their_own_ways(copier, grad):
+    model, cache, other = language_model(max_len=40), Cache(), TOKENS.flip(1)
+    with torch.set_grad_enabled(grad):
+        model(TOKENS[:, :3], cache=cache)
+        twin = copier(cache)
+        outs = [model(tokens[:, 3:5], cache=c) for tokens, c in ((TOKENS, cache), (other, twin))]
+        for tokens, out in zip((TOKENS, other), outs, strict=True):
+            whole = torch.cat([TOKENS[:, :3], tokens[:, 3:5]], dim=1)
+            torch.testing.assert_close(out, model(whole)[:, 3:])
+        assert cache.length == twin.length == 5
+
+
+def test_the_cache_of_a_layer_alone_can_be_stored():
+    """It knows its layer by a weak reference, which no file can hold."""
+    layer, x, cache = layer_of(), draw(1, 5, 6), Cache()
+    layer(x[:, :3].detach(), causal=True, cache=cache)
+    with torch.no_grad():
+        full, cache = layer(x, causal=True), Cache()
+        layer(x[:, :3], causal=True, cache=cache)
+        stored = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
+        twin = copy.deepcopy(layer)  # the stored cache belongs to nobody yet
+        torch.testing.assert_close(twin(x[:, 3:], causal=True, cache=stored), full[:, 3:])
+        with cache.forward_pass(layer):
+            assert not pickle.loads(pickle.dumps(cache)).in_pass  # noqa: S301
+
+
+@pytest.mark.parametrize("where", ["second block", "output", "output of a pair"])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_call_that_raises_leaves_the_cache_as_it_was(where, grad):
+    """The retry once appended the same keys twice."""
+    model, cache = language_model(max_len=40), Cache()
+    part = model.decoder.blocks[1].feed_forward if where == "second block" else model.output
+    if where == "output of a pair":
+        pair = Transformer(source_vocab_size=13, target_vocab_size=13, max_len=9, **SIZES).eval()
+        model, part = partial(pair.decode, context=draw(2, 5, 6).float()), pair.output
+
+    def fail(*_):
+        raise RuntimeError("stop")
+
+    with torch.set_grad_enabled(grad):
+        for done in (0, 3):  # an empty cache, and one that is not
+            handle = part.register_forward_hook(fail)
+            with pytest.raises(RuntimeError, match="stop"):
+                model(TOKENS[:, done : done + 3], cache=cache)
+            handle.remove()
+            assert cache.length == done
+            out = model(TOKENS[:, done : done + 3], cache=cache)
+            torch.testing.assert_close(out, model(TOKENS[:, : done + 3])[:, done:])
+
+
+def test_a_refused_call_of_a_layer_leaves_the_cache_as_it_was():
+    layer, x, cache = layer_of(), draw(1, 4, 6), Cache()
+    layer(x[:, :2], causal=True, cache=cache)
+    with pytest.raises(ValueError, match="NaN"):
+        layer(x[:, 2:], attn_bias=torch.full((2, 4), torch.nan).double(), causal=True, cache=cache)
+    layer.softcap = -1.0  # is looked at when the keys have been appended
+    with pytest.raises(ValueError, match="softcap must be positive"):
+        layer(x[:, 2:], causal=True, cache=cache)
+    layer.softcap = None
+    assert cache.length == 2
+    out = layer(x[:, 2:], causal=True, cache=cache)
+    torch.testing.assert_close(out, layer(x, causal=True)[:, 2:])
+
+
+def test_a_layer_used_twice_in_a_stack_has_two_places():
+    torch.manual_seed(0)
+    stack = TransformerDecoder(**SIZES, cross_attention=False).double()
+    stack.blocks[1] = stack.blocks[0]
+    x, cache = draw(2, 5, 6), Cache()
+    got = torch.cat([stack(piece, cache=cache) for piece in x.split([3, 1, 1], dim=1)], dim=1)
+    torch.testing.assert_close(got, stack(x))
+
+
+def test_layers_made_by_copying_share_a_cache_without_mixing():
+    torch.manual_seed(0)
+    stack = TransformerDecoder(**SIZES, cross_attention=False).double()
+    stack.blocks[1] = copy.deepcopy(stack.blocks[0])
+    x, cache = draw(2, 5, 6), Cache()
+    got = torch.cat([stack(piece, cache=cache) for piece in x.split([3, 1, 1], dim=1)], dim=1)
+    torch.testing.assert_close(got, stack(x))
+    first, x, cache = layer_of(), draw(1, 3, 6), Cache()
+    second = copy.deepcopy(first)
+    first(x, causal=True, cache=cache)
+    with pytest.raises(ValueError, match=r"^a layer and its copy would share one place in the"):
+        second(x, causal=True, cache=cache)
+
+
+def test_a_layer_that_other_layers_have_overtaken_is_refused():
+    torch.manual_seed(0)
+    stack = TransformerDecoder(**SIZES, cross_attention=False).double()
+    x, cache = draw(2, 5, 6), Cache()
+    stack.blocks[0].attention(x[:, :2], causal=True, cache=cache)  # one layer alone
+    message = "^the cache holds 0 tokens of this layer and 2 of others: start with an empty one$"
+    with pytest.raises(ValueError, match=message):
+        stack(x[:, 2:], cache=cache)
+
+
+def test_generate_names_a_model_that_uses_a_layer_twice():
+    layer, table = layer_of(), draw(13, 6)
+
+    def call(tokens, mask=None, cache=None):
+        x = table[tokens]
+        for _ in range(2):
+            x = x + layer(x, causal=True, cache=cache)
+        return x @ table.T
+
+    message = (
+        "^the cache holds 12 tokens after 6 were given: the model uses a layer twice; "
+        "call its layers through one TransformerDecoder$"
+    )
+    with pytest.raises(ValueError, match=message):
+        generate(call, TOKENS, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("then", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_cache_goes_on_in_another_mode_of_gradients(mode, then):
+    model, cache = (
+        language_model(max_len=40, attention={"d_k": 4, "rotate": ROTATE}),
+        Cache(),
+    )
+    full, outs = model(TOKENS), []
+    for context, part in ((mode, [0, 1]), (then, [2, 3]), (mode, [4, 5])):
+        with context():
+            outs.append(model(TOKENS[:, part], cache=cache))
+    torch.testing.assert_close(torch.cat([out.clone() for out in outs], dim=1), full)
+
+
+def test_a_backward_pass_after_more_tokens_finds_what_it_needs():
+    """Writing in place would have changed the keys that an earlier piece's gradient needs."""
+    model, cache = language_model(max_len=40), Cache()
+    for p in model.parameters():
+        p.requires_grad_("q_proj" in p_name_of(model, p))
+    outs = in_pieces(model, cache, TOKENS)
+    got = torch.autograd.grad(sum(o.square().sum() for o in outs), trained(model))
+    expected = torch.autograd.grad(model(TOKENS).square().sum(), trained(model))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def p_name_of(model, parameter):
+    return next(name for name, p in model.named_parameters() if p is parameter)
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def test_a_step_copies_no_cache():
+    """Memory is allocated ahead: a hundred steps allocate keys a few times, not a hundred."""
+    layer, x, cache, places = layer_of(), draw(1, 100, 6), Cache(), set()
+    with torch.no_grad():
+        for t in range(100):
+            layer(x[:, t : t + 1], causal=True, cache=cache)
+            (entry,) = cache._entries.values()
+            places.add((entry.k.untyped_storage().data_ptr(), entry.k.shape[2]))
+    assert cache.length == 100
+    assert sorted(capacity for _, capacity in places) == [2, 6, 14, 30, 62, 126]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.float(), "dtype and device, got torch.float32 on cpu and torch.float64 on"),
+        (lambda x: x[:1], "the same batch size, got 1 and 2$"),
+    ],
+)
+def test_a_cache_of_another_kind_is_refused(change, message):
+    layer, x, cache = layer_of(), draw(2, 4, 6), Cache()
+    layer(x, causal=True, cache=cache)
+    other = copy.deepcopy(layer).to(change(x).dtype)
+    other.cache_key, cache._owners = layer.cache_key, {}
+    with pytest.raises(ValueError, match=message):
+        other(change(x), causal=True, cache=cache)
+    assert cache.length == 4
+
+
+def test_modules_without_a_key_are_told_apart_by_where_they_are():
+    cache, first, second = Cache(), nn.Identity(), nn.Identity()
+    for layers in ((first, second), (second, first)):
+        with cache.forward_pass(nn.Identity()):
+            for layer in layers:
+                own = torch.full((1, 1, 1, 1), float(layer is second))
+                k, _ = cache.append(layer, own, own)
+                assert torch.equal(k, own.expand_as(k))
+
+
+def test_a_cache_outside_of_a_pass_is_refused():
+    for use in (
+        lambda cache: cache.append(layer_of(), draw(1, 1, 2, 4), draw(1, 1, 2, 4)),
+        lambda cache: cache.once("angles", list),
+    ):
+        with pytest.raises(ValueError, match=r"^a cache is used within its forward_pass$"):
+            use(Cache())

@@ -1,0 +1,135 @@
+"""Rules for tests, read off their syntax: each test can fail."""
+
+import ast
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+FILES = sorted(Path(__file__).parent.rglob("*.py"))
+DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+# of pytest, torch and numpy
+COMPARING = {"equal", "allclose", "isclose", "assert_close", "array_equal", "assert_allclose"}
+CHECKING = ("assert", "check", "raises", "warns", "fail", "expect")
+
+
+def name_of(node: ast.AST) -> str:
+    """The last part of a name: ``raises`` of ``pytest.raises``."""
+    return getattr(node, "attr", getattr(node, "id", ""))
+
+
+def always_true(tree: ast.Module) -> list[int]:
+    """Lines with ``or True``."""
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or)
+        if any(isinstance(part, ast.Constant) and part.value is True for part in node.values)
+    ]
+
+
+def expected_to_fail(tree: ast.Module) -> list[int]:
+    return [node.lineno for node in ast.walk(tree) if name_of(node) == "xfail"]
+
+
+def compared_with_itself(tree: ast.Module) -> list[int]:
+    """Lines where a value stands on both sides; two calls may differ, so they may be compared."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and name_of(node.func) in COMPARING:
+            receiver = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+            sides = [*receiver, *node.args[:2]]
+        else:
+            continue
+        pairs = pairwise(sides)
+        lines += [
+            node.lineno
+            for one, other in pairs
+            if ast.dump(one) == ast.dump(other)
+            and not any(isinstance(part, ast.Call) for part in ast.walk(one))
+        ]
+    return lines
+
+
+def without_a_check(tree: ast.Module) -> list[int]:
+    """Tests that assert nothing, neither themselves nor in a function of their file."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    checking: set[str] = set()
+
+    def checks(function: ast.FunctionDef) -> bool:
+        called = [name_of(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
+        return any(isinstance(node, ast.Assert) for node in ast.walk(function)) or any(
+            name.startswith(CHECKING) or name in checking for name in called
+        )
+
+    while found := {f.name for f in functions if checks(f)} - checking:
+        checking |= found
+    return [f.lineno for f in functions if f.name.startswith("test_") and f.name not in checking]
+
+
+def ending_early(tree: ast.Module) -> list[int]:
+    """Tests that return, so that what they assert after it is never tried."""
+
+    def own(node: ast.AST) -> list[ast.AST]:  # without those of inner functions
+        parts = [n for n in ast.iter_child_nodes(node) if not isinstance(n, DEFINED)]
+        return parts + [n for part in parts for n in own(part)]
+
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if any(isinstance(part, ast.Return) for part in own(node))
+    ]
+
+
+RULES = (always_true, expected_to_fail, compared_with_itself, without_a_check, ending_early)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_each_test_can_fail(rule):
+    assert len(FILES) > 50
+    broken = {path: rule(ast.parse(path.read_text())) for path in FILES}
+    assert {path: lines for path, lines in broken.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    ("rule", "body"),
+    [
+        (always_true, "assert f() or True"),
+        (always_true, "assert all(x == 1 or True for x in f())"),
+        (expected_to_fail, "pytest.xfail('later')"),
+        (expected_to_fail, "assert pytest.param(1, marks=pytest.mark.xfail)"),
+        (compared_with_itself, "assert x == x"),
+        (compared_with_itself, "assert 1 < x.shape[0] <= x.shape[0]"),
+        (compared_with_itself, "assert torch.equal(a.b, a.b)"),
+        (compared_with_itself, "assert a.equal(a)"),
+        (compared_with_itself, "assert_close(a, a, rtol=0)"),
+        (without_a_check, "f()"),
+        (without_a_check, "x = f() == 1"),
+        (without_a_check, "g()"),
+        (ending_early, "return\n    assert f()"),
+        (ending_early, "if x:\n        return\n    assert f()"),
+    ],
+)
+def test_each_broken_rule_is_seen(rule, body):
+    source = f"def g():\n    pass\n\n\ndef test_a():\n    {body}\n"
+    assert len(rule(ast.parse(source))) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "assert f() or x",
+        "assert str(f()) == str(f())",
+        "assert torch.equal(a.b, b.a)",
+        "with pytest.raises(ValueError):\n        f()",
+        "h()",
+        "def inner():\n        return 1\n\n    assert inner()",
+    ],
+)
+def test_what_can_fail_is_no_broken_rule(body):
+    helpers = "def g():\n    assert f()\n\n\ndef h():\n    g()\n\n\n"
+    tree = ast.parse(f"{helpers}def test_a():\n    {body}\n")
+    assert [rule(tree) for rule in RULES] == [[]] * len(RULES)
