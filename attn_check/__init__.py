@@ -3,7 +3,7 @@
 ``python -m attn_check module:function`` does the same from a shell.
 """
 
-from attn_check.core import assert_attention, diagnose
+from attn_check.diagnose import assert_attention, diagnose
 from attn_check.report import Failure, Note, Report
 from attn_check.rope import assert_rope, diagnose_rope
 

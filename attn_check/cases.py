@@ -1,165 +1,190 @@
-"""The battery: small chosen inputs, each of which lets a certain kind of mistake show."""
+"""The examination of one function, and its battery: small chosen inputs.
 
-from collections.abc import Callable
+Each input lets a certain kind of mistake show.
+"""
+
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attn_check.reference import Case, Intent, compute
+from attn_check.modules import read_layer
+from attn_check.reference import Case, Change, Intent, Layer, compute
+from attn_check.report import Note, Report, show
+from attn_check.search import Answered, Hypothesis, equal
 from attn_check.subject import Subject
 
 LONG = 70  # past a block of 64, and no multiple of one
 
 
-class Draw:
-    """Cases for one subject, from random numbers of their own."""
+class Exam:
+    """How a function is called, what is meant, and what was found; cases from random numbers."""
 
     def __init__(self, subject: Subject, intent: Intent):
-        self.subject, self.intent = subject, intent
-        self.random = torch.Generator().manual_seed(11)
+        self.subject, self.intent, self.found = subject, intent, Report(subject.name)
+        self.layers: list[Layer | None] = list(subject.layers) or [None]  # the likeliest first
+        self.layer = self.layers[0]  # the way of reading the projections that fits
+        self.answered: Answered = []
+        self.hypothesis: Hypothesis | None = None
+        self.seconds = 0.7  # to look for pairs of mistakes
+        self.random = False  # equal calls of fresh copies differ
+        self.drifts = False  # equal calls, with others between, differ
+        self.state_example = ""  # how a call depends on earlier ones
+        self.mask_refused = ""  # what a mask of the usual sizes raises
+        self.wider_mask = ""  # a shape with T that is accepted, though closed keys reach
+        self.refuses_cross = False  # queries and keys of different lengths raise
+        self.ignores_padded = False  # outputs at padded positions are not compared
+        self.guessed: list[str] = []  # what is assumed of causal and window
+        self.later_keys = ""  # which later keys have an influence, where causal is assumed
+        self.generator = torch.Generator().manual_seed(11)
         self.heads = subject.heads or (3 if "H" in subject.layout else 1)
         self.kv_heads = subject.kv_heads or self.heads
         self.d_k = subject.d_k or 8
         self.size = 1.0
-        if subject.projects:
-            self._fit_size()
+        if self.layer is not None:  # inputs so large that the scores have a spread of about 2
+            self.heads = self.layer.heads
+            spread = compute(self.case("probe", 5), Intent(), self.layer).scores.std().item()
+            self.size = min(max((2.0 / max(spread, 1e-9)) ** 0.5, 1.0), 60.0)
 
-    def _fit_size(self) -> None:
-        """Make a module's inputs as large as lets its scores have a spread of about 2."""
-        probe = self.case("probe", 5)
-        spread = compute(probe, Intent(), self.subject.layers[0]).scores.std().item()
-        self.size = min(max((2.0 / max(spread, 1e-9)) ** 0.5, 1.0), 60.0)
+    def anew(self, **changes: Any) -> "Exam":
+        """The same function and intent, with the same random numbers from their beginning."""
+        return Exam(replace(self.subject, **changes), self.intent)
+
+    # ------------------------------------------------------------ asking and comparing
+
+    @property
+    def masked(self) -> bool:
+        """Whether masks of the usual sizes can be passed."""
+        return self.subject.takes_mask and not self.mask_refused
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether one query says nothing of where a mask begins: its (1, 1) mask broadcasts."""
+        return self.refuses_cross and self.intent.causal == "top_left"
+
+    def read(self, module: nn.Module) -> Layer:
+        """The projections of a copy of the module, read in the way that fits."""
+        s = self.subject
+        layers = read_layer(module, heads=s.heads, kv_heads=s.kv_heads, projections=s.projections)
+        return layers[[layer is self.layer for layer in s.layers].index(True)]
+
+    def out(self, case: Case) -> Tensor | None:
+        """The function's output, or None where it raises."""
+        return self.subject.answer(case).out
+
+    def expected(self, case: Case, change: Change | None = None) -> Tensor:
+        """The reference's output."""
+        return compute(case, self.intent, self.layer, change).out
+
+    def equal(self, actual: Tensor, expected: Tensor, case: Case) -> bool:
+        """Whether two outputs agree in all rows that may attend to something."""
+        return equal(actual, expected, case, self.intent)
+
+    def shown(self, case: Case, actual: Tensor, expected: Tensor) -> str:
+        """The first row that differs."""
+        return show(case, actual, expected, self.intent)
+
+    def note(self, text: str, mistake: str | None = None) -> None:
+        """Add a note."""
+        self.found.notes.append(Note(mistake, text))
+
+    def changes(self, case: Case) -> Tensor:
+        """(B, T, S): how far another key at S changes the output at T, as a share of its size.
+
+        1 everywhere where a call raises.
+        """
+        B, (T, S) = case.batch, case.lengths
+        base, changes = self.out(case), torch.ones(B, T, S, dtype=torch.float64)
+        for j in range(S):
+            out = self.out(with_other_key(case, j))
+            if base is None or out is None or out.shape != base.shape:
+                return torch.ones_like(changes)
+            change = (out - base).abs().nan_to_num(1.0).transpose(-2, 1).flatten(2).amax(dim=-1)
+            changes[..., j] = change / (1.0 + base.abs().max().nan_to_num(1.0))
+        return changes
+
+    def influence(self, case: Case) -> Tensor:
+        """(T, S) bool: whether another key changes the output, in any example."""
+        return self.changes(case).amax(dim=0) > 1e-6
+
+    # ------------------------------------------------------------ drawing cases
 
     def examples(self, *lengths: int) -> int:
         """At least 3, and neither a length nor the number of heads."""
-        H = self.subject.layers[0].heads if self.subject.projects else self.heads
-        return next(n for n in range(3, 9) if n not in (H, *lengths))
+        return next(n for n in range(3, 9) if n not in (self.heads, *lengths))
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal numbers that float16 can hold."""
-        return torch.randn(shape, generator=self.random).half().double()
+        return torch.randn(shape, generator=self.generator).half().double()
 
     def case(
         self,
-        name: str,
+        words: str,
         T: int,
         S: int | None = None,
         *,
         B: int = 2,
         d_v: int | None = None,
         heads: int | None = None,
-        mask: Tensor | None = None,
-        training: bool = False,
-        words: str = "",
         tolerance: float = 3e-5,
     ) -> Case:
         """A case of given sizes."""
         S = T if S is None else S
-        H = heads or self.heads
-        kv = self.kv_heads if heads is None else heads
-        merged = self.subject.layout != "BHTd" and not ("H" not in self.subject.layout and H == 1)
-        if self.subject.projects:
-            layer = self.subject.layers[0]
-            tensors = {"x": self.size * self.normal(B, T, layer.weights["q"].shape[1])}
-            if S != T or layer.weights["k"].shape[1] != layer.weights["q"].shape[1]:
-                width = layer.weights["k"].shape[1]
-                tensors["context"] = self.size * self.normal(B, S, width)
-        else:
-            q, k = self.normal(B, H, T, self.d_k), self.normal(B, kv, S, self.d_k)
-            v = self.normal(B, kv, S, d_v or self.d_k)
-            merge: Callable[[Tensor], Tensor] = (
-                (lambda t: t.transpose(1, 2).flatten(-2)) if merged else (lambda t: t)
-            )
-            tensors = {"q": merge(q), "k": merge(k), "v": merge(v)}
-        return Case(name, tensors, mask, training, tolerance, words, merged, H, kv)
+        if self.layer is not None:
+            widths = [self.layer.weights[role].shape[1] for role in "qk"]
+            tensors = {"x": self.size * self.normal(B, T, widths[0])}
+            if S != T or widths[0] != widths[1]:
+                tensors["context"] = self.size * self.normal(B, S, widths[1])
+            return Case(words, tensors, tolerance=tolerance, merged=True)
+        H, kv = (heads, heads) if heads else (self.heads, self.kv_heads)
+        layout = self.subject.layout
+        merged = layout != "BHTd" and not ("H" not in layout and H == 1)
+        q, k = self.normal(B, H, T, self.d_k), self.normal(B, kv, S, self.d_k)
+        tensors = {"q": q, "k": k, "v": self.normal(B, kv, S, d_v or self.d_k)}
+        if merged:
+            tensors = {role: x.transpose(1, 2).flatten(-2) for role, x in tensors.items()}
+        return Case(words, tensors, None, False, tolerance, merged, H, kv)
 
     def cross(self, case: Case) -> Case:
         """The same case with a context of its own, for a module with two inputs."""
-        x = case.tensors["x"]
-        width = self.subject.layers[0].weights["k"].shape[1]
-        context = self.size * self.normal(x.shape[0], x.shape[1], width)
-        return Case(**{**vars(case), "tensors": {"x": x, "context": context}})
+        assert self.layer is not None  # noqa: S101
+        B, T, _ = case.tensors["x"].shape
+        width = self.layer.weights["k"].shape[1]
+        return case.with_tensors(context=self.size * self.normal(B, T, width))
+
+    def padded(self, case: Case) -> Case:
+        """The case with a mask that its function can be given, if it takes one."""
+        B, (T, S) = case.batch, case.lengths
+        if not self.subject.takes_mask:
+            return case
+        mask = key_masks(B, S, "right").expand(B, T, S)
+        return replace(
+            case, mask=mask if "B" in self.subject.mask_shape else mask[:1].expand(B, T, S)
+        )
+
+    def mask(self, B: int, T: int, S: int) -> Tensor:
+        """(B, T, S) of random cells; every row and its own position are open."""
+        mask = torch.rand((B, T, S), generator=self.generator) < 0.5
+        rows = torch.arange(T)
+        mask[:, rows, (rows + S - T).clamp(0, S - 1)] = True
+        return mask
+
+    def with_mask(self, words: str, mask: Tensor) -> Case:
+        """A case for a mask."""
+        B, T, S = mask.shape[0], *mask.shape[-2:]
+        return replace(self.case(words, T, S, B=B), mask=mask)
 
 
-def plain_cases(draw: Draw) -> list[Case]:
-    """Without a mask: lengths, widths and sizes that differ, and sizes that are equal."""
-    subject = draw.subject
-    cases = [
-        draw.case("short", 3, B=draw.examples(3), words="3 positions"),
-        draw.case("plain", 5, B=draw.examples(5), words="5 positions"),
-    ]
-    if not subject.projects:
-        B = draw.examples(5)
-        cases.append(draw.case("values", 5, B=B, d_v=6, words="values of another width than keys"))
-        if not subject.heads:
-            cases.append(draw.case("heads", 6, B=3, heads=1, words="one head"))
-    if subject.crosses:
-        if subject.projects:
-            B, words = draw.examples(5), "a context of equal length"
-            cases.append(draw.cross(draw.case("context", 5, B=B, words=words)))
-        B = draw.examples(4, 7)
-        cases += [
-            draw.case("fewer queries", 4, 7, B=B, words="4 queries and 7 keys"),
-            draw.case("more queries", 7, 4, B=B, words="7 queries and 4 keys"),
-            draw.case("one query", 1, 6, B=draw.examples(6), words="1 query and 6 keys"),
-        ]
-    H = subject.layers[0].heads if subject.projects else draw.heads
-    if 1 < H <= 12:
-        cases.append(draw.case("equal sizes", H, B=H, words=f"B = H = T = {H}"))
-    cases += [uneven(draw), draw.case("long", LONG, words=f"{LONG} positions")]
-    cases += [far_below(draw)] if draw.intent.causal else []
-    if subject.crosses:
-        cases.append(draw.case("longer", 67, 133, words="67 queries and 133 keys"))
-    if subject.module is not None:
-        cases.append(draw.case("training", 5, training=True, words="training mode without dropout"))
-    return cases
-
-
-def uneven(draw: Draw) -> Case:
-    """Rows of scores near +200, near -200 and near 0."""
-    B, words = draw.examples(5), "scores up to about 300"
-    case = draw.case("large scores", 5, B=B, words=words, tolerance=3e-3)
-    if draw.subject.projects:
-        rows = torch.tensor([12.0, 1.0, 0.0, 12.0, 1.0], dtype=torch.float64)[:, None]
-        return Case(**{**vars(case), "tensors": {n: x * rows for n, x in case.tensors.items()}})
-    sign = torch.tensor([100.0, -100.0, 1.0, 20.0, -50.0], dtype=torch.float64)[:, None]
-    q, k = case.tensors["q"], case.tensors["k"]
-    return Case(**{**vars(case), "tensors": {**case.tensors, "q": q * sign, "k": k + 1.0}})
-
-
-def far_below(draw: Draw) -> Case:
-    """One query whose scores, of the first head at least, are all far below zero."""
-    B = draw.examples(5)
-    if draw.subject.projects:
-        words = "scores down to about -300"
-        case = draw.case("far below", 5, B=B, words=words, tolerance=3e-3)
-        x = _far_below(draw, case.tensors["x"])
-        return replace(case, tensors={**case.tensors, "x": x})
-    words = "scores down to about -1500"
-    case = draw.case("far below", 5, B=B, words=words, tolerance=3e-3)
-    q, k = case.tensors["q"].clone(), case.tensors["k"]
-    q[..., 2, :] = -1500.0 / (draw.d_k * (draw.intent.scale or draw.d_k**-0.5))
-    return replace(case, tensors={**case.tensors, "q": q, "k": 1.0 + 0.003 * k})
-
-
-def _far_below(draw: Draw, x: Tensor) -> Tensor:
-    """Inputs from which the first head projects -u as keys, and u as the query at position 2."""
-    layer = draw.subject.layers[0]
-    width = layer.weights["q"].shape[0] // layer.heads
-    if layer.weights["k"].shape[1] != layer.weights["q"].shape[1]:
-        return x
-    both = torch.cat([layer.weights[role][:width] for role in "qk"])
-    biases = [layer.biases.get(role) for role in "qk"]
-    shift = torch.cat([both.new_zeros(width) if b is None else b[:width] for b in biases])
-    u = torch.ones(width, dtype=torch.float64)
-    u = u * (300.0 / (width * (draw.intent.scale or width**-0.5))) ** 0.5
-    inverse = torch.linalg.pinv(both)
-    key = inverse @ (torch.cat([0.0 * u, -u]) - shift)
-    across = both[width:].mT @ u  # along it the scores change
-    x = x - (x @ across)[..., None] * across / across.square().sum() + key
-    x[..., 2, :] = inverse @ (torch.cat([u, -u]) - shift)
-    return x
+def with_other_key(case: Case, j: int) -> Case:
+    """The case with another key and value, or input, at one position."""
+    role = next(role for role in ("v", "context", "x") if role in case.tensors)
+    moved = {role: case.tensors[role].clone()}
+    if role == "v" and case.tensors["k"].shape == moved["v"].shape:
+        moved["k"] = case.tensors["k"].clone()
+    for x in moved.values():
+        x[..., j, :] = -x[..., j, :] + 1.0
+    return case.with_tensors(**moved)
 
 
 def key_masks(B: int, S: int, padding: str) -> Tensor:
@@ -177,99 +202,140 @@ def key_masks(B: int, S: int, padding: str) -> Tensor:
     return mask
 
 
-def matrix_mask(draw: Draw, B: int, T: int, S: int) -> Tensor:
-    """(B, T, S) of random cells; every row and its own position are open."""
-    mask = torch.rand((B, T, S), generator=draw.random) < 0.5
-    rows = torch.arange(T)
-    mask[:, rows, (rows + S - T).clamp(0, S - 1)] = True
-    return mask
-
-
-def masked_cases(draw: Draw) -> list[Case]:
-    """With masks of the kinds that the function's shape of masks can say."""
-    subject, shape = draw.subject, draw.subject.mask_shape
-    cases = []
-    sizes = [("", draw.examples(5), 5, 5)]
-    H = subject.layers[0].heads if subject.projects else draw.heads
-    if 2 < H <= 12:
-        sizes.append((", equal sizes", H, H, H))
-    if subject.crosses:
-        sizes.append((", fewer queries", draw.examples(3, 6), 3, 6))
-    for words, B, T, S in sizes:
-        if "B" in shape:
-            for side in ("right", "left", "gapped"):
-                mask = key_masks(B, S, side).expand(B, T, S)
-                cases.append(_masked(draw, f"{side} padding{words}", mask))
-        if "T" in shape:
-            mask = matrix_mask(draw, B if "B" in shape else 1, T, S).expand(B, T, S)
-            cases.append(_masked(draw, f"random mask{words}", mask))
-    if shape in ("BHTS", "B1TS") and H > 1:
-        mask = torch.rand((draw.examples(5), H, 5, 5), generator=draw.random) < 0.5
-        cases.append(_masked(draw, "a mask for each head", mask | torch.eye(5, dtype=torch.bool)))
-    B = draw.examples(5)
-    shallow = key_masks(B, 5, "right") if "B" in shape else matrix_mask(draw, 1, 5, 5)
-    shallow = shallow.expand(B, 5, 5)
-    cases += [_deep(draw, shallow), replace(far_below(draw), mask=shallow)]
-    if subject.module is not None:
-        case = _masked(draw, "mask in training", shallow)
-        cases.append(Case(**{**vars(case), "training": True}))
-    return cases
-
-
-def _masked(draw: Draw, name: str, mask: Tensor) -> Case:
-    B, T, S = mask.shape[0], *mask.shape[-2:]
-    case = draw.case(name, T, S, B=B, words=name)
-    return Case(**{**vars(case), "mask": mask})
-
-
-def _deep(draw: Draw, mask: Tensor) -> Case:
-    """A mask over scores that are far below zero."""
-    case = uneven(draw)
-    return Case(
-        **{
-            **vars(case),
-            "name": "mask, large scores",
-            "mask": mask,
-            "words": "a mask over scores down to about -300",
-        }
-    )
-
-
-def guessed_cases(draw: Draw) -> list[Case]:
-    """Masks where sizes are equal, for a function that refuses them otherwise."""
-    subject = draw.subject
-    H = subject.layers[0].heads if subject.projects else draw.heads
-    cases = []
-    for B, T in {(H, 5), (5, 5), (2, H), (H, H), (1, 5)}:
-        S = T
-        if subject.mask_shape in ("BS", "B11S"):
-            mask = key_masks(B, S, "right").expand(B, T, S)
-        else:
-            mask = matrix_mask(draw, B if "B" in subject.mask_shape else 1, T, S).expand(B, T, S)
-        cases.append(_masked(draw, f"a mask with B = {B} and T = {T}", mask))
-    return cases
-
-
 def opened(case: Case) -> Case:
     """The case with a mask that closes nothing, for a function that needs one."""
-    return Case(**{**vars(case), "mask": torch.ones(case.batch, *case.lengths, dtype=torch.bool)})
+    return replace(case, mask=torch.ones(case.batch, *case.lengths, dtype=torch.bool))
 
 
 def without_padded_rows(case: Case) -> Case:
     """The same case, without a comparison of the outputs at padded positions."""
-    T, S = case.lengths
-    if case.mask is None or T != S:
+    if case.mask is None or case.lengths[0] != case.lengths[1]:
         return case
-    return Case(**{**vars(case), "ignored": ~case.mask.any(dim=-2)})
+    return replace(case, ignored=~case.mask.any(dim=-2))
 
 
-def with_empty_row(draw: Draw) -> Case:
+# ---------------------------------------------------------------- the battery
+
+
+def plain_cases(exam: Exam) -> list[Case]:
+    """Without a mask: lengths, widths and sizes that differ, and sizes that are equal."""
+    subject, H = exam.subject, exam.heads
+    cases = [exam.case(f"{T} positions", T, B=exam.examples(T)) for T in (3, 5)]
+    if not subject.projects:
+        words = "values of another width than keys"
+        cases.append(exam.case(words, 5, B=exam.examples(5), d_v=6))
+        if not subject.heads:
+            cases.append(exam.case("one head", 6, B=3, heads=1))
+    if subject.crosses:
+        if subject.projects:
+            case = exam.case("a context of equal length", 5, B=exam.examples(5))
+            cases.append(exam.cross(case))
+        B = exam.examples(4, 7)
+        cases += [
+            exam.case("4 queries and 7 keys", 4, 7, B=B),
+            exam.case("7 queries and 4 keys", 7, 4, B=B),
+            exam.case("1 query and 6 keys", 1, 6, B=exam.examples(6)),
+        ]
+    if 1 < H <= 12:
+        cases.append(exam.case(f"B = H = T = {H}", H, B=H))
+    cases += [uneven(exam), exam.case(f"{LONG} positions", LONG)]
+    cases += [far_below(exam)] if exam.intent.causal else []
+    if subject.crosses:
+        cases.append(exam.case("67 queries and 133 keys", 67, 133))
+    if subject.module is not None:
+        cases.append(replace(exam.case("training mode without dropout", 5), training=True))
+    return cases
+
+
+def uneven(exam: Exam) -> Case:
+    """Rows of scores near +200, near -200 and near 0."""
+    case = exam.case("scores up to about 300", 5, B=exam.examples(5), tolerance=3e-3)
+    if exam.layer is not None:
+        rows = torch.tensor([12.0, 1.0, 0.0, 12.0, 1.0], dtype=torch.float64)[:, None]
+        return case.with_tensors(**{name: x * rows for name, x in case.tensors.items()})
+    sign = torch.tensor([100.0, -100.0, 1.0, 20.0, -50.0], dtype=torch.float64)[:, None]
+    return case.with_tensors(q=case.tensors["q"] * sign, k=case.tensors["k"] + 1.0)
+
+
+def far_below(exam: Exam) -> Case:
+    """One query whose scores, of the first head at least, are all far below zero."""
+    lowest = -1500 if exam.layer is None else -300
+    words = f"scores down to about {lowest}"
+    case = exam.case(words, 5, B=exam.examples(5), tolerance=3e-3)
+    if exam.layer is not None:
+        return case.with_tensors(x=_far_below(exam, exam.layer, case.tensors["x"]))
+    q = case.tensors["q"].clone()
+    q[..., 2, :] = lowest / (exam.d_k * (exam.intent.scale or exam.d_k**-0.5))
+    return case.with_tensors(q=q, k=1.0 + 0.003 * case.tensors["k"])
+
+
+def _far_below(exam: Exam, layer: Layer, x: Tensor) -> Tensor:
+    """Inputs from which the first head projects -u as keys, and u as the query at position 2."""
+    width = layer.weights["q"].shape[0] // layer.heads
+    if layer.weights["k"].shape[1] != layer.weights["q"].shape[1]:
+        return x
+    both = torch.cat([layer.weights[role][:width] for role in "qk"])
+    biases = [layer.biases.get(role) for role in "qk"]
+    shift = torch.cat([both.new_zeros(width) if b is None else b[:width] for b in biases])
+    size = (300.0 / (width * (exam.intent.scale or width**-0.5))) ** 0.5
+    u = torch.full((width,), size, dtype=torch.float64)
+    inverse = torch.linalg.pinv(both)
+    key = inverse @ (torch.cat([0.0 * u, -u]) - shift)
+    across = both[width:].mT @ u  # along it the scores change
+    x = x - (x @ across)[..., None] * across / across.square().sum() + key
+    x[..., 2, :] = inverse @ (torch.cat([u, -u]) - shift)
+    return x
+
+
+def masked_cases(exam: Exam) -> list[Case]:
+    """With masks of the kinds that the function's shape of masks can say."""
+    shape, H = exam.subject.mask_shape, exam.heads
+    sizes = [("", exam.examples(5), 5, 5)]
+    sizes += [(", equal sizes", H, H, H)] if 2 < H <= 12 else []
+    sizes += [(", fewer queries", exam.examples(3, 6), 3, 6)] if exam.subject.crosses else []
+    cases = []
+    for words, B, T, S in sizes:
+        for side in ("right", "left", "gapped") if "B" in shape else ():
+            mask = key_masks(B, S, side).expand(B, T, S)
+            cases.append(exam.with_mask(f"{side} padding{words}", mask))
+        if "T" in shape:
+            mask = exam.mask(B if "B" in shape else 1, T, S).expand(B, T, S)
+            cases.append(exam.with_mask(f"random mask{words}", mask))
+    if shape in ("BHTS", "B1TS") and H > 1:
+        mask = torch.rand((exam.examples(5), H, 5, 5), generator=exam.generator) < 0.5
+        mask = mask | torch.eye(5, dtype=torch.bool)
+        cases.append(exam.with_mask("a mask for each head", mask))
+    B = exam.examples(5)
+    shallow = key_masks(B, 5, "right") if "B" in shape else exam.mask(1, 5, 5)
+    shallow = shallow.expand(B, 5, 5)
+    words = "a mask over scores down to about -300"
+    cases += [
+        replace(uneven(exam), name=words, mask=shallow),
+        replace(far_below(exam), mask=shallow),
+    ]
+    if exam.subject.module is not None:
+        cases.append(replace(exam.with_mask("mask in training", shallow), training=True))
+    return cases
+
+
+def guessed_cases(exam: Exam) -> list[Case]:
+    """Masks where sizes are equal, for a function that refuses them otherwise."""
+    shape, H, cases = exam.subject.mask_shape, exam.heads, []
+    for B, T in {(H, 5), (5, 5), (2, H), (H, H), (1, 5)}:
+        if "T" in shape:
+            mask = exam.mask(B if "B" in shape else 1, T, T)
+        else:
+            mask = key_masks(B, T, "right")
+        cases.append(exam.with_mask(f"a mask with B = {B} and T = {T}", mask.expand(B, T, T)))
+    return cases
+
+
+def with_empty_row(exam: Exam) -> Case:
     """A mask that closes every key to one query, or to one example."""
-    shape = draw.subject.mask_shape
+    shape = exam.subject.mask_shape
     mask = torch.ones(2, 5, 5, dtype=torch.bool)
     if "T" in shape:  # of one example alone, where examples have masks of their own
         mask[: 1 if "B" in shape else 2, 2] = False
     else:
         mask[1] = False
-    case = _masked(draw, "empty row", mask)
-    return Case(**{**vars(case), "words": "a query that may attend to nothing"})
+    return exam.with_mask("a query that may attend to nothing", mask)

@@ -6,87 +6,326 @@ A mistake without forms is found by a property instead.
 """
 
 import json
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from attn_check import changes as by
-from attn_check.changes import Forms, below, mask, meant, of, weights
-from attn_check.reference import both, capped, closed, cut, near, norm, project, rotate, triangle
+from attn_check.reference import (
+    Change,
+    NotMeant,
+    Run,
+    Step,
+    both,
+    capped,
+    closed,
+    cut,
+    first,
+    linear,
+    near,
+    norm,
+    normed,
+    project,
+    repeated,
+    rotate,
+    triangle,
+    turn,
+    with_gain,
+)
+
+Forms = list[Change]
+
+
+def _of(step: str, *ways: Step) -> Forms:
+    """Forms that all change one step."""
+    return [{step: way} for way in ways]
+
+
+def _with(step: str, way: Callable[[Any, Run], Any], *choices: Any) -> Forms:
+    """Forms that take one step in one way, each with another choice."""
+    return [{step: partial(way, choice)} for choice in choices]
+
+
+def _together(**ways: Step) -> Forms:
+    """One form that changes several steps."""
+    return [ways]
+
+
+def _weights(*functions: Callable[[Tensor], Tensor]) -> Forms:
+    """Weights made of the scores by something else than the softmax over the keys."""
+    return _with("softmax", lambda f, r: f(r.scores), *functions)
+
+
+def _mask(*readings: Callable[[Tensor], Tensor | None]) -> Forms:
+    """Other readings of the mask that is given, (B, 1 or H, T, S)."""
+    return _with("mask", lambda f, r: None if r.given is None else f(r.given), *readings)
+
+
+def _meant(value: Any) -> Any:
+    """A part of the intent, or of the layer, without which there is no such mistake."""
+    if value is None or value is False:
+        raise NotMeant("this part is not meant to be there")
+    return value
+
+
+def _jointly(scores: Tensor, axis: int) -> Tensor:
+    """One softmax over an axis and all that follow."""
+    return scores.flatten(axis).softmax(dim=-1).view_as(scores)
+
+
+def _normalised(powers: Tensor) -> Tensor:
+    return (powers / powers.sum(dim=-1, keepdim=True)).double()
+
+
+def _rounded(dtype: torch.dtype) -> Forms:
+    """The softmax of rounded scores, and the rounded softmax."""
+    return _weights(
+        lambda s: s.float().to(dtype).softmax(dim=-1).double(),
+        lambda s: s.float().softmax(dim=-1).to(dtype).double(),
+    )
+
+
+def _square(cells: Tensor) -> Tensor:
+    return _meant(cells.shape[-1] == cells.shape[-2]) and cells
+
+
+def _other_axis(choice: tuple[str, Callable[[Tensor], Tensor]], r: Run) -> Tensor | None:
+    """The mask on another axis than its own, where two sizes are equal."""
+    pair, pick = choice
+    sizes = {"B": len(r.scores), "H": r.scores.shape[1], "T": r.T}
+    alike = sizes[pair[0]] == sizes[pair[1]]
+    return pick(r.given) if r.given is not None and alike else r.given
+
+
+def _passed(r: Run) -> Tensor:
+    """The mask as the numbers 0 and 1 that were passed."""
+    return (~r.given if r.intent.polarity == "blocked" else r.given).double()
+
+
+def _closing(way: Step) -> Change:
+    """Another way of closing what the mask closes; the causal mask closes as it should."""
+    return {"close": lambda r: closed(way(r) if r.given is not None else r.scores, r.reach)}
+
+
+def _filled(*values: float, adds: tuple[bool, ...] = (False,)) -> Forms:
+    """Numbers for closed cells of all masks, then for those of the given one alone."""
+
+    def put(r: Run, cells: Tensor | None, add: bool, value: float) -> Tensor:
+        if cells is None or not add:
+            return closed(r.scores, cells, value)
+        return r.scores + (~cells) * value
+
+    pairs = [(add, value) for add in adds for value in values]
+    every = _with("close", lambda pair, r: put(r, both(r.given, r.reach), *pair), *pairs)
+    return every + [_closing(partial(lambda pair, r: put(r, r.given, *pair), p)) for p in pairs]
+
+
+def _below(r: Run, extra: int = 0) -> Tensor:
+    """Keys up to the query's position, and some more or fewer."""
+    return triangle(r.T, r.S, first(r) + extra)
+
+
+def _within(n: int, r: Run) -> Tensor:
+    """Later keys are closed within the first n positions alone."""
+    rows = torch.arange(r.T)[:, None] + first(r) < n
+    return _below(r) | ~(rows & (torch.arange(r.S) < n))
+
+
+def _blocks(size: int) -> Forms:
+    """The keys, or the queries, of a last block that is not whole are left out."""
+
+    def whole(n: int) -> Tensor:
+        return torch.arange(n) < (n - n % size or n)
+
+    def queries(left: float, r: Run) -> Tensor:
+        return (r.weights @ r.v).masked_fill(~whole(r.T)[:, None], left)
+
+    keys = _of("reach", lambda r: both(r.reach, whole(r.S).expand(r.T, r.S)))
+    return keys + _with("mix", queries, 0.0, math.nan)
+
+
+def _each(split: Callable[[Tensor, int], Tensor]) -> Step:
+    """A way of splitting heads, for queries, keys and values."""
+    return lambda r: (split(r.q, r.H), split(r.k, r.H_kv), split(r.v, r.H_kv))
+
+
+def _viewed(x: Tensor, H: int) -> Tensor:
+    return x.reshape(x.shape[0], H, x.shape[1], -1)
+
+
+def _dealt(x: Tensor, H: int) -> Tensor:
+    """Channels dealt to the heads in turn."""
+    return x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2)
+
+
+def _spread(x: Tensor, r: Run) -> Tensor:
+    return x.expand(-1, r.q.shape[1], -1, -1)
+
+
+def _fewer(r: Run) -> tuple[Tensor, Tensor]:
+    """Keys and values that have fewer heads than the queries."""
+    return _meant(r.k.shape[1] != r.q.shape[1]) and (r.k, r.v)
+
+
+def _tiled(roles: str, r: Run) -> list[Tensor]:
+    """Keys, values or both: query head h uses head h % H_kv."""
+    n, parts = r.q.shape[1] // r.k.shape[1], zip("kv", _fewer(r), strict=True)
+    return [x.repeat(1, n, 1, 1) if m in roles else repeated(r, x) for m, x in parts]
+
+
+def _wide(width: Step) -> Change:
+    """The heads are not split."""
+    return {
+        "split": lambda r: (r.q[:, None], r.k[:, None], r.v[:, None]),
+        "group": lambda r: (r.k, r.v),
+        "scale": lambda r: r.intent.scale or width(r) ** -0.5,
+    }
+
+
+def _projected(*choices: str) -> Forms:
+    """Queries, keys and values by other projections, or of other inputs: x or c(ontext)."""
+    return _with("project", lambda choice, r: project(r, *choice.split()), *choices)
+
+
+def _chained(roles: str, r: Run) -> tuple[Tensor, ...]:
+    """Keys and values, each projected from c(ontext), or from queries or keys."""
+    q, k, _ = _meant(r.layer) and project(r)
+    k = linear(r, "k", {"c": r.context, "q": q}[roles[0]])
+    return q, k, linear(r, "v", {"c": r.context, "q": q, "k": k}[roles[1]])
+
+
+def _without_bias(roles: str, r: Run) -> tuple[Tensor, ...]:
+    biases = {n: _meant(r.layer).biases.get(n) if n in roles else None for n in "qkv"}
+    parts = zip(biases.values(), project(r), strict=True)
+    return tuple(x if bias is None else x - bias for bias, x in parts)
+
+
+def _transposed_output(r: Run) -> Tensor:
+    bias = r.layer.biases.get("out")
+    return r.out @ r.layer.weights["out"] + (0.0 if bias is None else bias)
+
+
+def _rope(step: str, *pairs: tuple[int, int]) -> Forms:
+    """Other numbers for queries and keys: what is added to positions, or how often they turn."""
+    return _with(step, lambda pair, r: pair, *pairs)
+
+
+def _mixed_pairing(r: Run) -> tuple[Tensor, ...]:
+    """Channels as in the pairing that is meant, angles in the order of the other."""
+
+    def one(x: Tensor, positions: Tensor) -> Tensor:
+        half, d = r.pairing == "half", x.shape[-1]
+        angles = positions.double()[:, None] / r.base ** (torch.arange(0, d, 2).double() / d)
+        angles = angles.repeat_interleave(2, -1) if half else torch.cat([angles, angles], -1)
+        a, b = x.chunk(2, -1) if half else (x[..., 0::2], x[..., 1::2])
+        across = torch.cat([-b, a], -1) if half else torch.stack([-b, a], -1).flatten(-2)
+        return x * angles.cos() + across * angles.sin()
+
+    return one(r.q, r.positions[0]), one(r.k, r.positions[1]), r.v
+
+
+def _over_heads(r: Run) -> tuple[Tensor, ...]:
+    """A rotation by the index of the head."""
+    parts = (x.transpose(1, 2) for x in (r.q, r.k))
+    turned = (turn(x, torch.arange(x.shape[-2]), r.base, r.pairing) for x in parts)
+    return (*(x.transpose(1, 2) for x in turned), r.v)
+
+
+def _rotated(r: Run) -> Run:
+    return Run(**(vars(r) | dict(zip("qkv", rotate(r), strict=True))))
+
+
+def _normed(axis: int | None, r: Run) -> list[Tensor]:
+    """Queries and keys, normed over another axis, or, with None, over all heads together."""
+    gains, kind = r.layer.norms if r.layer else {}, r.intent.qk_norm
+
+    def one(x: Tensor) -> Tensor:
+        if axis is not None:
+            return normed(x, kind, {}, "", axis)
+        return cut(normed(x.transpose(1, 2).flatten(-2), kind, {}, ""), x.shape[1])
+
+    return [with_gain(one(r.q), gains, "q"), with_gain(one(r.k), gains, "k")]
+
 
 FORMS: dict[str, Forms] = {
     # ---------------------------------------------------------------- scale
-    "scale_missing": of("scale", lambda r: 1.0),
-    "scale_by_model_width": of("scale", lambda r: (r.d_k * r.H) ** -0.5),
-    "scale_multiplied": of("scale", lambda r: 1.0 / r.scale),
-    "scale_by_d_k": of("scale", lambda r: 1.0 / r.d_k),
-    "scale_twice": of("scale", lambda r: r.scale**2),
-    "scale_by_num_heads": of("scale", lambda r: r.H**-0.5, lambda r: 1.0 / r.H),
-    "scale_by_value_width": of("scale", lambda r: r.v.shape[-1] ** -0.5),
-    "scale_by_length": of("scale", lambda r: r.S**-0.5),
-    "scale_ignored": of("scale", lambda r: meant(r.intent.scale) and r.d_k**-0.5),
+    "scale_missing": _of("scale", lambda r: 1.0),
+    "scale_by_model_width": _of("scale", lambda r: (r.d_k * r.H) ** -0.5),
+    "scale_multiplied": _of("scale", lambda r: 1.0 / r.scale),
+    "scale_by_d_k": _of("scale", lambda r: 1.0 / r.d_k),
+    "scale_twice": _of("scale", lambda r: r.scale**2),
+    "scale_by_num_heads": _of("scale", lambda r: r.H**-0.5, lambda r: 1.0 / r.H),
+    "scale_by_value_width": _of("scale", lambda r: r.v.shape[-1] ** -0.5),
+    "scale_by_length": _of("scale", lambda r: r.S**-0.5),
+    "scale_ignored": _of("scale", lambda r: _meant(r.intent.scale) and r.d_k**-0.5),
     # ---------------------------------------------------------------- softmax
-    "softmax_over_queries": weights(lambda s: s.softmax(dim=-2)),
-    "softmax_over_heads": weights(lambda s: s.softmax(dim=1)),
-    "softmax_over_batch": weights(lambda s: s.softmax(dim=0)),
-    "softmax_flattened": weights(
-        lambda s: by.jointly(s, -2),
-        lambda s: by.jointly(s, 1),
-        lambda s: by.jointly(s, 0),
-        lambda s: by.jointly(s.transpose(1, 2).contiguous(), 2).transpose(1, 2),
+    "softmax_over_queries": _weights(lambda s: s.softmax(dim=-2)),
+    "softmax_over_heads": _weights(lambda s: s.softmax(dim=1)),
+    "softmax_over_batch": _weights(lambda s: s.softmax(dim=0)),
+    "softmax_flattened": _weights(
+        lambda s: _jointly(s, -2),
+        lambda s: _jointly(s, 1),
+        lambda s: _jointly(s, 0),
+        lambda s: _jointly(s.transpose(1, 2).contiguous(), 2).transpose(1, 2),
     ),
-    "softmax_low_precision": weights(*by.rounded(torch.bfloat16), *by.rounded(torch.float16)),
-    "softmax_no_maximum": weights(
-        lambda s: by.normalised(s.float().exp()),
-        lambda s: by.normalised((s - s.max()).float().exp()),
+    "softmax_low_precision": _rounded(torch.bfloat16) + _rounded(torch.float16),
+    "softmax_no_maximum": _weights(
+        lambda s: _normalised(s.float().exp()), lambda s: _normalised((s - s.max()).float().exp())
     ),
     "softmax_before_mask": [
         {
             "close": lambda r: r.scores,
-            "softmax": lambda r: by.times(r.scores.softmax(dim=-1), both(r.given, r.reach)),
+            "softmax": lambda r: closed(r.scores.softmax(dim=-1), both(r.given, r.reach), 0.0),
         },
         {
             "close": lambda r: closed(r.scores, r.reach),
-            "softmax": lambda r: by.times(r.scores.softmax(dim=-1), r.given),
+            "softmax": lambda r: closed(r.scores.softmax(dim=-1), r.given, 0.0),
         },
     ],
-    "softmax_twice": weights(lambda s: s.softmax(dim=-1).softmax(dim=-1)),
-    "softmax_sigmoid": weights(torch.sigmoid),
-    "softmax_relu_normalised": weights(
-        lambda s: by.normalised(s.relu()),
+    "softmax_twice": _weights(lambda s: s.softmax(dim=-1).softmax(dim=-1)),
+    "softmax_sigmoid": _weights(torch.sigmoid),
+    "softmax_relu_normalised": _weights(
+        lambda s: _normalised(s.relu()),
         lambda s: s.relu() / (s.relu().sum(-1, keepdim=True) + 1e-6),
         lambda s: s.relu() / s.relu().sum(-1, keepdim=True).clamp(min=1e-9),
         torch.relu,
     ),
-    "softmax_missing": weights(
-        lambda s: s, by.finite, lambda s: s / by.finite(s).sum(-1, keepdim=True)
+    "softmax_missing": _weights(
+        lambda s: s,
+        lambda s: s.masked_fill(s.isneginf(), 0.0),
+        lambda s: s / s.masked_fill(s.isneginf(), 0.0).sum(-1, keepdim=True),
     ),
-    "softmax_log": weights(lambda s: s.log_softmax(dim=-1)),
+    "softmax_log": _weights(lambda s: s.log_softmax(dim=-1)),
     # ---------------------------------------------------------------- masks
-    "mask_inverted": mask(lambda m: ~m),
-    "mask_added_as_01": [by.closing(lambda r: r.scores + by.passed(r))],
-    "mask_multiplied": [by.closing(lambda r: r.scores * by.passed(r))],
-    "mask_ignored": mask(lambda m: None),
-    "mask_on_queries": mask(lambda m: by.square(m).any(-2, keepdim=True).mT.expand_as(m)),
-    "mask_transposed": mask(lambda m: by.square(m).mT),
-    "mask_guessed_by_rank": [
-        by.by_rank(lambda m: m[:, 0, 0][None, :, None], "B", "H"),
-        by.by_rank(lambda m: m[:, 0][None], "B", "H"),
-        by.by_rank(lambda m: m[:, 0, 0][None, None], "B", "T"),
-        by.by_rank(lambda m: m[0, 0][:, None, None], "B", "T"),
-        by.by_rank(lambda m: m[0, 0][None, :, None], "H", "T"),
-    ],
-    "mask_first_example": mask(lambda m: m[:1], lambda m: m[-1:]),
-    "mask_first_head": mask(lambda m: m[:, :1]),
-    "mask_of_the_batch": mask(
+    "mask_inverted": _mask(lambda m: ~m),
+    "mask_added_as_01": [_closing(lambda r: r.scores + _passed(r))],
+    "mask_multiplied": [_closing(lambda r: r.scores * _passed(r))],
+    "mask_ignored": _mask(lambda m: None),
+    "mask_on_queries": _mask(lambda m: _square(m).any(-2, keepdim=True).mT.expand_as(m)),
+    "mask_transposed": _mask(lambda m: _square(m).mT),
+    "mask_guessed_by_rank": _with(
+        "mask",
+        _other_axis,
+        ("BH", lambda m: m[:, 0, 0][None, :, None]),
+        ("BH", lambda m: m[:, 0][None]),
+        ("BT", lambda m: m[:, 0, 0][None, None]),
+        ("BT", lambda m: m[0, 0][:, None, None]),
+        ("HT", lambda m: m[0, 0][None, :, None]),
+    ),
+    "mask_first_example": _mask(lambda m: m[:1], lambda m: m[-1:]),
+    "mask_first_head": _mask(lambda m: m[:, :1]),
+    "mask_of_the_batch": _mask(
         lambda m: m.any(0, keepdim=True),
         lambda m: m.all(0, keepdim=True),
         lambda m: m.any(-2, keepdim=True),
         lambda m: m.all(-2, keepdim=True),
     ),
-    "mask_or_causal": of(
+    "mask_or_causal": _of(
         "close",
         lambda r: closed(
             r.scores,
@@ -95,167 +334,159 @@ FORMS: dict[str, Forms] = {
         lambda r: closed(r.scores, r.reach if r.given is None else r.given),
         lambda r: closed(r.scores, r.given if r.reach is None else r.reach),
     ),
-    "mask_small_fill": [
-        by.filled(-float(n), given_only=given_only, add=add)
-        for given_only in (False, True)
-        for add in (False, True)
-        for n in (1, 2, 5, 8, 10, 20, 50, 100, 1000)
-    ],
-    "mask_zeroes_scores": [
-        by.filled(n, given_only=given_only) for given_only in (False, True) for n in (0.0, 1.0)
-    ],
-    "padding_zeroed": [
-        {
-            **by.closing(lambda r: closed(r.scores, r.given, 0.0)),
-            "mix": lambda r: by.times(r.weights, r.given) @ r.v,
-        }
-    ],
+    "mask_small_fill": _filled(
+        *(-1.0, -2.0, -5.0, -8.0, -10.0, -20.0, -50.0, -100.0, -1000.0), adds=(False, True)
+    ),
+    "mask_zeroes_scores": _filled(0.0, 1.0),
+    "padding_zeroed": _together(
+        **_closing(lambda r: closed(r.scores, r.given, 0.0)),
+        mix=lambda r: closed(r.weights, r.given, 0.0) @ r.v,
+    ),
     # ---------------------------------------------------------------- causal, window, sink, softcap
-    "causal_missing": of("causal", lambda r: None),
-    "causal_not_meant": [by.unasked(lambda r: r.S - r.T), by.unasked(lambda r: 0)],
-    "causal_sees_one_ahead": of("causal", lambda r: below(r, 1)),
-    "causal_excludes_self": of("causal", lambda r: below(r, -1)),
-    "causal_reversed": of("causal", lambda r: ~below(r, -1), lambda r: ~below(r)),
-    "causal_top_left": of("causal", lambda r: triangle(r.T, r.S, 0)),
-    "causal_bottom_right_by_cut": of(
-        "causal",
-        lambda r: meant(r.intent.causal == "top_left") and triangle(r.T, r.S, r.S - r.T),
+    "causal_missing": _of("causal", lambda r: None),
+    "causal_not_meant": _of(
+        "reach",
+        lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, r.S - r.T)),
+        lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, 0)),
     ),
-    "causal_only_in_training": of(
-        "causal",
-        lambda r: below(r) if r.training else None,
-        lambda r: None if r.training else below(r),
+    "causal_sees_one_ahead": _of("causal", lambda r: _below(r, 1)),
+    "causal_excludes_self": _of("causal", lambda r: _below(r, -1)),
+    "causal_reversed": _of("causal", lambda r: ~_below(r, -1), lambda r: ~_below(r)),
+    "causal_top_left": _of("causal", lambda r: triangle(r.T, r.S, 0)),
+    "causal_bottom_right_by_cut": _of(
+        "causal", lambda r: _meant(r.intent.causal == "top_left") and triangle(r.T, r.S, r.S - r.T)
     ),
-    "causal_cached_length": [by.within(n) for n in (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64)],
-    "window_one_more": of("window", lambda r: both(r.reach, near(r, r.intent.window + 1))),
-    "window_one_less": of("window", lambda r: both(r.reach, near(r, r.intent.window - 1))),
-    "window_not_causal": of(
+    "causal_only_in_training": _of(
+        "causal",
+        lambda r: _below(r) if r.training else None,
+        lambda r: None if r.training else _below(r),
+    ),
+    "causal_cached_length": _with("causal", _within, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64),
+    "window_one_more": _of("window", lambda r: both(r.reach, near(r, r.intent.window + 1))),
+    "window_one_less": _of("window", lambda r: both(r.reach, near(r, r.intent.window - 1))),
+    "window_not_causal": _of(
         "window",
-        by.around,
+        lambda r: (r.places[0][:, None] - r.places[1]).abs() < r.intent.window,
         lambda r: near(r, r.intent.window),
     ),
-    "window_ignored": of("window", lambda r: r.reach),
-    "block_remainder_dropped": [f for n in (2, 4, 8, 16, 32, 64, 128) for f in by.blocks(n)],
-    "sinks_dropped": of(
-        "softmax", lambda r: meant(r.intent.sinks is not None) and r.scores.softmax(-1)
+    "window_ignored": _of("window", lambda r: r.reach),
+    "block_remainder_dropped": [f for n in (2, 4, 8, 16, 32, 64, 128) for f in _blocks(n)],
+    "sinks_dropped": _of(
+        "softmax", lambda r: _meant(r.intent.sinks is not None) and r.scores.softmax(-1)
     ),
-    "softcap_missing": of("cap", lambda r: r.scores),
-    "softcap_after_mask": [
-        {
-            "cap": lambda r: r.scores,
-            "close": lambda r: capped(r, closed(r.scores, both(r.given, r.reach))),
-        }
-    ],
-    "softcap_after_softmax": [
-        {"cap": lambda r: r.scores, "softmax": lambda r: capped(r, r.scores.softmax(dim=-1))}
-    ],
-    "softcap_before_scale": [
-        {
-            "scaled": lambda r: meant(r.intent.softcap) and capped(r, r.scores) * r.factor,
-            "cap": lambda r: r.scores,
-        }
-    ],
-    "softcap_clamped": of(
+    "softcap_missing": _of("cap", lambda r: r.scores),
+    "softcap_after_mask": _together(
+        cap=lambda r: r.scores,
+        close=lambda r: capped(r, closed(r.scores, both(r.given, r.reach))),
+    ),
+    "softcap_after_softmax": _together(
+        cap=lambda r: r.scores, softmax=lambda r: capped(r, r.scores.softmax(dim=-1))
+    ),
+    "softcap_before_scale": _together(
+        scaled=lambda r: _meant(r.intent.softcap) and capped(r, r.scores) * r.factor,
+        cap=lambda r: r.scores,
+    ),
+    "softcap_clamped": _of(
         "cap",
         lambda r: r.scores.clamp(-r.intent.softcap, r.intent.softcap),
         lambda r: capped(r, r.scores) / r.intent.softcap,
     ),
     # ---------------------------------------------------------------- heads
     "heads_split_without_transpose": [
-        {"split": by.each(by.viewed)},
-        {"split": by.each(by.viewed), "merge": lambda r: r.out.reshape(len(r.out), r.T, -1)},
-        {"split": lambda r: (cut(r.q, r.H), by.viewed(r.k, r.H_kv), by.viewed(r.v, r.H_kv))},
+        {"split": _each(_viewed)},
+        {"split": _each(_viewed), "merge": lambda r: r.out.reshape(len(r.out), r.T, -1)},
+        {"split": lambda r: (cut(r.q, r.H), _viewed(r.k, r.H_kv), _viewed(r.v, r.H_kv))},
     ],
-    "heads_merged_without_transpose": of("merge", lambda r: r.out.reshape(len(r.out), r.T, -1)),
-    "heads_not_moved": [
-        {
-            "split": by.each(lambda x, H: x.unflatten(-1, (H, -1))),
-            "merge": lambda r: r.out.flatten(-2),
-        }
-    ],
+    "heads_merged_without_transpose": _of("merge", lambda r: r.out.reshape(len(r.out), r.T, -1)),
+    "heads_not_moved": _together(
+        split=_each(lambda x, H: x.unflatten(-1, (H, -1))), merge=lambda r: r.out.flatten(-2)
+    ),
     "heads_interleaved": [
-        {
-            "split": by.each(by.dealt),
-            "merge": lambda r: r.out.permute(0, 2, 3, 1).flatten(-2),
-        },
-        {"split": by.each(by.dealt)},
+        {"split": _each(_dealt), "merge": lambda r: r.out.permute(0, 2, 3, 1).flatten(-2)},
+        {"split": _each(_dealt)},
         {"merge": lambda r: r.out.permute(0, 2, 3, 1).flatten(-2)},
     ],
-    "heads_reversed": of("merge", lambda r: r.out.flip(1).transpose(1, 2).flatten(-2)),
-    "kv_heads_tiled": [by.tiled("kv"), by.tiled("k"), by.tiled("v")],
-    "kv_first_head_for_all": of(
-        "group",
-        lambda r: (
-            meant(r.k.shape[1] != r.q.shape[1])
-            and (by.spread(r.k[:, :1], r), by.spread(r.v[:, :1], r))
-        ),
-    ),
+    "heads_reversed": _of("merge", lambda r: r.out.flip(1).transpose(1, 2).flatten(-2)),
+    "kv_heads_tiled": _with("group", _tiled, "kv", "k", "v"),
+    "kv_first_head_for_all": _of("group", lambda r: [_spread(x[:, :1], r) for x in _fewer(r)]),
     "one_head_only": [
-        by.wide(lambda r: r.d_k // r.H),
-        by.wide(lambda r: r.d_k),
+        _wide(lambda r: r.d_k // r.H),
+        _wide(lambda r: r.d_k),
         {"mix": lambda r: r.weights[:, :1] @ r.v},
-        {"score": lambda r: by.spread(r.q[:, :1], r) @ by.spread(r.k[:, :1], r).mT},
-        {"mix": lambda r: by.spread(r.weights[:, :1] @ r.v[:, :1], r)},
+        {"score": lambda r: _spread(r.q[:, :1], r) @ _spread(r.k[:, :1], r).mT},
+        {"mix": lambda r: _spread(r.weights[:, :1] @ r.v[:, :1], r)},
     ],
-    "heads_averaged": of(
+    "heads_averaged": _of(
         "mix",
         lambda r: r.weights.mean(1, keepdim=True) @ r.v,
-        lambda r: by.spread((r.weights @ r.v).mean(1, keepdim=True), r),
+        lambda r: _spread((r.weights @ r.v).mean(1, keepdim=True), r),
     ),
     # ---------------------------------------------------------------- projections
-    "query_key_shared": by.shared("qqv", "kkv"),
-    "all_shared": by.shared("qqq", "kkk", "vvv"),
-    "key_value_swapped": by.shared("qvk"),
+    "query_key_shared": _projected("qqv", "kkv"),
+    "all_shared": _projected("qqq", "kkk", "vvv"),
+    "key_value_swapped": _projected("qvk"),
     "query_key_swapped": [
-        *by.shared("kqv"),
+        *_projected("kqv"),
         {"project": lambda r: [project(r)[i] for i in (1, 0, 2)]},
     ],
-    "order_rotated": by.shared("vkq", "kvq", "vqk"),
-    "output_projection_missing": of("output", lambda r: r.out),
-    "output_projection_transposed": of("output", by.transposed_output),
-    "keys_from_x": by.sources("xxc", "xxx"),
-    "values_from_x": by.sources("xcx"),
-    "queries_from_context": by.sources("ccc", "cxx"),
-    "value_is_key": by.shared("qkk"),
-    "value_is_query": by.shared("qkq"),
-    "projection_of_projection": [by.chained(*roles) for roles in ("ck", "cq", "qc", "qk", "qq")],
-    "values_unprojected": of("project", lambda r: meant(r.layer) and (*project(r)[:2], r.context)),
-    "projection_bias_missing": [by.without_bias(roles) for roles in ("q", "k", "v", "qk", "qkv")],
-    "output_bias_twice": of("end", lambda r: r.out + by.output_bias(r)),
-    "output_bias_missing": of("end", lambda r: r.out - by.output_bias(r)),
-    "residual_added": of("end", lambda r: r.out + (r.x if r.layer else r.tensors["q"])),
+    "order_rotated": _projected("vkq", "kvq", "vqk"),
+    "output_projection_missing": _of("output", lambda r: r.out),
+    "output_projection_transposed": _of("output", _transposed_output),
+    "keys_from_x": _projected("qkv xxc", "qkv xxx"),
+    "values_from_x": _projected("qkv xcx"),
+    "queries_from_context": _projected("qkv ccc", "qkv cxx"),
+    "value_is_key": _projected("qkk"),
+    "value_is_query": _projected("qkq"),
+    "projection_of_projection": _with("project", _chained, "ck", "cq", "qc", "qk", "qq"),
+    "values_unprojected": _of(
+        "project", lambda r: _meant(r.layer) and (*project(r)[:2], r.context)
+    ),
+    "projection_bias_missing": _with("project", _without_bias, "q", "k", "v", "qk", "qkv"),
+    "output_bias_twice": _of("end", lambda r: r.out + _meant(_meant(r.layer).biases.get("out"))),
+    "output_bias_missing": _of("end", lambda r: r.out - _meant(_meant(r.layer).biases.get("out"))),
+    "residual_added": _of("end", lambda r: r.out + (r.x if r.layer else r.tensors["q"])),
     "channels_reversed": [
         {"end": lambda r: r.out.flip(-1)},
         {"mix": lambda r: (r.weights @ r.v).flip(-1)},
     ],
     # ---------------------------------------------------------------- RoPE and norms
-    "rope_pairing": [*of("pairing", by.other_pairing), *of("rotate", by.mixed_pairing)],
-    "rope_direction": by.rope("times", (-1, -1), (1, -1), (-1, 1)),
-    "rope_on_values": of("rotate", lambda r: rotate(r, "qkv")),
-    "rope_only_queries": by.rope("times", (1, 0)),
-    "rope_only_keys": by.rope("times", (0, 1)),
-    "rope_base": [
-        *of("base", *(by.with_base(m * 10.0**n) for n in range(1, 8) for m in (1, 2, 5))),
-        *of(
-            "rotate",
-            lambda r: rotate(r, width=2 * r.q.shape[-1]),
-            lambda r: rotate(r, width=max(r.q.shape[-1] // 2, 1)),
-            lambda r: rotate(r, width=r.q.shape[-1] * r.H),
-        ),
+    "rope_pairing": [
+        {"pairing": lambda r: "neighbours" if r.intent.rope_pairing == "half" else "half"},
+        {"rotate": _mixed_pairing},
     ],
-    "rope_before_split": [{"split": by.rotated_whole, "rotate": lambda r: (r.q, r.k, r.v)}],
-    "rope_positions_restart": of(
+    "rope_direction": _rope("times", (-1, -1), (1, -1), (-1, 1)),
+    "rope_on_values": _of("rotate", lambda r: rotate(r, "qkv")),
+    "rope_only_queries": _rope("times", (1, 0)),
+    "rope_only_keys": _rope("times", (0, 1)),
+    "rope_base": [
+        *_with(
+            "base",
+            lambda base, r: _meant(base != r.intent.rope_base) and base,
+            *(m * 10.0**n for n in range(1, 8) for m in (1, 2, 5)),
+        ),
+        {"rotate": lambda r: rotate(r, width=2 * r.q.shape[-1])},
+        {"rotate": lambda r: rotate(r, width=max(r.q.shape[-1] // 2, 1))},
+        {"rotate": lambda r: rotate(r, width=r.q.shape[-1] * r.H)},
+    ],
+    "rope_before_split": _together(
+        split=lambda r: _meant(r.intent.rope_base) and _each(cut)(_rotated(r)),
+        rotate=lambda r: (r.q, r.k, r.v),
+    ),
+    "rope_positions_restart": _of(
         "positions",
         lambda r: (torch.arange(r.T), r.places[1]),
         lambda r: (torch.arange(r.T), torch.arange(r.S)),
     ),
-    "rope_keys_off_by_one": by.rope("shift", (0, 1), (1, 0)),
-    "rope_missing": by.rope("times", (0, 0)),
-    "rope_twice": by.rope("times", (2, 2)),
-    "rope_over_heads": of("rotate", by.over_heads),
-    "qk_norm_axis": of("norm", by.normed_along(-2), by.normed_along(1), by.normed_together),
-    "qk_norm_after_rope": [{"norm": lambda r: (r.q, r.k), "rotate": by.normed_last}],
-    "qk_norm_missing": of(
+    "rope_keys_off_by_one": _rope("shift", (0, 1), (1, 0)),
+    "rope_missing": _rope("times", (0, 0)),
+    "rope_twice": _rope("times", (2, 2)),
+    "rope_over_heads": _of("rotate", _over_heads),
+    "qk_norm_axis": _with("norm", _normed, -2, 1, None),
+    "qk_norm_after_rope": _together(
+        norm=lambda r: (r.q, r.k),
+        rotate=lambda r: _meant(r.intent.qk_norm) and (*norm(_rotated(r)), r.v),
+    ),
+    "qk_norm_missing": _of(
         "norm", lambda r: (r.q, r.k), lambda r: norm(r, "k"), lambda r: norm(r, "q")
     ),
 }

@@ -1,237 +1,233 @@
-"""Properties that need no reference for the output: what a call leaves behind, and gradients."""
+"""Properties beside the output's numbers: what a call leaves behind, and what it depends on."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from attn_check.cases import Draw, far_below, key_masks, with_empty_row
-from attn_check.explore import influence, with_other_key
-from attn_check.reference import Case, Intent, Layer, compute
-from attn_check.report import Findings, largest, numbers, show
-from attn_check.search import equal, reachable
-from attn_check.subject import Answer, Subject, quoted
+from attn_check.cases import Exam, far_below, key_masks, with_empty_row, with_other_key
+from attn_check.reference import compute
+from attn_check.report import largest, numbers
+from attn_check.search import reachable
+from attn_check.subject import Answer, quoted
 
+APART = "examples of a batch do not influence each other"
 _INDEPENDENT = "a call does not depend on earlier ones"
 
 
-def check_repeats(subject: Subject, draw: Draw, found: Findings) -> None:
-    """Equal calls of fresh copies are equal; if they are not, with dropout switched off."""
-    case = draw.case("repeat", 5)
-    first, second = subject.fresh().answer(case).out, subject.fresh().answer(case).out
-    if first is None or second is None or _same(first, second):
-        return
-    subject.always_without_dropout = True
-    still = [subject.fresh().answer(case).out for _ in range(2)]
-    if still[0] is not None and still[1] is not None and _same(still[0], still[1]):
-        found.known(
-            "dropout_in_evaluation",
-            f"Two equal calls in evaluation mode differ by up to {largest(first, second):.3g}; "
-            "with dropout switched off they are equal. Everything else was checked without it.",
-        )
-        return
-    subject.always_without_dropout, subject.random = False, True
-    found.known(
-        "not_deterministic", f"Two equal calls differ by up to {largest(first, second):.3g}."
-    )
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors hold the same numbers, NaN included, to the last bit."""
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return a is b
+    return torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
-def check_state(subject: Subject, draw: Draw, found: Findings) -> str | None:
-    """A call does not depend on earlier ones: compared with copies that were never called."""
-    case, same_length = draw.case("first", 5), draw.case("same length", 5)
-    other, more = draw.case("another length", 7), draw.case("more examples", 5, B=5)
-    used = subject.fresh()
-    for name, now in (
+def check_repeats(exam: Exam, probe: Exam) -> None:
+    """Equal calls of fresh copies are equal; otherwise dropout is disabled and they are retried."""
+    case, subject = probe.case("repeat", 5), exam.subject
+    first, second = (subject.fresh().answer(case).out for _ in range(2))
+    if first is None or second is None or same(first, second):
+        return
+    text = f"Two equal calls in evaluation mode differ by up to {largest(first, second):.3g}"
+    subject.never_drops = True
+    third, fourth = (subject.fresh().answer(case).out for _ in range(2))
+    if third is not None and same(third, fourth):
+        text += "; with dropout switched off, as in all other checks, they are equal"
+        exam.found.known("dropout_in_evaluation", f"{text}.")
+    else:
+        subject.never_drops, exam.random = False, True
+        exam.found.known("not_deterministic", f"{text}.")
+
+
+def check_state(exam: Exam, probe: Exam) -> str | None:
+    """The mistake, if a call is not answered as by a copy that was never called."""
+    case, used = probe.case("first", 5), exam.subject.fresh()
+    for words, now in (
         ("5 positions", case),
-        ("5 positions of other values", same_length),
-        ("7 positions", other),
+        ("5 positions of other values", probe.case("same length", 5)),
+        ("7 positions", probe.case("another length", 7)),
         ("the first 5 positions again", case),
-        ("5 positions of 5 examples", more),
+        ("5 positions of 5 examples", probe.case("more examples", 5, B=5)),
     ):
-        alone, after = subject.fresh().answer(now), used.answer(now)
-        if alone.out is None or (after.out is not None and _same(alone.out, after.out)):
-            continue
-        subject.always_fresh = True
-        if after.out is None:
-            example = f"A call with {name} raises after earlier calls: {after.raised}"
-        else:
-            example = (
-                f"A call with {name} differs by up to {largest(alone.out, after.out):.3g} after "
-                "earlier calls from what it gives as the first call."
-            )
-        found.state_example = example
-        return "causal_cached_length" if name == "7 positions" else "state_between_calls"
-    found.holds.append(_INDEPENDENT)
+        alone, after = exam.subject.fresh().answer(now).out, used.answer(now)
+        if alone is not None and not same(alone, after.out):
+            exam.subject.always_fresh = True
+            exam.state_example = _after_others(f"A call with {words}", alone, after)
+            return "causal_cached_length" if words == "7 positions" else "state_between_calls"
+    exam.found.holds.append(_INDEPENDENT)
     return None
 
 
-def check_again(
-    subject: Subject, case: Case, answer: Answer, intent: Intent, found: Findings
-) -> None:
+def _after_others(call: str, first: Tensor, after: Answer) -> str:
+    if after.out is None:
+        return f"{call} raises after other calls: {after.raised}"
+    return f"{call} differs by up to {largest(first, after.out):.3g} after other calls."
+
+
+def check_again(exam: Exam) -> None:
     """The first call again, some times, after all others: else it depends on these."""
-    if subject.always_fresh or subject.drifts or answer.out is None:
+    if not exam.answered or exam.random or exam.subject.always_fresh or exam.drifts:
         return
-    for _ in range(6):
-        again = subject.answer(case)
-        if again.out is not None and equal(again.out, answer.out, case, intent):
-            continue
-        subject.drifts = True
-        found.holds = [text for text in found.holds if text != _INDEPENDENT]
-        if again.out is None:
-            example = f"A call that was answered raises when it is repeated: {again.raised}"
-        else:
-            example = (
-                f"The same call ({case.words or case.name}), repeated after others, differs by up "
-                f"to {largest(again.out, answer.out):.3g}."
-            )
-        found.known("state_between_calls", example)
-        return
+    case, first = exam.answered[0][0], exam.answered[0][1].out
+    assert first is not None  # noqa: S101
+    for again in (exam.subject.answer(case) for _ in range(6)):
+        if again.out is None or not exam.equal(again.out, first, case):
+            exam.drifts = True
+            exam.found.holds = [text for text in exam.found.holds if text != _INDEPENDENT]
+            text = _after_others(f"The same call ({case.name})", first, again)
+            exam.found.known("state_between_calls", text)
+            return
 
 
-def check_arguments(subject: Subject, draw: Draw, found: Findings) -> None:
+def check_arguments(exam: Exam) -> None:
     """Tensors and masks that are passed stay as they are."""
-    case = draw.case("arguments", 5)
-    if subject.takes_mask:
-        case = with_padding(draw, case)
-    for training in (False, True) if subject.module is not None else (False,):
-        case = Case(**{**vars(case), "training": training})
+    subject, found = exam.subject, exam.found
+    case = exam.padded(exam.case("arguments", 5))
+    module = torch.nn.Module() if subject.module is None else subject.module
+    for training in (True, False):
         try:
+            module.train(training)
             tensors, mask = subject.tensors(case), subject.mask_of(case)
-            before = {role: x.clone() for role, x in tensors.items()}
-            mask_before = None if mask is None else mask.clone()
+            passed = tensors if mask is None else {**tensors, "mask": mask}
+            before = {name: x.clone() for name, x in passed.items()}
             with torch.no_grad():
                 subject.quiet_call(tensors, mask)
         except Exception:  # other checks report what it raises  # noqa: S112
             continue
-        for role, x in tensors.items():
-            if not torch.equal(x, before[role]):
-                example = f"{role} before the call: {numbers(before[role])}; after: {numbers(x)}."
-                found.known("inplace_arguments", example)
-        if mask is not None and mask_before is not None and not _same(mask, mask_before):
-            changed = "its shape" if mask.shape != mask_before.shape else "its values"
-            found.known("inplace_mask", f"The mask that was passed has changed {changed}.")
-    if not {f.mistake for f in found.failures} & {"inplace_arguments", "inplace_mask"}:
+        for name in [name for name, x in passed.items() if not same(x, before[name])]:
+            texts = [f"{tuple(x.shape)}, {numbers(x)}" for x in (before[name], passed[name])]
+            text = f"{name} before the call: {texts[0]}; after: {texts[1]}."
+            found.known("inplace_mask" if name == "mask" else "inplace_arguments", text)
+    if not {"inplace_arguments", "inplace_mask"} & set(found.mistakes):
         found.holds.append("arguments are not changed")
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return (
-        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
-        if a.is_floating_point()
-        else torch.equal(a, b)
-    )
-
-
-def with_padding(draw: Draw, case: Case) -> Case:
-    """The case with a mask that its function can be given."""
-    B, (T, S), shape = case.batch, case.lengths, draw.subject.mask_shape
-    mask = key_masks(B, S, "right").expand(B, T, S)
-    if "B" not in shape:
-        mask = mask[:1].expand(B, T, S)
-    return Case(**{**vars(case), "mask": mask})
-
-
-def check_batch(subject: Subject, draw: Draw, found: Findings) -> None:
+def check_batch(exam: Exam) -> None:
     """Examples of a batch have no influence on each other."""
-    case = draw.case("batch", 5, B=3)
+    case = exam.case("batch", 5, B=3)
     other = {role: torch.cat([x[:1], -2.0 * x[1:]]) for role, x in case.tensors.items()}
-    base, moved = subject.answer(case), subject.answer(Case(**{**vars(case), "tensors": other}))
-    if base.out is None or moved.out is None or "B" not in subject.layout:
+    base, moved = exam.out(case), exam.out(replace(case, tensors=other))
+    if base is None or moved is None or "B" not in exam.subject.layout:
         return
-    again = subject.answer(case)
-    if again.out is None or not _same(base.out, again.out):
-        found.known(
-            "state_between_calls", "The same call, with another between, gives two outputs."
-        )
+    if not same(base, exam.out(case)):
+        exam.found.known("state_between_calls", "The same call, with another between, differs.")
         return
-    one = Case(**{**vars(case), "tensors": {r: x[:1] for r, x in case.tensors.items()}})
-    if equal(base.out[:1], moved.out[:1], one, draw.intent):
-        found.holds.append("examples of a batch do not influence each other")
-        return
-    found.known(
-        "batch_leak",
-        f"Only examples 1 and 2 of a batch were changed; the output of example 0 changed by up to "
-        f"{largest(base.out[:1], moved.out[:1]):.3g}.",
-    )
+    gap = f"{largest(base[:1], moved[:1]):.3g}"
+    text = f"Other examples 1 and 2 of a batch change the output of example 0 by up to {gap}."
+    exam.found.settle(exam.equal(base[:1], moved[:1], case.example()), APART, "batch_leak", text)
 
 
-def check_strides(subject: Subject, draw: Draw, found: Findings) -> None:
+def check_strides(exam: Exam) -> None:
     """Inputs that are stored in another order give the same output."""
-    case = draw.case("strides", 5)
+    case, subject, words = exam.case("strides", 5), exam.subject, "inputs that are not contiguous"
+    one = exam.out(case)
     try:
         tensors = subject.tensors(case)
         strided = {r: x.transpose(0, -1).contiguous().transpose(0, -1) for r, x in tensors.items()}
         with torch.no_grad():
-            mask = subject.mask_of(case)
-            mine = subject.parse(subject.quiet_call(tensors, mask), case).out
-            theirs = subject.parse(subject.quiet_call(strided, mask), case).out
+            two = subject.parse(subject.quiet_call(strided, subject.mask_of(case)), case).out
     except Exception as error:
-        found.unchecked.append(f"inputs that are not contiguous: {quoted(error)}")
+        exam.found.unchecked.append(f"{words}: {quoted(error)}")
         return
-    if mine is not None and theirs is not None and equal(mine, theirs, case, draw.intent):
-        found.holds.append("inputs that are not contiguous give the same output")
-    elif mine is not None and theirs is not None:
-        example = f"The same values, stored in another order: up to {largest(mine, theirs):.3g}."
-        found.known("not_contiguous", example)
+    if one is not None and two is not None:
+        text = f"The same values, stored in another order: up to {largest(one, two):.3g}."
+        held = f"{words} give the same output"
+        exam.found.settle(exam.equal(one, two, case), held, "not_contiguous", text)
 
 
-def check_empty_row(subject: Subject, draw: Draw, layer: Layer | None, found: Findings) -> None:
+def check_empty_row(exam: Exam) -> None:
     """A query that may attend to nothing changes no other query's output."""
-    try:
-        case = with_empty_row(draw)
-        answer = subject.answer(case)
-    except ValueError:
-        return
-    if answer.out is None:
-        return
-    expected = compute(case, draw.intent, layer).out
-    if equal(answer.out, expected, case, draw.intent):
-        found.holds.append("a query that may attend to nothing changes no other query")
-    else:
-        found.known("empty_row_spreads", show(case, answer.out, expected, draw.intent))
+    case = with_empty_row(exam)
+    out, expected = exam.out(case), exam.expected(case)
+    if exam.masked and out is not None:
+        text = "a query that may attend to nothing changes no other query"
+        alike, example = exam.equal(out, expected, case), exam.shown(case, out, expected)
+        exam.found.settle(alike, text, "empty_row_spreads", example)
 
 
-def check_closed_keys(subject: Subject, draw: Draw, found: Findings) -> bool:
+def check_closed_keys(exam: Exam) -> bool:
     """Whether keys that are closed to a query have no influence on it; else a failure."""
-    cases = [draw.case("closed", 5, words="5 positions"), far_below(draw)]
-    for case in [with_padding(draw, c) if subject.takes_mask else c for c in cases]:
-        tensors = {role: x[:1] for role, x in case.tensors.items()}
-        mask = None if case.mask is None else case.mask[:1]
-        one = Case(**{**vars(case), "tensors": tensors, "mask": mask})
-        closed = ~reachable(draw.intent, 5, 5)
-        closed = closed if mask is None else closed | ~mask[0]
-        seen = influence(subject, one) & closed
-        if subject.projects:
-            seen = seen & ~torch.eye(len(seen), dtype=torch.bool)
-        if seen.any():
-            t, s = (int(i) for i in seen.nonzero()[0])
-            before, after = (subject.answer(c).out for c in (one, with_other_key(one, s)))
+    for case in map(exam.padded, [exam.case("5 positions", 5), far_below(exam)]):
+        one = case.example()
+        closed = ~reachable(exam.intent, 5, 5)
+        closed = closed if one.mask is None else closed | ~one.mask[0]
+        if exam.subject.projects:
+            closed = closed & ~torch.eye(5, dtype=torch.bool)
+        for t, s in (exam.influence(one) & closed).nonzero()[:1].tolist():
+            before, after = exam.out(one), exam.out(with_other_key(one, s))
             if before is None or after is None:  # it raises, which others report
                 continue
-            where = f"{one.words}: key {s} is closed to query {t}, counted from 0"
-            shown = _leak(before[0, ..., t, :], after[0, ..., t, :])
-            found.known("closed_key_reaches_output", f"{where}; the output of query {t}:\n{shown}")
+            row = replace(one, mask=None, ignored=torch.arange(5)[None] != t)
+            text = f"key {s} is closed to query {t}; actual: with another key, expected: without"
+            text = f"{text}. {exam.shown(row, after, before)}"
+            exam.found.known("closed_key_reaches_output", text)
+            last = exam.found.failures[-1]
+            likely = f"{exam.later_keys} {last.likely}".strip()
+            exam.found.failures[-1] = replace(last, likely=likely)
             return False
     return True
 
 
-def _leak(before: Tensor, after: Tensor) -> str:
-    """Two outputs of one query, (H, d_v) or (d_model), around what differs most."""
-    one, two = (out.reshape(-1, out.shape[-1]) for out in (before, after))
-    gap = (one - two).abs().nan_to_num(float("inf"))
-    head = int(gap.amax(dim=-1).argmax())
-    first = max(min(int(gap[head].argmax()), one.shape[-1] - 4), 0)
-    texts = [numbers(x[head, first:], digits=6) for x in (one, two)]
-    return f"before the key is changed  {texts[0]}\nafter the key is changed   {texts[1]}"
-
-
-def check_clones(subject: Subject, found: Findings) -> None:
-    """The projections of queries and keys start with different weights."""
-    if not subject.projects:
+def check_one_query(exam: Exam) -> None:
+    """A mask in a step of decoding: one query, several keys."""
+    if not exam.masked or not exam.subject.crosses or exam.broadcasts:
         return
-    weights = subject.layers[0].weights
-    for one, two in (("q", "k"), ("q", "v"), ("k", "v")):
-        if weights[one].shape == weights[two].shape and torch.equal(weights[one], weights[two]):
-            found.known("projections_cloned", f"The weights of {one} and {two} are equal.")
-            return
-    found.holds.append("queries, keys and values have weights of their own")
+    B = 2 if "B" in exam.subject.mask_shape else 1
+    mask = key_masks(B, 6, "left").expand(2, 1, 6)
+    case = replace(exam.case("1 query, 6 keys and a mask", 1, 6), mask=mask)
+    out, expected = exam.out(case), exam.expected(case)
+    if out is None or exam.equal(out, expected, case):
+        return
+    unmasked = exam.equal(out, exam.expected(replace(case, mask=None)), case)
+    kind = "that without a mask" if unmasked else "not attention's"
+    text = f"With a mask, 1 query and 6 keys the output is {kind}."
+    exam.found.broken("one query with a mask is wrong", text, exam.shown(case, out, expected))
+
+
+def check_three_inputs(exam: Exam) -> None:
+    """A module of (q, k, v), where all three differ."""
+    if exam.layer is None or not {"q", "k", "v"} <= exam.subject.roles:
+        return
+    case = exam.cross(exam.case("three different inputs", 5))
+    values = exam.size * exam.normal(2, 5, exam.layer.weights["v"].shape[1])
+    case = case.with_tensors(values=values)
+    answer, expected = exam.subject.answer(case), exam.expected(case)
+    if answer.out is None:
+        exam.found.unchecked.append(f"keys that are not also the values: {answer.raised}")
+    elif exam.equal(answer.out, expected, case):
+        exam.found.holds.append("keys and values are each read from their own input")
+    else:
+        text = "Right where the same tensor is passed as both, wrong otherwise."
+        for role, name in (("context", "key"), ("values", "value")):
+            out = exam.out(case.with_tensors(**{role: -2.0 * case.tensors[role] + 1.0}))
+            if out is not None and exam.equal(out, answer.out, case):
+                text += f" Another {name} gives the same output."
+        name = "keys and values are not read from their own inputs"
+        exam.found.broken(name, text, exam.shown(case, answer.out, expected))
+
+
+def check_clones(exam: Exam) -> None:
+    """The projections of queries and keys start with different weights."""
+    if exam.subject.projects:
+        weights = exam.subject.layers[0].weights
+        pairs = [pair for pair in ("qk", "qv", "kv") if same(*(weights[role] for role in pair))]
+        text = f"The weights of {' and '.join(pairs[0] if pairs else '')} are equal."
+        held = "queries, keys and values have weights of their own"
+        exam.found.settle(not pairs, held, "projections_cloned", text)
+
+
+def check_fewer_key_heads(exam: Exam) -> None:
+    """Grouped heads that nobody mentioned: whether they are accepted, and what they give."""
+    subject, H = exam.subject, exam.subject.heads or 4
+    named = subject.kv_heads or not (subject.heads or "H" in subject.layout)
+    if subject.projects or named or H % 2 or exam.random or exam.drifts:
+        return
+    twin = Exam(subject.fresh(heads=H, kv_heads=H // 2), exam.intent)
+    case = twin.case(f"{H} heads, {H // 2} of keys", 5)
+    out, expected = twin.out(case), compute(case, exam.intent, None).out
+    if out is not None and exam.equal(out, expected, case):
+        held = f"equal to the reference with {H} query heads and {H // 2} key heads"
+        exam.found.holds.append(held)
+    elif out is not None and out.shape == expected.shape:
+        text = "fewer key heads than query heads: not as grouped; if they are meant, pass kv_heads="
+        exam.found.unchecked.append(text)

@@ -6,7 +6,7 @@ another step in the place of one or two; nothing else distinguishes it from the 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,7 +19,7 @@ from torch import Tensor
 class Intent:
     """What the author of the function means it to do."""
 
-    causal: bool | str = False
+    causal: bool | str | None = False
     window: int | None = None
     sinks: Tensor | None = None
     softcap: float | None = None
@@ -52,7 +52,6 @@ class Case:
     mask: Tensor | None = None  # bool (B, T, S), True = may attend
     training: bool = False
     tolerance: float = 3e-5
-    words: str = ""
     merged: bool = False  # the heads lie side by side in the last axis
     heads: int = 1
     kv_heads: int = 1
@@ -63,9 +62,8 @@ class Case:
     def lengths(self) -> tuple[int, int]:
         """T and S."""
         t = self.tensors
-        queries = t["q"] if "q" in t else t["x"]
-        keys = t["k"] if "k" in t else t.get("context", queries)
-        return queries.shape[-2], keys.shape[-2]
+        q = t["q"] if "q" in t else t["x"]
+        return q.shape[-2], t.get("k", t.get("context", q)).shape[-2]
 
     @property
     def batch(self) -> int:
@@ -77,13 +75,23 @@ class Case:
         """Whether its mask closes anything."""
         return self.mask is not None and not bool(self.mask.all())
 
+    def with_tensors(self, **tensors: Tensor) -> "Case":
+        """The same case with some other tensors."""
+        return replace(self, tensors={**self.tensors, **tensors})
+
+    def example(self, b: int = 0) -> "Case":
+        """One example alone."""
+        tensors = {role: x[b : b + 1] for role, x in self.tensors.items()}
+        mask = None if self.mask is None else self.mask[b : b + 1]
+        return replace(self, tensors=tensors, mask=mask)
+
 
 class Run(SimpleNamespace):
     """Everything that is known while the formula is computed for one case.
 
-    From the start: tensors, x, context, intent, layer, H, H_kv, T, S, places (positions of queries
-    and keys), merged, training, given (the mask, (B, 1 or H, T, S), True = may attend) and reach
-    (T, S), of causal mask and window.
+    From the start: tensors, x, context, intent, layer, H, H_kv, T, S, training, places (positions
+    of queries and keys), given (the mask, (B, 1 or H, T, S), True = may attend), reach (T, S), of
+    causal mask and window, and parts, the names of what this attention has.
     """
 
     @property
@@ -124,10 +132,8 @@ def cut(x: Tensor, H: int) -> Tensor:
 def norm(run: Run, roles: str = "qk") -> tuple[Tensor, ...]:
     """Queries and keys, of which some are normed over d_k."""
     kind, gains = run.intent.qk_norm, run.layer.norms if run.layer else {}
-    return tuple(
-        normed(x, kind, gains, role) if role in roles else x
-        for role, x in (("q", run.q), ("k", run.k))
-    )
+    pairs = (("q", run.q), ("k", run.k))
+    return tuple(normed(x, kind, gains, n) if n in roles else x for n, x in pairs)
 
 
 def normed(x: Tensor, kind: str, gains: Mapping[str, Tensor], role: str, axis: int = -1) -> Tensor:
@@ -149,21 +155,17 @@ def with_gain(x: Tensor, gains: Mapping[str, Tensor], role: str) -> Tensor:
     return x if bias is None or bias.numel() != x.shape[-1] else x + bias.flatten()
 
 
-def turn(
-    x: Tensor, positions: Tensor, base: float, pairing: str, width: int | None = None
-) -> Tensor:
+def turn(x: Tensor, positions: Tensor, base: float, pairing: str, width: int = 0) -> Tensor:
     """Pairs of (..., T, d) turned by position / base^(2i/width)."""
     d = x.shape[-1]
     angles = positions.double()[:, None] / base ** (torch.arange(0, d, 2).double() / (width or d))
     cos, sin = angles.cos(), angles.sin()
-    if pairing == "half":
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack([a * cos - b * sin, b * cos + a * sin], dim=-1).flatten(-2)
+    a, b = x.chunk(2, dim=-1) if pairing == "half" else (x[..., 0::2], x[..., 1::2])
+    turned = a * cos - b * sin, b * cos + a * sin
+    return torch.cat(turned, -1) if pairing == "half" else torch.stack(turned, -1).flatten(-2)
 
 
-def rotate(run: Run, roles: str = "qk", width: int | None = None) -> tuple[Tensor, ...]:
+def rotate(run: Run, roles: str = "qk", width: int = 0) -> tuple[Tensor, ...]:
     """Queries, keys and values, of which some are rotated."""
     parts = []
     for role, x, i in (("q", run.q, 0), ("k", run.k, 1), ("v", run.v, 1)):
@@ -210,71 +212,45 @@ def capped(run: Run, x: Tensor) -> Tensor:
 
 def _softmax(run: Run) -> Tensor:
     """Over the keys, and the sink where there is one."""
-    if run.intent.sinks is None:
-        weights = run.scores.softmax(dim=-1)
-    else:
-        column = run.intent.sinks.double().view(1, -1, 1, 1).expand(*run.scores.shape[:-1], 1)
-        weights = torch.cat([column, run.scores], dim=-1).softmax(dim=-1)[..., 1:]
+    scores, sinks = run.scores, run.intent.sinks
+    if sinks is not None:
+        column = sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([column, scores], dim=-1)
+    weights = scores.softmax(dim=-1)[..., -run.S :]
     if run.intent.empty == "zeros":
         weights = weights.masked_fill((run.scores == -math.inf).all(-1, keepdim=True), 0.0)
     return weights
 
 
-def _close(run: Run) -> Tensor:
-    """Closed cells get −inf; where rows without an open cell are uniform, a large number."""
-    fill = -1e9 if run.intent.empty == "uniform" else -math.inf
-    return closed(run.scores, both(run.given, run.reach), fill)
-
-
-def _step(names: str, usual: Step, meant: Step = lambda run: True) -> tuple[list[str], Step, Step]:
-    """What a step gives, how, and where it is meant at all."""
-    return names.split(), usual, meant
-
-
-def _rope(run: Run) -> bool:
-    return run.intent.rope_base is not None
-
-
-STEPS = {
-    "project": _step("q k v", project),
-    "positions": _step("positions", lambda r: r.places, _rope),
-    "shift": _step("shift", lambda r: (0, 0), _rope),
-    "times": _step("times", lambda r: (1, 1), _rope),
-    "base": _step("base", lambda r: r.intent.rope_base, _rope),
-    "pairing": _step("pairing", lambda r: r.intent.rope_pairing, _rope),
-    "split": _step(
-        "q k v", lambda r: (cut(r.q, r.H), cut(r.k, r.H_kv), cut(r.v, r.H_kv)), lambda r: r.merged
-    ),
-    "norm": _step("q k", norm, lambda r: r.intent.qk_norm is not None),
-    "rotate": _step("q k v", rotate, _rope),
-    "group": _step("k v", lambda r: (repeated(r, r.k), repeated(r, r.v))),
-    "score": _step("scores", lambda r: r.q @ r.k.mT),
-    "sizes": _step("T S d_k", lambda r: (*r.scores.shape[-2:], r.q.shape[-1])),
-    "scale": _step("factor", lambda r: r.scale),
-    "scaled": _step("scores", lambda r: r.scores * r.factor),
-    "cap": _step("scores", lambda r: capped(r, r.scores), lambda r: r.intent.softcap is not None),
-    "mask": _step("given", lambda r: r.given),
-    "causal": _step("reach", lambda r: triangle(r.T, r.S, first(r)), lambda r: r.intent.causal),
-    "window": _step(
-        "reach",
-        lambda r: both(r.reach, near(r, r.intent.window)),
-        lambda r: r.intent.window is not None,
-    ),
-    "reach": _step("reach", lambda r: r.reach),
-    "close": _step("scores", _close),
-    "softmax": _step("weights", _softmax),
-    "mix": _step("out", lambda r: r.weights @ r.v),
-    "merge": _step("out", lambda r: r.out.transpose(1, 2).flatten(-2), lambda r: r.merged),
-    "output": _step(
-        "out",
-        lambda r: linear(r, "out", r.out),
-        lambda r: r.layer is not None and "out" in r.layer.weights,
-    ),
-    "end": _step("out", lambda r: r.out),
+STEPS: dict[str, tuple[str, Step, str]] = {  # what it gives, how, and the part it belongs to
+    "project": ("q k v", project, ""),
+    "positions": ("positions", lambda r: r.places, "rope_base"),
+    "shift": ("shift", lambda r: (0, 0), "rope_base"),
+    "times": ("times", lambda r: (1, 1), "rope_base"),
+    "base": ("base", lambda r: r.intent.rope_base, "rope_base"),
+    "pairing": ("pairing", lambda r: r.intent.rope_pairing, "rope_base"),
+    "split": ("q k v", lambda r: (cut(r.q, r.H), cut(r.k, r.H_kv), cut(r.v, r.H_kv)), "merged"),
+    "norm": ("q k", norm, "qk_norm"),
+    "rotate": ("q k v", rotate, "rope_base"),
+    "group": ("k v", lambda r: (repeated(r, r.k), repeated(r, r.v)), ""),
+    "score": ("scores", lambda r: r.q @ r.k.mT, ""),
+    "sizes": ("T S d_k", lambda r: (*r.scores.shape[-2:], r.q.shape[-1]), ""),
+    "scale": ("factor", lambda r: r.scale, ""),
+    "scaled": ("scores", lambda r: r.scores * r.factor, ""),
+    "cap": ("scores", lambda r: capped(r, r.scores), "softcap"),
+    "mask": ("given", lambda r: r.given, ""),
+    "causal": ("reach", lambda r: triangle(r.T, r.S, first(r)), "causal"),
+    "window": ("reach", lambda r: both(r.reach, near(r, r.intent.window)), "window"),
+    "reach": ("reach", lambda r: r.reach, ""),
+    "close": ("scores", lambda r: closed(r.scores, both(r.given, r.reach), r.fill), ""),
+    "softmax": ("weights", _softmax, ""),
+    "mix": ("out", lambda r: r.weights @ r.v, ""),
+    "merge": ("out", lambda r: r.out.transpose(1, 2).flatten(-2), "merged"),
+    "output": ("out", lambda r: linear(r, "out", r.out), "output"),
+    "end": ("out", lambda r: r.out, ""),
 }
-_ORDER = {name: i for i, name in enumerate(STEPS)}
-_Shared = dict[tuple[int, int], tuple[Intent, Layer | None, list[Run]]]
-_SHARED: WeakKeyDictionary[Case, _Shared] = WeakKeyDictionary()
+_NAMES = list(STEPS)
+_RUNS: WeakKeyDictionary[Case, dict[tuple[Intent, Layer | None], list[Run]]] = WeakKeyDictionary()
 
 
 def compute(
@@ -286,68 +262,43 @@ def compute(
 ) -> Run:
     """The formula for one case, some steps replaced; with a dtype, each is rounded to it."""
     change = change or {}
-    start = min((_ORDER[name] for name in change), default=len(STEPS)) if dtype is None else 0
-    run = _until(start, case, intent, layer)
-    for name in list(STEPS)[start:]:
-        _take(run, name, change.get(name), dtype)
+    start = min(map(_NAMES.index, change), default=len(STEPS)) if dtype is None else 0
+    # all hypotheses share the runs of the steps before the first that they replace
+    runs = _RUNS.setdefault(case, {}).setdefault((intent, layer), [])
+    if not runs:
+        runs.append(_begin(case, intent, layer))
+    while len(runs) <= start:
+        runs.append(_after(runs[-1], _NAMES[len(runs) - 1]))
+    run = runs[start]
+    for name in _NAMES[start:]:
+        run = _after(run, name, change.get(name), dtype)
     return run
 
 
-def _take(run: Run, name: str, other: Step | None = None, dtype: torch.dtype | None = None) -> None:
-    names, usual, meant = STEPS[name]
-    if not meant(run):
+def _after(run: Run, name: str, other: Step | None = None, dtype: torch.dtype | None = None) -> Run:
+    names, usual, part = STEPS[name]
+    run = Run(**vars(run))
+    if part not in run.parts:
         if other is not None:
             raise NotMeant(f"{name} is not part of this attention")
-        return
+        return run
     result = (other or usual)(run)
-    for key, value in zip(names, result if len(names) > 1 else (result,), strict=True):
+    for key, value in zip(names.split(), result if " " in names else (result,), strict=True):
         if dtype is not None and isinstance(value, Tensor) and value.is_floating_point():
             value = value.to(dtype).double()
         setattr(run, key, value)
-
-
-def _until(start: int, case: Case, intent: Intent, layer: Layer | None) -> Run:
-    """The first steps of the reference: hypotheses that change later ones share them."""
-    shared = {} if _recorded(case, layer) else _SHARED.setdefault(case, {})
-    key = (id(intent), id(layer))
-    if key not in shared:  # intent and layer stay beside the runs, so that their ids do
-        shared[key] = intent, layer, [_begin(case, intent, layer)]
-    runs = shared[key][2]
-    run = _copy(runs[min(start, len(runs) - 1)])
-    for name in list(STEPS)[len(runs) - 1 : start]:
-        _take(run, name)
-        runs.append(_copy(run))
     return run
 
 
-def _copy(run: Run) -> Run:
-    return Run(**vars(run))
-
-
 def _begin(case: Case, intent: Intent, layer: Layer | None) -> Run:
-    t, merged, (T, S) = case.tensors, layer is not None or case.merged, case.lengths
-    H, H_kv = (layer.heads, layer.kv_heads) if layer else (case.heads, case.kv_heads)
-    given = case.mask
-    return Run(
-        tensors=t,
-        x=t.get("x"),
-        context=t.get("context", t.get("x")),
-        T=T,
-        S=S,
-        places=(torch.arange(S - T, S) + case.start, torch.arange(S) + case.start),
-        intent=intent,
-        layer=layer,
-        H=H,
-        H_kv=H_kv,
-        merged=merged,
-        training=case.training,
-        given=given if given is None or given.dim() == 4 else given[:, None],
-        reach=None,
-    )
-
-
-def _recorded(case: Case, layer: Layer | None) -> bool:
-    """Whether gradients are recorded: then nothing is shared."""
-    weights = () if layer is None else (*layer.weights.values(), *layer.biases.values())
-    tensors = (*case.tensors.values(), *weights, *(layer.norms.values() if layer else ()))
-    return any(x is not None and x.requires_grad for x in tensors)
+    t, mask, (T, S) = case.tensors, case.mask, case.lengths
+    run = Run(tensors=t, intent=intent, layer=layer, T=T, S=S, training=case.training, reach=None)
+    run.x, run.context = t.get("x"), t.get("context", t.get("x"))
+    run.H, run.H_kv = (layer or case).heads, (layer or case).kv_heads
+    run.places = torch.arange(S - T, S) + case.start, torch.arange(S) + case.start
+    run.given = mask if mask is None or mask.dim() == 4 else mask[:, None]
+    run.fill = -1e9 if intent.empty == "uniform" else -math.inf  # of closed cells
+    has = {**vars(intent), "": True, "merged": layer is not None or case.merged}
+    has["output"] = layer is not None and "out" in layer.weights
+    run.parts = {name for name, value in has.items() if value is not None and value is not False}
+    return run

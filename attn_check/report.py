@@ -27,6 +27,19 @@ class Failure:
     source: str = ""
     alike: tuple[str, ...] = ()  # mistakes that give the same numbers
 
+    def parts(self) -> list[tuple[str, str]]:
+        """What is said of it, each with a label."""
+        alike = [f"{MISTAKES[name].name} ({name})" for name in self.alike]
+        labelled = [
+            ("Likely", self.likely),
+            ("Look for", self.look_for),
+            ("Repair", self.repair),
+            ("Example", self.example),
+            ("The same numbers here", "; ".join(alike)),
+            ("See", self.source),
+        ]
+        return [(label, text) for label, text in labelled if text]
+
 
 @dataclass(frozen=True)
 class Note:
@@ -36,7 +49,7 @@ class Note:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """The result of :func:`attn_check.diagnose`.
 
@@ -84,7 +97,7 @@ class Report:
 
     def __str__(self) -> str:
         """Text for a terminal, or a page, of 79 characters."""
-        return "\n".join(map(_wrapped, self._lines("{}. {}", "   {}: {}", "  - {}", "{}")))
+        return "\n".join(map(_wrapped, self._lines(markdown=False)))
 
     def __repr__(self) -> str:
         """As :meth:`__str__`."""
@@ -92,49 +105,67 @@ class Report:
 
     def _repr_markdown_(self) -> str:
         """Markdown for a notebook."""
-        return "\n".join(self._lines("{}. **{}**", "   - *{}:* {}", "- {}", "**{}**\n"))
+        return "\n".join(self._lines(markdown=True))
 
-    def _headline(self) -> str:
+    def _lines(self, *, markdown: bool) -> list[str]:
+        bold, slanted, bullet = ("**", "*", "- ") if markdown else ("", "", "  - ")
         n = len(self.failures)
         counted = {0: "no mistake found", 1: "one mistake found"}.get(n, f"{n} mistakes found")
         if self.ok and any(text.startswith(MEANT) for text in self.assumed):
             counted += ", if you mean what is assumed below"
-        return f"{self.subject}: {counted}."
-
-    def _lines(self, head: str, part: str, item: str, title: str) -> list[str]:
-        markdown = title != "{}"
-        lines = [f"**{self._headline()}**" if markdown else self._headline()]
+        lines = [f"{bold}{self.subject}: {counted}.{bold}"]
         for i, failure in enumerate(self.failures, start=1):
-            lines += ["", head.format(i, f"{failure.name[:1].upper()}{failure.name[1:]}.")]
-            for label, text in _parts(failure):
+            name = f"{failure.name[:1].upper()}{failure.name[1:]}."
+            lines += ["", f"{i}. {bold}{name}{bold}"]
+            for label, text in failure.parts():
+                start = f"   {bullet if markdown else ''}{slanted}{label}:{slanted}"
                 if "\n" in text:
-                    lines.append(part.format(label, "").rstrip())
-                    lines += _block(text, markdown)
+                    fence = ["     ```text"] if markdown else []
+                    body = [f"     {line}" for line in text.splitlines()]
+                    lines += [start, *fence, *body, *(["     ```"] if markdown else [])]
                 else:
-                    code = markdown and label in ("Look for", "Repair")
-                    lines.append(part.format(label, f"`{text}`" if code else text))
-        sections = {
-            "Notes": [note.text for note in self.notes],
-            "Holds": self.holds,
-            "Not checked": self.unchecked,
-            "Assumed": self.assumed,
-        }
-        for name, texts in sections.items():
+                    code = "`" if markdown and label in ("Look for", "Repair") else ""
+                    lines.append(f"{start} {code}{text}{code}")
+        for title, texts in (
+            ("Notes", [note.text for note in self.notes]),
+            ("Holds", self.holds),
+            ("Not checked", self.unchecked),
+            ("Assumed", self.assumed),
+        ):
             if texts:
-                lines += ["", title.format(name), *(item.format(text) for text in texts)]
+                lines += ["", f"{bold}{title}{bold}", *([""] if markdown else [])]
+                lines += [f"{bullet}{text}" for text in texts]
         return lines
 
+    # ------------------------------------------------------------ while it is being written
 
-def _parts(failure: Failure) -> list[tuple[str, str]]:
-    found = [
-        ("Likely", failure.likely),
-        ("Look for", failure.look_for),
-        ("Repair", failure.repair),
-        ("Example", failure.example),
-        ("The same numbers here", "; ".join(_in_words(name) for name in failure.alike)),
-        ("See", failure.source),
-    ]
-    return [(label, text) for label, text in found if text]
+    def known(
+        self, mistake: str, example: str, *, alike: tuple[str, ...] = (), form: int = 0
+    ) -> None:
+        """Add a failure, or a note, of the table; ``form`` is the number of its form."""
+        row = MISTAKES[mistake].in_form(form)
+        if row.note:
+            if mistake not in {note.mistake for note in self.notes}:
+                self.notes.append(Note(mistake, f"{row.likely} {example}".strip()))
+        elif mistake not in self.mistakes:
+            likely = row.likely
+            if alike:
+                several = "one of those named below, which give"
+                others = several if len(alike) > 1 else "the one named below, which gives"
+                likely += f" Or it is {others} the same numbers here."
+            rest = (row.look_for, row.repair, example, row.source, alike)
+            self.failures.append(Failure(mistake, row.name, likely, *rest))
+
+    def settle(self, right: bool, text: str, mistake: str, example: str) -> None:
+        """Say that it holds, where it is right, or else add the known mistake."""
+        if right:
+            self.holds.append(text)
+        else:
+            self.known(mistake, example)
+
+    def broken(self, name: str, likely: str, example: str = "") -> None:
+        """Add a failure that is not in the table."""
+        self.failures.append(Failure(None, name, likely, example=example))
 
 
 def _wrapped(line: str) -> str:
@@ -143,58 +174,6 @@ def _wrapped(line: str) -> str:
     return textwrap.fill(
         line, 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
-
-
-def _in_words(mistake: str) -> str:
-    return f"{MISTAKES[mistake].name} ({mistake})"
-
-
-def _block(text: str, markdown: bool) -> list[str]:
-    body = [f"     {line}" for line in text.splitlines()]
-    return ["     ```text", *body, "     ```"] if markdown else body
-
-
-@dataclass
-class Findings:
-    """What has been found so far."""
-
-    failures: list[Failure] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
-    holds: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
-    state_example: str = ""
-    seconds: float = 0.7  # to look for pairs of mistakes
-    guessed: list[str] = field(default_factory=list)  # what is assumed of causal and window
-    later_keys: str = ""  # which later keys have an influence, where causal is assumed
-
-    def known(
-        self, mistake: str, example: str, *, alike: tuple[str, ...] = (), form: int = 0
-    ) -> None:
-        """Add a failure, or a note, of the table; ``form`` is the number of its form."""
-        row = MISTAKES[mistake]
-        if row.note:
-            if mistake not in {note.mistake for note in self.notes}:
-                self.notes.append(Note(mistake, f"{row.likely} {example}".strip()))
-        elif mistake not in {failure.mistake for failure in self.failures}:
-            row = row.in_form(form)
-            likely = row.likely
-            if mistake == "closed_key_reaches_output" and self.later_keys:
-                likely = f"{self.later_keys} {likely}"
-            if alike:
-                others = "the one named below, which gives"
-                if len(alike) > 1:
-                    others = "one of those named below, which give"
-                likely += f" Or it is {others} the same numbers here."
-            self.failures.append(
-                Failure(
-                    mistake, row.name, likely, row.look_for, row.repair, example, row.source, alike
-                )
-            )
-
-    def property(self, name: str, likely: str, example: str = "") -> None:
-        """Add a failure that is not in the table."""
-        self.failures.append(Failure(None, name, likely, example=example))
 
 
 def grouped(texts: list[str]) -> list[str]:
@@ -232,7 +211,7 @@ def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
     shown = slice(first, first + 4)
     if gap.shape[-1] > 4:
         where += f", channels {first}-{first + 3}"
-    lines = [f"{case.words or case.name}; {where} (from 0):"]
+    lines = [f"{case.name}; {where} (from 0):"]
     if case.mask is not None:
         row = case.mask[at[0], at[-1]] if case.mask.dim() == 3 else case.mask[at[0], 0, at[-1]]
         lines.append(f"open keys {''.join('1' if cell else '0' for cell in row.tolist())}")

@@ -1,20 +1,18 @@
 """``diagnose_rope``: for functions that rotate queries and keys."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attn_check.mistakes import MISTAKES
-from attn_check.quiet import quietly
-from attn_check.reference import Change, Intent, NotMeant, compute
-from attn_check.report import Failure, Findings, Report, largest
-from attn_check.rope_calls import PAIRINGS, ROPE_LAYOUTS, WORDS, RopeAnswer, Rotator, Trial
-from attn_check.rope_guesses import Guess, guesses_of
-
-_TOLERANCE = 2e-4
+from attn_check.isolate import quietly
+from attn_check.mistakes import FORMS, MISTAKES
+from attn_check.reference import Case, Change, Intent
+from attn_check.report import Failure, Report, numbers
+from attn_check.rope_calls import ENDS, PAIRINGS, ROPE_LAYOUTS, Guess, Way, answered_ways
 
 
 def diagnose_rope(
@@ -51,37 +49,40 @@ def diagnose_rope(
         >>> from attn_lib.positions import apply_rope
         >>> diagnose_rope(apply_rope, layout="BHTd").ok
         True
-        >>> def mine(x, positions):  # the other way round
-        ...     return apply_rope(x, -positions)
-        >>> report = diagnose_rope(mine)
-        >>> report.mistakes
+        >>> diagnose_rope(lambda x, positions: apply_rope(x, -positions)).mistakes
         ['rope_direction']
-        >>> print(report.failures[0].repair)
-        x * cos + rotate_half(x) * sin with rotate_half = cat(-second, first)
 
     Source: Su et al. (2021), "RoFormer", section 3.4.
     """
-    _check(fn, rope_pairing, layout, d_k)
+    if isinstance(fn, type) or not callable(fn):
+        raise TypeError(f"fn must be a function or an instance, got {fn!r}")
+    _check("rope_pairing", rope_pairing, (*PAIRINGS, None))
+    _check("layout", layout, (*ROPE_LAYOUTS, None))
+    if d_k is not None and (d_k < 2 or d_k % 2):
+        raise ValueError(f"d_k must be even, and 2 or more; got {d_k}")
+    pairings = [rope_pairing] if rope_pairing else PAIRINGS
+    intents = [Intent(rope_base=rope_base, rope_pairing=pairing) for pairing in pairings]
     with quietly():
-        rotator = Rotator(fn, rope_base, layout, d_k)
-        pairings = PAIRINGS if rope_pairing is None else (rope_pairing,)
-        intents = [Intent(rope_base=rope_base, rope_pairing=pairing) for pairing in pairings]
-        trial, intent, guesses = _explained(rotator.trials(), intents, rotator)
-        found = _findings(trial, intent, rotator, rope_pairing)
-        if guesses is None:
-            found.assumed[:] = [
-                f"{text} (others explain the answers no better)" for text in found.assumed
-            ]
-            _unexplained(trial, intent, found)
-        elif guesses:
-            _name(trial, intent, guesses, found)
-        else:
-            names = ", ".join(a.call.name for a in trial.answers)
-            first = ", each the first of a copy" if found.failures else ""
-            calls = f"{len(trial.answers)} calls{first}: {names}"
-            found.holds.append(f"equal to the reference in {calls}")
+        ways = answered_ways(fn, intents[0], layout, d_k)
+        way, mistakes = _explained([replace(way, intent=i) for way in ways for i in intents])
+        failures = [_unexplained(way)] if mistakes is None else mistakes
+    found, pairing, holds = way.found, way.intent.rope_pairing, []
+    if not failures:
+        first = ", each the first of a copy" if found.failures else ""
+        names = ", ".join(case.name for case, _ in way.answers)
+        holds = [f"equal to the reference in {len(way.answers)} calls{first}: {names}"]
+    unshifted = [] if way.roles.keys() - {"k"} else ["shifted positions: fn takes none"]
+    table = ", ".join([*way.table[:-1], ENDS.get(way.table[-1:], "")])
+    facts = {
+        f"the pairing is {pairing!r}: {PAIRINGS[pairing]}": rope_pairing is None,
+        f"the layout is {way.layout!r}": layout is None,
+        f"the width is fixed: d_k = {way.width}": d_k != way.width,
+        f"tables of shape ({table}": way.table,
+    }
+    doubt = " (others explain the answers no better)" if mistakes is None else ""
+    assumed = [fact + doubt for fact, found_out in facts.items() if found_out]
     name = getattr(fn, "__name__", type(fn).__name__)
-    return Report(name, found.failures, found.notes, found.holds, found.unchecked, found.assumed)
+    return Report(name, found.failures + failures, [], holds, found.unchecked + unshifted, assumed)
 
 
 def assert_rope(fn: Callable, **adapter: Any) -> None:
@@ -106,203 +107,171 @@ def assert_rope(fn: Callable, **adapter: Any) -> None:
         raise AssertionError(str(report))
 
 
-def _check(fn: Callable, pairing: str | None, layout: str | None, d_k: int | None) -> None:
-    if isinstance(fn, type) or not callable(fn):
-        raise TypeError(f"fn must be a function or an instance, got {fn!r}")
-    for name, value, known in (
-        ("rope_pairing", pairing, (*PAIRINGS, None)),
-        ("layout", layout, (*ROPE_LAYOUTS, None)),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
-    if d_k is not None and (d_k < 2 or d_k % 2):
-        raise ValueError(f"d_k must be even, and 2 or more; got {d_k}")
+def _check(name: str, value: str | None, known: tuple[str | None, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
 
 
-def _findings(trial: Trial, intent: Intent, rotator: Rotator, pairing: str | None) -> Findings:
-    found, way = trial.found, trial.way
-    if pairing is None:
-        meant = intent.rope_pairing
-        found.assumed.append(f"the pairing is {meant!r}: {WORDS[meant]}")
-    if rotator.layout is None:
-        found.assumed.append(f"the layout is {way.layout!r}")
-    if rotator.width is None and way.width is not None:
-        found.assumed.append(f"the width is fixed: d_k = {way.width}")
-    if way.table:
-        shape = {"c": "d", "r": "d", "h": "d/2"}[way.table[-1]]
-        axes = ", ".join([*way.table.rstrip("dcrh"), shape])
-        twice = {"c": ", the angles twice one after the other", "r": ", each angle twice"}
-        found.assumed.append(f"tables of shape ({axes}){twice.get(way.table[-1], '')}")
-    found.unchecked += trial.raised
-    if not rotator.takes_positions:
-        found.unchecked.append("shifted positions: fn takes none")
-    return found
-
-
-def _explained(
-    trials: list[Trial], intents: list[Intent], rotator: Rotator
-) -> tuple[Trial, Intent, list[Guess] | None]:
-    """The way, the intent and the fewest mistakes that give all answers."""
-    with_tables = bool(rotator.roles.keys() & {"cos", "cis"})
-    tries = [(t, i, guesses_of(t, i, with_tables)) for t, i in itertools.product(trials, intents)]
+def _explained(ways: list[Way]) -> tuple[Way, list[Failure] | None]:
+    """The way of calling, and the fewest mistakes, at most two, that give all its answers."""
     for n in range(3):
-        for trial, intent, guesses in tries:
-            sets = itertools.combinations(guesses, n)
-            fitting = [list(some) for some in sets if _fits(trial, intent, some)]
-            if fitting:  # a row of the table before a sentence
-                known = [some for some in fitting if n == 1 and some[0].mistake]
-                return trial, intent, (known or fitting)[0]
-    return trials[0], intents[0], None
+        for way in ways:
+            for some in itertools.combinations(_guesses(way), n):
+                steps = [step for _, change in some for step in change]
+                if len(steps) == len(set(steps)) and not any(way.wrong(some)):
+                    return way, [_shown(way, guess, some) for guess in some]
+    return ways[0], None
 
 
-def _fits(trial: Trial, intent: Intent, guesses: Sequence[Guess]) -> bool:
-    """Whether these mistakes together give every answer."""
-    change = {step: way for guess in guesses for step, way in guess.change.items()}
-    if len(change) < sum(len(guess.change) for guess in guesses):
-        return False  # two of the same step
-    return all(not _wrong_in(answer, intent, change) for answer in trial.answers)
+def _shown(way: Way, guess: Guess, together: Sequence[Guess]) -> Failure:
+    """With an example of a call that the other mistakes do not explain."""
+    others = [other for other in together if other is not guess]
+    cases = {case for case, *_ in way.wrong(others)}
+    wrong = [answer for answer in way.wrong() if answer[0] in cases]
+    return replace(guess[0], example=_example(*wrong[0]) if wrong else "")
 
 
-def _wrong_in(
-    answer: RopeAnswer, intent: Intent, change: Change | None = None
-) -> list[tuple[str, Tensor, Tensor]]:
-    """Name, actual and expected of each tensor that differs."""
-    try:
-        run = compute(answer.call, intent, None, change)
-    except NotMeant:
-        return [(name, x, answer.call.tensors[name]) for name, x in answer.outs.items()]
-    pairs = [(name, x, getattr(run, name)) for name, x in answer.outs.items()]
-    return [
-        (name, actual, expected)
-        for name, actual, expected in pairs
-        if actual.shape != expected.shape or not torch.allclose(actual, expected, atol=_TOLERANCE)
-    ]
-
-
-def _name(trial: Trial, intent: Intent, guesses: list[Guess], found: Findings) -> None:
-    for i, guess in enumerate(guesses):
-        rest = guesses[:i] + guesses[i + 1 :]
-        others = {step: way for other in rest for step, way in other.change.items()}
-        example = _example(trial, intent, others)
-        if guess.mistake is None:
-            found.failures.append(
-                Failure(None, guess.name, guess.likely, repair=guess.repair, example=example)
-            )
-            continue
-        row = MISTAKES[guess.mistake]
-        likely = guess.likely or row.likely
-        if guess.mistake == "rope_pairing" and not guess.likely:
-            (turned,) = (WORDS[p] for p in PAIRINGS if p != intent.rope_pairing)
-            likely = f"RoPE turns {turned}, where {WORDS[intent.rope_pairing]} are meant."
-        name, repair = guess.name or row.name, guess.repair or row.repair
-        found.failures.append(
-            Failure(guess.mistake, name, likely, row.look_for, repair, example, row.source)
-        )
-
-
-def _unexplained(trial: Trial, intent: Intent, found: Findings) -> None:
-    texts = _broken(trial, intent)
-    none = any("length of a row" in text for text in texts)
-    found.property(
-        "the output is not a rotation" if none else "the rotation is not RoPE's",
-        " ".join(["No known mistake, and no two of them, gives these numbers.", *texts]),
-        _example(trial, intent),
+def _example(case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
+    gap = (actual - expected).abs().nan_to_num(float("inf"))
+    b, h, t, c = (int(i) for i in torch.unravel_index(gap.argmax(), gap.shape))
+    low = max(min(c, gap.shape[-1] - 4), 0)
+    high = min(low + 4, gap.shape[-1])
+    return (
+        f"{case.name}; {name}, example {b}, head {h}, position {case.start + t}, channels "
+        f"{low} to {high - 1} (all counted from 0); channel {c} differs most:\n"
+        f"actual    {numbers(actual[b, h, t, low:high], 5)}\n"
+        f"expected  {numbers(expected[b, h, t, low:high], 5)}"
     )
 
 
-def _example(trial: Trial, intent: Intent, others: Change | None = None) -> str:
-    """The entry that differs most, in the first call that differs, and three beside it.
-
-    It is a call that the other mistakes alone do not explain.
-    """
-    for answer in trial.answers:
-        if others is not None and not _wrong_in(answer, intent, others):
-            continue
-        for name, actual, expected in _wrong_in(answer, intent):
-            if actual.shape != expected.shape:
-                return (
-                    f"{name} has the shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
-                )
-            differs = (actual - expected).abs().nan_to_num(float("inf"))
-            b, h, t, c = torch.unravel_index(differs.argmax(), differs.shape)
-            low = min(int(c), actual.shape[-1] - min(4, actual.shape[-1]))
-            position = int(answer.positions[t])
-            rows = [
-                "[" + ", ".join(f"{v:.5g}" for v in x[b, h, t, low : low + 4].tolist()) + "]"
-                for x in (actual, expected)
-            ]
-            return (
-                f"{answer.call.name}; {name}, example {int(b)}, head {int(h)}, position "
-                f"{position}, channels {low} to {min(low + 4, actual.shape[-1]) - 1} (all counted "
-                f"from 0); channel {int(c)} differs most:\n"
-                f"actual    {rows[0]}\nexpected  {rows[1]}"
-            )
-    return ""
+def _guess(mistake: str, form: int = 0, **words: Any) -> Guess:
+    row = MISTAKES[mistake]
+    failure = Failure(mistake, row.name, row.likely, row.look_for, row.repair, "", row.source)
+    return replace(failure, **words), FORMS[mistake][form]
 
 
-def _broken(trial: Trial, intent: Intent) -> list[str]:
-    """Properties of every rotation that do not hold, each with its number."""
-    texts, lengths, zero, odd = [], 0.0, 0.0, False
-    for answer in trial.answers:
-        for name, y in answer.outs.items():
-            x = answer.call.tensors[name]
-            if y.shape != x.shape:
-                return [f"The output {name} has the shape {tuple(y.shape)}, not {tuple(x.shape)}."]
-            odd = odd or not bool(y.isfinite().all())
-            lengths = max(lengths, (y.norm(dim=-1) / x.norm(dim=-1) - 1.0).abs().max().item())
-            start = answer.positions == 0
-            if bool(start.any()):
-                zero = max(zero, largest(y[..., start, :], x[..., start, :]))
-    if odd:
-        return ["Outputs are NaN or infinite."]
-    if lengths > 1e-4:
-        texts.append(f"The length of a row changes by up to {100 * lengths:.3g} %.")
-    if zero > 1e-4:
-        texts.append(f"Position 0 is changed, by up to {zero:.3g}: its angle should be 0.")
-    wrong = {a.call.name: _wrong_in(a, intent) for a in trial.answers}
-    right = [name for name, tensors in wrong.items() if not tensors]
-    if right:
-        bad = [name for name in wrong if name not in right]
-        texts.append(f"Right: {'; '.join(right)}. Wrong: {'; '.join(bad)}.")
-    tensors = {name for found in wrong.values() for name, _, _ in found}
-    if len(tensors) == 1 and any("k" in a.outs for a in trial.answers):
-        texts.append(f"Only {tensors.pop()} is wrong.")
-    found = [*texts, *_angles(trial, intent, lengths <= 1e-4)]
-    return found or ["Position 0 and the lengths of rows stay as they are."]
-
-
-def _angles(trial: Trial, intent: Intent, rotates: bool) -> list[str]:
-    """By which angles the pairs turn, where that is so; or which channels are not changed."""
-    answer = next(a for a in trial.answers if _wrong_in(a, intent))
-    name, actual, expected = _wrong_in(answer, intent)[0]
-    x = answer.call.tensors[name]
-    far = (actual - expected).abs().amax(dim=(0, 1, 3)) > _TOLERANCE
-    at, d = int(far.int().argmax()), x.shape[-1]
-    for pairing in (intent.rope_pairing, *PAIRINGS) if rotates else ():
-        angles = _by_pairs(x, actual, pairing)
-        if angles is None or largest(angles[..., at, :], angles[:1, :1, at]) > 1e-3:
-            continue
-        position = int(answer.positions[at])
-        meant = position / (intent.rope_base or 1.0) ** (torch.arange(0, d, 2).double() / d)
-        meant = torch.polar(torch.ones_like(meant), meant).angle()
-        shown = [", ".join(f"{v:.4g}" for v in a[:4].tolist()) for a in (angles[0, 0, at], meant)]
-        return [
-            f"In the call with {answer.call.name}, pairs of {WORDS[pairing]} of {name} turn at "
-            f"position {position} by the angles {shown[0]}, where {shown[1]} are meant (up to "
-            "whole turns)."
-        ]
-    same = [i for i in range(d) if largest(actual[..., i], x[..., i]) < 1e-5]
-    channels = ", ".join(map(str, same))
-    return [
-        f"In the call with {answer.call.name}, channels {channels} of {name} are not changed."
-    ] * bool(same)
-
-
-def _by_pairs(x: Tensor, y: Tensor, pairing: str) -> Tensor | None:
-    """Angles by which pairs of channels turn, or None where their lengths change."""
-    pairs = [
-        v.unflatten(-1, (2, -1)).mT if pairing == "half" else v.unflatten(-1, (-1, 2))
-        for v in (x, y)
+def _guesses(way: Way) -> list[Guess]:
+    """Those that take queries and keys alike come first: they alone are right without keys."""
+    meant = PAIRINGS[way.intent.rope_pairing]
+    layout = {"BHTd": "BTHd", "BTHd": "BHTd"}.get(way.layout)
+    (turned,) = set(PAIRINGS.values()) - {meant}
+    pairing = _guess("rope_pairing", likely=f"RoPE turns {turned}, where {meant} are meant.")
+    hint = f"; or pass layout={layout!r}, if that is the order of the axes." if layout else "."
+    restart = "The numbers are those of positions 0, 1, ... where 5, 6, ... are passed."
+    one_higher = Failure(
+        None,
+        "the positions are one higher than meant",
+        "The numbers are those of positions 1, 2, ... where 0, 1, ... are meant.",
+        repair="positions = torch.arange(T)",
+    )
+    direction = "RoPE turns {}in the other direction.".format
+    guesses = [
+        pairing,
+        _guess("rope_direction", 0, likely=direction("")),
+        _guess("rope_positions_restart", 1, likely=restart),
+        _guess("rope_missing"),
+        _guess("rope_twice"),
+        _guess("rope_over_heads", repair=f"Transpose first{hint}"),
+        (one_higher, {"shift": lambda run: (1, 1)}),
+        _guess("rope_direction", 1, likely=direction("the keys, not the queries, ")),
+        _guess("rope_direction", 2, likely=direction("the queries, not the keys, ")),
+        _guess("rope_only_queries"),
+        _guess("rope_only_keys"),
+        _guess("rope_positions_restart", 0),
+        _guess("rope_keys_off_by_one", 0),
+        _guess("rope_keys_off_by_one", 1),
     ]
-    before, after = (torch.view_as_complex(v.contiguous()) for v in pairs)
-    return None if largest(before.abs(), after.abs()) > 1e-4 else (after / before).angle()
+    if not way.table:
+        guesses += [_mixed(turned, meant, {}), _mixed(meant, turned, pairing[1])]
+    bases = _bases(*way.answers[0])
+    return guesses + [_of_base(way.intent.rope_base or 1.0, base) for base in bases]
+
+
+def _mixed(angles: str, channels: str, pairing: Change) -> Guess:
+    failure, change = _guess(
+        "rope_pairing",
+        1,
+        name="the rotation is none: angles of one pairing, channels of another",
+        likely=f"cos and sin are in the order of {angles}, but the channels are combined as "
+        f"{channels}: the two channels of a pair get different angles, so that the lengths of "
+        "rows change.",
+        repair="torch.cat([angles, angles], dim=-1) with rotate_half, or "
+        "angles.repeat_interleave(2, dim=-1) with x[..., ::2] and x[..., 1::2]",
+    )
+    return failure, {**pairing, **change}
+
+
+def _of_base(meant: float, base: float) -> Guess:
+    likely = f"The numbers are those of base {base:.6g}, where {meant:.6g} is meant."
+    if abs(base - meant**0.5) < 1e-3 * base:
+        likely += " The exponent i / d instead of 2 i / d gives the same."
+    repair = f"position / base ** (2 i / d_k); or pass rope_base={base:.6g}, if that is meant"
+    return _guess("rope_base", likely=likely, repair=repair)[0], {"base": lambda run: base}
+
+
+def _bases(case: Case, outs: dict[str, Tensor]) -> Iterator[float]:
+    """Those that the angle of the second pair at position 1 leads to."""
+    x, y = case.tensors["q"], outs["q"]
+    for pairing, times in itertools.product(PAIRINGS, (1, 2)):
+        if x.shape == y.shape and x.shape[-1] > 2:
+            angle = abs(_turns(x, y, pairing)[0, 0, 1, 1].angle().item()) / times
+            exact = max(angle, 1e-9) ** (-x.shape[-1] / 2.0)
+            near = float(f"{exact:.2g}")
+            base = near if abs(exact - near) < 2e-3 * near else float(f"{exact:.4g}")
+            if 1.0 < base <= 1e9:
+                yield base
+
+
+def _turns(x: Tensor, y: Tensor, pairing: str) -> Tensor:
+    """The complex number that each pair of channels is multiplied by."""
+    if pairing == "half":
+        x, y = (z.unflatten(-1, (2, -1)).mT.flatten(-2) for z in (x, y))
+    before, after = (torch.view_as_complex(z.unflatten(-1, (-1, 2))) for z in (x, y))
+    return after / before
+
+
+def _unexplained(way: Way) -> Failure:
+    title = "the rotation is not RoPE's"
+    text = "No known mistake, and no two of them, gives these numbers."
+    wrong = list(way.wrong())
+    for _, name, y, x in wrong:
+        if y.shape != x.shape:
+            text += f" The output {name} has the shape {tuple(y.shape)}, not {tuple(x.shape)}."
+            return Failure(None, title, text)
+    longer = max((y.norm(dim=-1) / x.norm(dim=-1) - 1.0).abs().max() for *_, y, x in wrong)
+    moved = [(y - x)[..., 0, :].abs().max() for case, _, y, x in wrong if not case.start]
+    bad = list(dict.fromkeys(case.name for case, *_ in wrong))
+    right = [case.name for case, _ in way.answers if case.name not in bad]
+    names = {name for _, name, *_ in wrong}
+    at_0 = max(moved, default=0.0)
+    facts = {
+        "Outputs are NaN or infinite.": not all(y.isfinite().all() for *_, y, _ in wrong),
+        f"The length of a row changes by up to {100 * longer:.3g} %.": longer > 1e-4,
+        f"Position 0 is changed, by up to {at_0:.3g}: its angle should be 0.": at_0 > 1e-4,
+        f"Right: {'; '.join(right)}. Wrong: {'; '.join(bad)}.": right,
+        f"Only {min(names)} is wrong.": len(names) == 1 and "k" in way.roles,
+        _angles(way, *wrong[0]): True,
+    }
+    texts = [fact for fact, holds in facts.items() if fact and holds]
+    texts = texts or ["Position 0 and the lengths of rows stay as they are."]
+    title = "the output is not a rotation" if longer > 1e-4 else title
+    return Failure(None, title, " ".join([text, *texts]), example=_example(*wrong[0]))
+
+
+def _angles(way: Way, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
+    """By which angles the pairs turn, where that is so; or which channels are not changed."""
+    x, call = case.tensors[name], f"In the call with {case.name}"
+    at = int(((actual - expected).abs().amax(dim=(0, 1, 3)) > 2e-4).int().argmax())
+    meant = _turns(x, expected, way.intent.rope_pairing)
+    for pairing in sorted(PAIRINGS, key=lambda pairing: pairing != way.intent.rope_pairing):
+        turns = _turns(x, actual, pairing)
+        apart = (turns[..., at, :] - turns[:1, :1, at]).abs().max()
+        if apart < 1e-3 and (turns.abs() - 1.0).abs().max() < 1e-4:
+            rows = [z[0, 0, at].angle().round(decimals=12) + 0.0 for z in (turns, meant)]
+            angles = ", where ".join(numbers(row)[1:-1] for row in rows)
+            return (
+                f"{call}, pairs of {PAIRINGS[pairing]} of {name} turn at position "
+                f"{case.start + at} by the angles {angles} are meant (up to whole turns)."
+            )
+    same = ((actual - x).abs().amax(dim=(0, 1, 2)) < 1e-5).nonzero().flatten().tolist()
+    return f"{call}, channels {str(same)[1:-1]} of {name} are not changed." if same else ""

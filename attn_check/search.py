@@ -2,16 +2,15 @@
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, product, starmap
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from attn_check.mistakes import MISTAKES, Mistake
+from attn_check.mistakes import MISTAKES
 from attn_check.reference import Case, Change, Intent, Layer, Run, compute, first, near, triangle
 from attn_check.subject import Answer
 
@@ -25,11 +24,14 @@ class Hypothesis:
     parts: tuple[Change, ...]
     intent: Intent
     layer: Layer | None
+    form: int = 0  # its number
 
 
-_EMPTY = ("nan", "zeros", "uniform")
+Pair = tuple[Case, Answer]
+Answered = Sequence[Pair]
 Memo = dict[tuple[int, int], tuple[list[Hypothesis], list[Hypothesis]]]
 
+_EMPTY = ("nan", "zeros", "uniform")
 _ROWS: WeakKeyDictionary[Case, dict[tuple, Tensor | None]] = WeakKeyDictionary()
 
 
@@ -37,17 +39,13 @@ def open_rows(case: Case, intent: Intent) -> Tensor | None:
     """(B, T) rows that may attend to something; None where all may."""
     known, key = _ROWS.setdefault(case, {}), (intent.causal, intent.window)
     if key not in known:
-        known[key] = _open_rows(case, intent)
+        cells = reachable(intent, *case.lengths).expand(case.batch, *case.lengths)
+        if case.mask is not None:
+            cells = cells & (case.mask.all(dim=1) if case.mask.dim() == 4 else case.mask)
+        rows = cells.any(dim=-1)
+        rows = rows if case.ignored is None else rows & ~case.ignored
+        known[key] = None if rows.all() else rows
     return known[key]
-
-
-def _open_rows(case: Case, intent: Intent) -> Tensor | None:
-    T, S = case.lengths
-    cells = reachable(intent, T, S).expand(case.batch, T, S)
-    if case.mask is not None:
-        cells = cells & (case.mask.all(dim=1) if case.mask.dim() == 4 else case.mask)
-    rows = cells.any(dim=-1) if case.ignored is None else cells.any(dim=-1) & ~case.ignored
-    return None if rows.all() else rows
 
 
 def reachable(intent: Intent, T: int, S: int) -> Tensor:
@@ -67,9 +65,7 @@ def equal(actual: Tensor, expected: Tensor, case: Case, intent: Intent) -> bool:
     """Whether two outputs agree in all rows that may attend to something."""
     if actual.shape != expected.shape:
         return False
-    rows = open_rows(case, intent)
-    if rows is not None:
-        actual, expected = rows_of(actual, rows), rows_of(expected, rows)
+    actual, expected = (compared(x, case, intent) for x in (actual, expected))
     atol = allowed(case, expected)
     return torch.allclose(actual, expected, rtol=0.0, atol=atol, equal_nan=True)
 
@@ -85,37 +81,29 @@ def rows_of(out: Tensor, rows: Tensor) -> Tensor:
     return out[rows] if out.dim() == 3 else out.transpose(1, 2)[rows]
 
 
-def agrees(answer: Answer, case: Case, hypothesis: Hypothesis, meant: Intent) -> bool:
+def agrees(pair: Pair, hypothesis: Hypothesis, meant: Intent) -> bool:
     """Whether a hypothesis gives the answer of one case; a call that raised says nothing."""
-    if answer.out is None:
-        return True
+    case, actual = pair[0], pair[1].out
+    out = outcome(case, hypothesis)
+    if actual is None or out is None:
+        return actual is None
+    if hypothesis.mistakes != ("softmax_low_precision",):
+        return equal(actual, out, case, meant)
+    if actual.shape != out.shape:
+        return False
+    exact = compute(case, meant, hypothesis.layer).out
+    actual, out, exact = (compared(x, case, meant) for x in (actual, out, exact))
+    # much nearer than the reference; single rows may be off: an edge is rounded either way
+    off, gap = (actual - out).abs().mean().item(), (exact - out).abs().mean().item()
+    return off < max(0.35 * gap, 1e-6)  # never where something is NaN
+
+
+def outcome(case: Case, hypothesis: Hypothesis) -> Tensor | None:
+    """The output of a hypothesis; None where it cannot be computed."""
     try:
-        run = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change)
+        return compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change).out
     except (RuntimeError, ValueError, IndexError, TypeError):
-        return False
-    if hypothesis.mistakes == ("softmax_low_precision",):
-        return _rounded(answer.out, run.out, case, hypothesis, meant)
-    return equal(answer.out, run.out, case, meant)
-
-
-def _rounded(
-    actual: Tensor, rounded: Tensor, case: Case, hypothesis: Hypothesis, meant: Intent
-) -> bool:
-    exact, rows = compute(case, meant, hypothesis.layer).out, open_rows(case, meant)
-    if rows is not None and actual.shape == rounded.shape:
-        actual, rounded, exact = (rows_of(out, rows) for out in (actual, rounded, exact))
-    return mostly_equal(actual, rounded, exact)
-
-
-def mostly_equal(actual: Tensor, rounded: Tensor, exact: Tensor) -> bool:
-    """Whether a rounded variant is much nearer than the reference, wherever the two differ.
-
-    Single rows may be off: a score at the edge is rounded either way.
-    """
-    if actual.shape != rounded.shape or bool(actual.isnan().any() | rounded.isnan().any()):
-        return False
-    off, gap = (actual - rounded).abs().mean().item(), (exact - rounded).abs().mean().item()
-    return off < max(0.35 * gap, 1e-6)
+        return None
 
 
 def right(intent: Intent, layer: Layer | None) -> Hypothesis:
@@ -124,7 +112,7 @@ def right(intent: Intent, layer: Layer | None) -> Hypothesis:
 
 
 def explain(
-    cases: Sequence[tuple[Case, Answer]],
+    answered: Answered,
     meant: Intent,
     layers: Sequence[Layer | None],
     *,
@@ -135,121 +123,72 @@ def explain(
     """The smallest sets of known mistakes that give every answer, of as few as the depth allows.
 
     Depth 1: one mistake, or none; 2: two, one of which explains the simplest failing case alone;
-    3: two that explain it together. The deadline is by ``time.thread_time``, so that what else
-    runs does not matter; the memo holds what earlier calls with this intent and layers found.
+    3: two that explain it together. The deadline is by ``time.thread_time``; the memo holds what
+    earlier calls with this intent and layers found.
     """
-    answered = [(case, answer) for case, answer in cases if answer.out is not None]
     memo = {} if memo is None else memo
+    simple = sorted(answered, key=lambda p: (p[0].closes, p[0].batch * math.prod(p[0].lengths)))
     for layer in layers:
         base = right(meant, layer)
-        fine = [c for c in answered if agrees(c[1], c[0], base, meant)]
-        failing = [c for c in answered if c not in fine]
-        if not failing:
+        ordered = sorted(simple, key=lambda pair: agrees(pair, base, meant))
+        if not ordered or agrees(ordered[0], base, meant):
             return [base] if depth == 1 else []
-        failing.sort(key=lambda c: (c[0].closes, _cost(c[0])))
-        ordered = failing + fine
-        key = (id(failing[0][0]), id(layer))
+        case = ordered[0][0]
+        key = (id(case), id(layer))
         if key not in memo:
-            others = [replace(meant, empty=e) for e in _EMPTY if e != meant.empty]
-            forms = [h for m in MISTAKES.values() for h in _forms(m, [meant, *others], layer)]
-            memo[key] = forms, [h for h in forms if _all(h, failing[:1], meant)]
+            forms = list(_forms(meant, layer))
+            memo[key] = forms, [h for h in forms if agrees(ordered[0], h, meant)]
         forms, alone = memo[key]
-        if depth == 1:
-            fits = [h for one in alone for h in _fitting(one, ordered, meant)]
-        else:
-            fits = _pairs(forms, alone, ordered, meant, depth, deadline)
+        candidates: Iterable[Hypothesis] = alone
+        if depth == 2:
+            candidates = filter(None, starmap(_together, product(alone, forms)))
+        elif depth == 3:  # neither alone explains the case: both change it
+            expected = compute(case, meant, layer).out
+            outs = [(h, outcome(case, h)) for h in forms]
+            changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
+            pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
+            candidates = filter(None, starmap(_together, pairs))
+        fits: list[Hypothesis] = []
+        for n, candidate in enumerate(candidates):
+            if depth > 1 and n % 16 == 0 and time.thread_time() > deadline:  # to ask is slow too
+                break
+            fits += _fitting(candidate, ordered, meant)
         if fits:
             return fits
     return []
 
 
-def _cost(case: Case) -> int:
-    T, S = case.lengths
-    return T * S * case.batch
-
-
-def _all(hypothesis: Hypothesis, cases: Sequence[tuple[Case, Answer]], meant: Intent) -> bool:
-    return all(agrees(answer, case, hypothesis, meant) for case, answer in cases)
-
-
-def _forms(mistake: Mistake, intents: list[Intent], layer: Layer | None) -> list[Hypothesis]:
+def _forms(meant: Intent, layer: Layer | None) -> Iterator[Hypothesis]:
     """With what is meant of empty rows alone, or also with what else they may give."""
-    return [
-        Hypothesis((mistake.id,), change, (change,), intent, layer)
-        for change in mistake.forms
-        for intent in (intents if mistake.empties else intents[:1])
-    ]
+    others = [replace(meant, empty=empty) for empty in _EMPTY if empty != meant.empty]
+    for mistake in MISTAKES.values():
+        for form, change in enumerate(mistake.forms):
+            for intent in [meant, *others] if mistake.empties else [meant]:
+                yield Hypothesis((mistake.id,), change, (change,), intent, layer, form)
 
 
-def _pairs(
-    forms: list[Hypothesis],
-    alone: list[Hypothesis],
-    ordered: Sequence[tuple[Case, Answer]],
-    meant: Intent,
-    depth: int,
-    deadline: float,
-) -> list[Hypothesis]:
-    simplest = ordered[:1]
-    candidates: Iterable[tuple[Hypothesis, Hypothesis]]
-    if depth == 2:
-        candidates = ((a, b) for a in alone for b in forms)
-    else:  # neither alone explains the case: both change it
-        expected = compute(simplest[0][0], meant, forms[0].layer).out
-        candidates = _by_form([h for h in forms if _changes(h, simplest[0][0], expected, meant)])
-    fits: list[Hypothesis] = []
-    for n, (a, b) in enumerate(candidates):
-        if n % 16 == 0 and time.thread_time() > deadline:  # to ask is slow too
-            break
-        both = _together(a, b)
-        if both is not None:
-            fits += _fitting(both, ordered, meant)
-    return fits
+def _fitting(hypothesis: Hypothesis, ordered: Answered, meant: Intent) -> list[Hypothesis]:
+    """The hypothesis, with what rows without a key give, if it gives every answer."""
 
+    def fits(one: Hypothesis, pairs: Answered) -> bool:
+        return all(agrees(pair, one, meant) for pair in pairs)
 
-def _fitting(
-    hypothesis: Hypothesis, ordered: Sequence[tuple[Case, Answer]], meant: Intent
-) -> list[Hypothesis]:
-    """The hypothesis, with what rows without a key give, if it gives every answer.
-
-    Such rows are not compared, but a mistake may move them to where others are expected.
-    """
-    if not _all(hypothesis, ordered[:1], meant):
+    if not fits(hypothesis, ordered[:1]):
         return []
-    if _all(hypothesis, ordered[1:], meant):
+    if fits(hypothesis, ordered[1:]):
         return [hypothesis]
-    rest = [c for c in ordered if open_rows(c[0], meant) is None]
-    if len(rest) == len(ordered) or not _all(hypothesis, rest, meant):
+    if not fits(hypothesis, [pair for pair in ordered if open_rows(pair[0], meant) is None]):
         return []
-    others = [e for e in _EMPTY if e != hypothesis.intent.empty]
+    # rows without a key are not compared, but a mistake may move them to where others are expected
+    others = [empty for empty in _EMPTY if empty != hypothesis.intent.empty]
     tried = [replace(hypothesis, intent=replace(hypothesis.intent, empty=e)) for e in others]
-    return [one for one in tried if _all(one, ordered, meant)]
+    return [one for one in tried if fits(one, ordered)]
 
 
-def _by_form(forms: list[Hypothesis]) -> list[tuple[Hypothesis, Hypothesis]]:
-    """All pairs; those of the first form of both mistakes before those of later forms."""
-    count: Counter[tuple[str, ...]] = Counter()
-    ranked = []
-    for form in forms:
-        ranked.append((count[form.mistakes], form))
-        count[form.mistakes] += 1
-    pairs = sorted(combinations(ranked, 2), key=lambda pair: pair[0][0] + pair[1][0])
-    return [(a, b) for (_, a), (_, b) in pairs]
-
-
-def _changes(hypothesis: Hypothesis, case: Case, expected: Tensor, meant: Intent) -> bool:
-    """Whether a mistake gives another output in this case than the reference."""
-    try:
-        out = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change).out
-    except (RuntimeError, ValueError, IndexError, TypeError):
-        return False
-    return not equal(out, expected, case, meant)
-
-
-def _together(a: Hypothesis, b: Hypothesis) -> Hypothesis | None:
-    if a.mistakes == b.mistakes or a.change.keys() & b.change.keys():
+def _together(*pair: Hypothesis) -> Hypothesis | None:
+    """Two mistakes at once, if they change other steps."""
+    a, b = sorted(pair, key=lambda h: h.mistakes)  # names and parts in one order
+    if a.mistakes == b.mistakes or a.intent.empty != b.intent.empty or {*a.change} & {*b.change}:
         return None
-    if a.intent.empty != b.intent.empty:
-        return None
-    one, other = sorted((a, b), key=lambda h: h.mistakes)  # names and parts in one order
-    pair, parts = (*one.mistakes, *other.mistakes), (*one.parts, *other.parts)
-    return Hypothesis(pair, {**a.change, **b.change}, parts, a.intent, a.layer)
+    names, change = a.mistakes + b.mistakes, {**a.change, **b.change}
+    return Hypothesis(names, change, a.parts + b.parts, a.intent, a.layer)

@@ -8,9 +8,29 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_check.conventions import from_layout, shaped, to_layout
-from attn_check.quiet import WithoutDropout, copied
-from attn_check.reference import Case, Intent, Layer
+from attn_check.conventions import default_of, from_layout, read_arguments, shaped, to_layout
+from attn_check.isolate import WithoutDropout, copied, make_random
+from attn_check.modules import misfit, read_layer
+from attn_check.reference import Case, Layer
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the caller says of the function and its inputs; None: it is found out."""
+
+    arguments: str | None
+    options: Mapping[str, Any] | None
+    layout: str | None
+    mask_means: str | None
+    mask_shape: str | None
+    heads: int | None
+    kv_heads: int | None
+    d_k: int | None
+    causal: bool | str | None
+    window: int | None
+    projections: Mapping[str, str] | None
+    module: nn.Module | None
+    step: Callable | None
 
 
 @dataclass(eq=False)
@@ -20,11 +40,12 @@ class Answer:
     out: Tensor | None = None
     weights: Tensor | None = None
     raised: str = ""
+    dtype: torch.dtype | None = None  # of the output as it was returned
 
 
 @dataclass
 class Subject:
-    """The callable, its adapter and what was found out about it."""
+    """The callable, and how it is called."""
 
     fn: Callable
     name: str
@@ -33,7 +54,7 @@ class Subject:
     others: dict[str, str]
     options: dict[str, Any] = field(default_factory=dict)
     module: nn.Module | None = None
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)  # each way of reading the projections
     layout: str = "BHTd"
     polarity: str = "attend"
     mask_shape: str = "B1TS"
@@ -41,23 +62,15 @@ class Subject:
     heads: int | None = None
     kv_heads: int | None = None
     d_k: int | None = None
-    always_without_dropout: bool = False
-    raw_out: Tensor | None = None  # the last output as it was returned
-    unused: tuple[Callable, nn.Module | None] | None = None  # copies that were never called
+    step: Callable | None = None
     original: nn.Module | None = None
     projections: Mapping[str, str] | None = None
-    reading: int = 0  # which way of reading the projections fits
-    step: Callable | None = None
-    wider_mask: str = ""  # a shape with T that is accepted, though closed keys have an influence
-    mask_refused: str = ""  # what a mask of the usual sizes raises
-    refuses_cross: bool = False  # queries and keys of different lengths raise
-    ignores_padded: bool = False  # outputs at padded positions are not compared
+    unused: tuple[Callable, nn.Module | None] | None = None  # copies that were never called
     always_mask: bool = False  # a call without a mask raises: one that closes nothing is passed
-    random: bool = False
-    drifts: bool = False  # equal calls, with others between, give different outputs
-    with_dropout: bool = False
-    assumed: list[str] = field(default_factory=list)  # before anything is called
     always_fresh: bool = False  # a call changes later calls: each call has a copy of its own
+    never_drops: bool = False  # dropout is switched off in evaluation too
+    drops: bool = False  # dropout is not switched off in training
+    assumed: list[str] = field(default_factory=list)  # before anything is called
 
     @property
     def roles(self) -> set[str]:
@@ -74,14 +87,22 @@ class Subject:
         """Whether keys may have another input than queries."""
         return not self.projects or bool(self.roles & {"context", "k"})
 
-    def broadcasts(self, intent: Intent) -> bool:
-        """Whether one query says nothing of where a mask begins: its (1, 1) mask broadcasts."""
-        return self.refuses_cross and intent.causal == "top_left"
-
     @property
     def takes_mask(self) -> bool:
         """Whether a mask can be passed."""
         return "mask" in self.roles
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """The scores of sinks that the module has."""
+        named = {} if self.module is None else dict(self.module.named_parameters())
+        found = [p for name, p in named.items() if "sink" in name.rpartition(".")[2]]
+        return found[0].detach().double().flatten() if found else None
+
+    def without_mask(self) -> None:
+        """Pass no mask from now on."""
+        self.positional = [role for role in self.positional if role != "mask"]
+        self.named = {name: role for name, role in self.named.items() if role != "mask"}
 
     def tensors(self, case: Case) -> dict[str, Tensor]:
         """The case's tensors by role, in the layout of the function."""
@@ -89,8 +110,8 @@ class Subject:
         if self.projects and "q" in self.roles:
             context = given.get("context", given["x"])
             given = {"q": given["x"], "k": context, "v": given.get("values", context)}
-        if self.projects and "context" in self.roles and "context" not in given:
-            given |= {"context": given["x"]} if self._required("context") else {}
+        if self.projects and self._required("context"):
+            given.setdefault("context", given["x"])
         counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}
         return {
             role: to_layout(
@@ -101,15 +122,15 @@ class Subject:
         }
 
     def _required(self, role: str) -> bool:
-        name = next((n for n, r in self.named.items() if r == role), None)
-        if name is None:
-            return True
-        called = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
+        """Whether every call must have an argument of this role."""
+        names = [name for name, its in self.named.items() if its == role]
+        if not names:
+            return role in self.positional
         try:
-            parameter = inspect.signature(called).parameters.get(name)
-        except (TypeError, ValueError):
+            called = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
+            return inspect.signature(called).parameters[names[0]].default is inspect.Parameter.empty
+        except (TypeError, ValueError, KeyError):
             return False
-        return parameter is not None and parameter.default is inspect.Parameter.empty
 
     def mask_of(self, case: Case) -> Tensor | None:
         """The case's mask with the polarity and the shape of the function."""
@@ -125,32 +146,31 @@ class Subject:
 
     def call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
         """The function with arguments in its own layout."""
-        values = dict(tensors) if mask is None else {**tensors, "mask": mask}
+        values: dict[str, Any] = dict(tensors)
+        if mask is not None or ("mask" in self.named.values() and self._required("mask")):
+            values["mask"] = mask
         args: list[Tensor] = []
         for role in self.positional:
             if role not in values:
                 break
             args.append(values.pop(role))
         named = {name: values[role] for name, role in self.named.items() if role in values}
-        if mask is None and "mask" in self.named.values() and self._required("mask"):
-            nothing = {name: None for name, role in self.named.items() if role == "mask"}
-            return self.fn(*args, **named, **nothing, **self.options)
         return self.fn(*args, **named, **self.options)
 
-    def fresh(self) -> "Subject":
+    def quiet_call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
+        """As :meth:`call`, with every dropout switched off."""
+        with WithoutDropout():
+            return self.call(tensors, mask)
+
+    def fresh(self, **changes: Any) -> "Subject":
         """The same subject with a callable that was never called."""
-        if self.unused is None:
-            return replace(self, always_fresh=False)
-        fn, module = copied(*self.unused)
-        return replace(self, fn=fn, module=module, always_fresh=False)
+        fn, module = (self.fn, self.module) if self.unused is None else copied(*self.unused)
+        return replace(self, fn=fn, module=module, always_fresh=False, **changes)
 
     def answer(self, case: Case) -> Answer:
         """The output for one case, without gradients; never raises."""
         if self.always_fresh:
-            twin = self.fresh()
-            answer = twin.answer(case)
-            self.raw_out = twin.raw_out
-            return answer
+            return self.fresh().answer(case)
         try:
             with torch.no_grad():
                 return self.ask(case)
@@ -158,51 +178,31 @@ class Subject:
             return Answer(raised=quoted(error))
 
     def ask(self, case: Case) -> Answer:
-        """The output for one case."""
+        """The output for one case; a function without a batch axis gets one example at a time."""
         if self.module is not None:
             self.module.train(case.training)
         if "B" not in self.layout and case.batch > 1:
-            return self._one_by_one(case)
+            answers = [self.ask(case.example(b)) for b in range(case.batch)]
+            outs = [a.out for a in answers if a.out is not None]
+            weights = [a.weights for a in answers if a.weights is not None]
+            whole = torch.cat(weights) if len(weights) == len(outs) else None
+            return Answer(torch.cat(outs), whole, dtype=answers[0].dtype)
         tensors, mask = self.tensors(case), self.mask_of(case)
-        quiet = case.training and not self.with_dropout
-        call = self.quiet_call if quiet or self.always_without_dropout else self.call
+        quiet = case.training and not self.drops
+        call = self.quiet_call if quiet or self.never_drops else self.call
         return self.parse(call(tensors, mask), case)
-
-    def quiet_call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
-        """As :meth:`call`, with every dropout switched off."""
-        with WithoutDropout():
-            return self.call(tensors, mask)
-
-    def _one_by_one(self, case: Case) -> Answer:
-        """A function without a batch axis, example by example."""
-        answers = []
-        for b in range(case.batch):
-            tensors = {role: x[b : b + 1] for role, x in case.tensors.items()}
-            mask = None if case.mask is None else case.mask[b : b + 1]
-            answers.append(self.ask(Case(**{**vars(case), "tensors": tensors, "mask": mask})))
-        weights = [a.weights for a in answers if a.weights is not None]
-        outs = [a.out for a in answers if a.out is not None]
-        return Answer(torch.cat(outs), torch.cat(weights) if len(weights) == case.batch else None)
 
     def parse(self, result: Any, case: Case) -> Answer:
         """The output, and the weights if they are returned, in the layout of the case."""
-        out, rest = first_tensor(result)
-        self.raw_out = out
-        T, S = case.lengths
-        canonical = from_layout(out, self.layout, case, self.projects)
-        weights = next(
-            (
-                w
-                for w in rest
-                if isinstance(w, Tensor) and w.dim() >= 2 and tuple(w.shape[-2:]) == (T, S)
-            ),
-            None,
-        )
-        if weights is not None:
-            weights = weights.detach().double()
-            weights = weights.unflatten(0, (case.batch, -1)) if weights.dim() == 3 else weights
-            weights = weights[None, None] if weights.dim() == 2 else weights
-        return Answer(canonical, weights)
+        out, rest = _first_tensor(result)
+        answer = Answer(from_layout(out, self.layout, case, self.projects), dtype=out.dtype)
+        for x in rest:
+            if isinstance(x, Tensor) and x.dim() >= 2 and tuple(x.shape[-2:]) == case.lengths:
+                x = x.detach().double()
+                x = x.unflatten(0, (case.batch, -1)) if x.dim() == 3 else x
+                answer.weights = x[None, None] if x.dim() == 2 else x
+                break
+        return answer
 
 
 def quoted(error: Exception) -> str:
@@ -211,7 +211,7 @@ def quoted(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-def first_tensor(result: Any) -> tuple[Tensor, list[Any]]:
+def _first_tensor(result: Any) -> tuple[Tensor, list[Any]]:
     """The output and what else is returned."""
     if isinstance(result, Tensor):
         return result, []
@@ -222,3 +222,76 @@ def first_tensor(result: Any) -> tuple[Tensor, list[Any]]:
     raise TypeError(
         f"fn must return a tensor, or a tuple that starts with one, got {type(result).__name__}"
     )
+
+
+# ---------------------------------------------------------------- from what the caller says
+
+
+def module_of(fn: Callable) -> nn.Module | None:
+    """The module itself, or the one that a method belongs to."""
+    owner = getattr(fn, "__self__", fn)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def read_subject(fn: Callable, given: Given) -> Subject:
+    """A copy of the function, with what the caller, its signature and its module say."""
+    name = getattr(fn, "__name__", type(fn).__name__)
+    fn, module = copied(fn, given.module)
+    roles, options = read_arguments(fn, given.arguments), dict(given.options or {})
+    subject = Subject(fn, name, *roles, options, module, original=given.module)
+    subject.heads, subject.kv_heads, subject.d_k = given.heads, given.kv_heads, given.d_k
+    subject.projections, subject.step = given.projections, given.step
+    if module is not None:
+        module.eval()  # the caller's mode is restored afterwards
+        if module is not given.module:
+            make_random(module)
+        subject.layers = read_layer(
+            module, heads=given.heads, kv_heads=given.kv_heads, projections=given.projections
+        )
+        half = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
+        if half and module is not given.module:
+            module.float()  # a copy: what is wrong is told from what is rounded
+        dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
+        subject.dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    if "x" in subject.roles and not subject.layers:
+        if module is not None and (text := misfit(module, given.heads, given.projections)):
+            raise ValueError(text)
+        names = [] if module is None else [n for n, _ in module.named_parameters()]
+        raise ValueError(
+            "fn takes x, but no projections of queries, keys and values are found: pass module= "
+            "if fn is a function around a module, or projections= "
+            f"(from q, k, v, out or qkv to the names of parameters); found {names}"
+        )
+    _settle_heads(subject)
+    subject.unused = copied(subject.fn, module)
+    return subject
+
+
+def _settle_heads(subject: Subject) -> None:
+    """The number of heads: a module's, what was passed, a default, or one that fits.
+
+    A parameter for it is given it where it is required, or else is said.
+    """
+    names = [name for name, role in subject.others.items() if role == "heads"]
+    default = default_of(subject.fn, names[0] if names else "")
+    if not subject.layers:
+        given = subject.options.get(names[0], default) if names else default
+        if subject.heads is None and type(given) is int:
+            subject.heads = given
+            subject.assumed.append(f"there are {given} heads: {names[0]}={given}")
+        elif subject.heads is None and (
+            subject.kv_heads or (names and default is inspect.Parameter.empty)
+        ):
+            subject.heads = 2 * subject.kv_heads if subject.kv_heads else 4
+            subject.assumed.append(f"there are {subject.heads} heads, as heads= is not passed")
+        if subject.heads and subject.kv_heads and subject.heads % subject.kv_heads:
+            raise ValueError(
+                f"heads must be a multiple of kv_heads, got {subject.heads} and {subject.kv_heads}"
+            )
+    heads = subject.layers[0].heads if subject.layers else subject.heads
+    for name in names:
+        default = default_of(subject.fn, name)
+        needed = default is inspect.Parameter.empty or not (subject.layers or default == heads)
+        if name not in subject.options and heads is not None and needed:
+            subject.options[name] = heads
+            subject.assumed.append(f"{name}={heads} is passed in each call")

@@ -8,9 +8,10 @@ import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 import planted
-from planted import RIGHT, Plant
+from planted import RIGHT, Plant, given
 
 from attn_check import diagnose, diagnose_rope
 
@@ -29,17 +30,22 @@ class Verdict:
     text: str
 
 
+def asked(fn, intent: dict, rope: bool = False):
+    """The report, and how long it took."""
+    begin = time.perf_counter()
+    report = (diagnose_rope if rope else diagnose)(fn, **given(intent, fn))
+    return report, time.perf_counter() - begin
+
+
 def judged(plant: Plant, size: int) -> Verdict:
     """Plant, diagnose, compare: the mistake alone must be named."""
-    fn, begin = plant.build(size), time.perf_counter()
-    report = (diagnose_rope if plant.rope else diagnose)(fn, **plant.given(fn))
-    seconds = time.perf_counter() - begin
-    named, expected = report.failures, {plant.mistake, *plant.also}
+    report, seconds = asked(plant.build(size), plant.intent, plant.rope)
+    named = report.failures
     if plant.note:
         found = [note for note in report.notes if note.mistake == plant.mistake]
         right, named = not named and len(found) == 1, named or found
     else:
-        right = len(named) == 1 and bool({named[0].mistake, *named[0].alike} & expected)
+        right = len(named) == 1 and plant.mistake in (named[0].mistake, *named[0].alike)
     reported = tuple(plant.mistake if right else f.mistake or UNNAMED for f in named) or (SILENT,)
     return Verdict(f"{plant.name}-{size}", plant.mistake, reported, right, seconds, str(report))
 
@@ -47,24 +53,17 @@ def judged(plant: Plant, size: int) -> Verdict:
 def passed(name: str) -> Verdict:
     """A right attention: nothing may be reported."""
     make, intent = RIGHT[name]
-    fn, begin = make(), time.perf_counter()
-    report = diagnose(fn, **{key: v(fn) if callable(v) else v for key, v in intent.items()})
-    seconds = time.perf_counter() - begin
+    report, seconds = asked(make(), intent)
     reported = tuple(f.mistake or UNNAMED for f in report.failures) or (SILENT,)
-    return Verdict(name, SILENT, reported, not report.failures, seconds, str(report))
+    return Verdict(name, SILENT, reported, report.ok, seconds, str(report))
 
 
 def verdicts(words: list[str]) -> list[Verdict]:
     """Of all plants, or of those whose names contain one of the words."""
-    found = []
-    for name, judge in [
-        *(
-            (f"{p.name}-{size}", lambda p=p, n=size: judged(p, n))
-            for p in planted.PLANTS
-            for size in (0, 1)
-        ),
-        *((name, lambda name=name: passed(name)) for name in RIGHT),
-    ]:
+    found, judges = [], {name: partial(passed, name) for name in RIGHT}
+    for plant in planted.PLANTS:
+        judges |= {f"{plant.name}-{size}": partial(judged, plant, size) for size in (0, 1)}
+    for name, judge in judges.items():
         if not words or any(word in name for word in words):
             try:
                 found.append(judge())

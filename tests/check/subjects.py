@@ -1,18 +1,18 @@
 """Attentions that several tests of ``diagnose`` begin with, and what is read of its reports."""
 
 import math
+import re
 
 import torch
 import torch.nn.functional as F
+from planted.functions import plain
 from torch import nn
+
+from attn_check import diagnose
 
 
 def scores_of(q, k):
     return q @ k.mT / math.sqrt(q.shape[-1])
-
-
-def plain(q, k, v):
-    return scores_of(q, k).softmax(-1) @ v
 
 
 def sdpa(q, k, v, attn_mask=None):
@@ -29,15 +29,11 @@ def past_of(q, k):
     return torch.ones(T, S, dtype=torch.bool).tril(S - T)
 
 
-def causal(q, k, v):
-    return scores_of(q, k).masked_fill(~past_of(q, k), -math.inf).softmax(-1) @ v
-
-
-def closing(close):
+def closing(close, score=scores_of):
     """What ``close`` makes of the scores and the mask, where there is one."""
 
     def fn(q, k, v, mask=None):
-        scores = scores_of(q, k)
+        scores = score(q, k)
         return (scores if mask is None else close(scores, mask)).softmax(-1) @ v
 
     return fn
@@ -58,10 +54,6 @@ def unscaled_causal(q, k, v):
 
 def broken(q, k, v):
     raise RuntimeError("shape of nothing")
-
-
-def top_left(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def where_lengths_agree(q, k, v):
@@ -140,11 +132,28 @@ class Packed(nn.Module):
         else:
             parts = packed(x).split(self.rows, dim=-1)
             parts = [part.unflatten(-1, (-1, 4)).transpose(1, 2) for part in parts]
-        given = dict(zip(self.order, parts, strict=True))
-        k, v = (given[role].repeat_interleave(16 // self.rows[1], dim=1) for role in "kv")
-        heads = self.attend(given["q"], k, v)
+        parts = dict(zip(self.order, parts, strict=True))
+        k, v = (parts[role].repeat_interleave(16 // self.rows[1], dim=1) for role in "kv")
+        heads = self.attend(parts["q"], k, v)
         return out((heads.transpose(1, 2) if self.transposed else heads).reshape(x.shape))
 
 
 def words_of(report, *names):
     return "\n".join(text for name in names for text in getattr(report, name))
+
+
+WITHOUT = "^(?!.*{})"  # a pattern of what is nowhere said
+
+
+def row(fn, mistakes, *patterns, **options):
+    """What is asked, which mistakes must be found, and what must be said."""
+    return fn, options, mistakes, patterns
+
+
+def check_report(fn, options, mistakes, patterns):
+    """And each report says something of gradients and of half precision."""
+    report = diagnose(fn, **options)
+    assert sorted(report.mistakes, key=str) == mistakes, report
+    text = " ".join(str(report).split())
+    for pattern in (*patterns, "gradient", "[Hh]alf[ -]precision|float16"):
+        assert re.search(pattern, text), (pattern, report)

@@ -4,19 +4,25 @@ import copy
 import math
 import random
 import re
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from planted import PLANTS
+from planted.functions import causal, plain
+from planted.functions import top_left_of_torch as top_left
+from planted.rotations import angles, rotate_half
+from planted.rotations import by_complex as neighbours
+from planted.rotations import by_halves as halves
 from subjects import (
     Separate,
     broken,
-    causal,
+    check_report,
     past_of,
-    plain,
+    row,
     scores_of,
     sdpa,
-    top_left,
     torch_layer,
     unscaled,
     where_lengths_agree,
@@ -24,6 +30,7 @@ from subjects import (
 )
 from torch import nn
 
+import attn_lib
 from attn_check import assert_rope, diagnose, diagnose_rope
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,46 +39,32 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # ---------------------------------------------------------------- RoPE that nobody mentioned
 
 
-class Rotary(Separate):
-    """Halves, or neighbours; the queries are not scaled if ``scaled`` is not."""
+def rotary(base, turn=halves, scale=None):
+    return attn_lib.MultiHeadAttention(24, 3, rotate=partial(turn, base=base), scale=scale)
 
-    def __init__(self, base, pairing="half", scaled=True, width=24):
-        super().__init__(width)
-        self.base, self.pairing, self.scaled = base, pairing, scaled
 
-    def turned(self, x):
-        turn = halves if self.pairing == "half" else neighbours
-        return turn(x, torch.arange(x.shape[-2]), self.base).to(x.dtype)
-
-    def attend(self, q, k, v):
-        q, k = self.turned(q), self.turned(k)
-        return plain(q if self.scaled else q * q.shape[-1] ** 0.5, k, v)
+MEANT = "it is meant to have RoPE inside, with base {:.0f}, pairing {}"
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 160_000.0])
-@pytest.mark.parametrize("pairing", ["half", "neighbours"])
-def test_usual_bases_are_tried_and_said(base, pairing):
-    report = diagnose(Rotary(base, pairing))
+@pytest.mark.parametrize(("turn", "words"), [(halves, "halves"), (neighbours, "neighbours")])
+def test_usual_bases_are_tried_and_assumed(base, turn, words):
+    report = diagnose(rotary(base, turn), arguments="x")
     assert report.ok, report
-    words = {"half": "halves", "neighbours": "neighbours"}[pairing]
-    meant = f"it is meant to have RoPE inside, with base {base:.0f}, pairing {words}"
-    assert report.assumed == [meant]
+    assert report.assumed == [MEANT.format(base, words)]
 
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
 def test_a_mistake_beside_rope_that_nobody_mentioned(base):
-    report = diagnose(Rotary(base, scaled=False))
+    report = diagnose(rotary(base, scale=1.0), arguments="x")
     assert report.mistakes == ["scale_missing"]
-    assert (
-        f"it is meant to have RoPE inside, with base {base:.0f}, pairing halves" in report.assumed
-    )
+    assert MEANT.format(base, "halves") in report.assumed
 
 
 def test_a_base_that_nobody_uses_is_asked_for():
-    (failure,) = diagnose(Rotary(777.0)).failures
-    assert failure.mistake is None
-    assert "no usual base fits; if there is, pass rope_base=" in failure.likely
-    assert diagnose(Rotary(777.0), rope_base=777.0).ok
+    unknown = "no usual base fits; if there is, pass rope_base="
+    check_report(*row(rotary(777.0), [None], unknown, arguments="x"))
+    check_report(*row(rotary(777.0), [], arguments="x", rope_base=777.0))
 
 
 # ---------------------------------------------------------------- nothing is disturbed
@@ -82,7 +75,7 @@ def test_a_module_stays_as_it_is():
     layer.out_proj.eval()  # a mode of its own within a module in training
     layer.in_proj_bias.requires_grad_(False)
     before = copy.deepcopy(layer.state_dict())
-    diagnose(layer)
+    assert diagnose(layer).ok
     modes = {name: part.training for name, part in layer.named_modules()}
     assert modes == {"": True, "out_proj": False}
     assert all(torch.equal(layer.state_dict()[name], value) for name, value in before.items())
@@ -91,19 +84,24 @@ def test_a_module_stays_as_it_is():
     assert layer.dropout == 0.1
 
 
-def test_tensors_that_a_function_holds_stay_as_they_are():
-    gain, layer = torch.ones(1), nn.Linear(8, 8)
-    before = layer.weight.clone()
+def test_tensors_and_lists_that_a_function_holds_stay_as_they_are():
+    gain, calls = torch.ones(1), []
 
     def fn(q, k, v):
+        calls.append(len(calls))
         return sdpa(q * gain, k, v)
 
-    diagnose(fn)
+    assert diagnose(fn).ok
     assert torch.equal(gain, torch.ones(1))
-    assert torch.equal(layer.weight, before)
+    assert calls == []
 
 
-@pytest.mark.parametrize("make", [lambda: unscaled, torch_layer], ids=["function", "module"])
+def talking(q, k, v):
+    print("nothing", torch.rand(1), random.random(), np.random.rand())  # noqa: S311
+    return sdpa(q, k, v)
+
+
+@pytest.mark.parametrize("make", [lambda: talking, torch_layer], ids=["function", "module"])
 def test_random_state_modes_and_output_stay_as_they_are(make, capsys):
     fn, states = make(), []
     for _ in range(2):
@@ -131,23 +129,19 @@ def test_it_works_without_gradients_and_with_another_default_dtype():
 
 
 def test_the_report_is_the_same_each_time():
-    reports = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        reports.append(str(diagnose(unscaled)))
-    assert reports[0] == reports[1]
+    torch.manual_seed(1)
+    report = str(diagnose(unscaled))
+    torch.manual_seed(2)
+    assert str(diagnose(unscaled)) == report
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- what calls keep
 
 
-STALE = []
+STALE, TABLE, LOG = [], {"mask": None}, []
 
 
-TABLE = {"mask": None}
-
-
-def kept_mask(T, S):
+def mask_of_the_first_call(T, S):
     if TABLE["mask"] is None:
         TABLE["mask"] = torch.ones(T, S, dtype=torch.bool).triu(S - T + 1)
     return TABLE["mask"]
@@ -160,7 +154,7 @@ def in_a_list(q, k, v):
 
 
 def in_a_table(q, k, v):
-    mask, scores = kept_mask(q.shape[-2], k.shape[-2]), scores_of(q, k)
+    mask, scores = mask_of_the_first_call(q.shape[-2], k.shape[-2]), scores_of(q, k)
     T, S = (min(n) for n in zip(mask.shape, scores.shape[-2:], strict=True))
     closed = torch.zeros(scores.shape[-2:], dtype=torch.bool)
     closed[:T, :S] = mask[:T, :S]
@@ -174,58 +168,33 @@ def test_what_a_global_name_keeps_is_found_and_left_alone(fn):
     assert TABLE == {"mask": None}
 
 
-LOG = []
-
-
 def counted(q, k, v):
     LOG.append(len(LOG))
     return plain(q, k, v)
 
 
 def test_a_global_name_that_changes_nothing_is_no_mistake():
-    report = diagnose(counted)
-    assert report.ok, report
+    assert diagnose(counted).ok
     assert not LOG
-
-
-class Stale(Separate):
-    """The triangle of the first call; beyond it everything is open."""
-
-    def __init__(self):
-        super().__init__()
-        self.closed = None
-
-    def attend(self, q, k, v):
-        T = q.shape[-2]
-        if self.closed is None:
-            self.closed = torch.ones(T, T, dtype=torch.bool).triu(1)
-        closed, n = torch.zeros(T, T, dtype=torch.bool), min(T, len(self.closed))
-        closed[:n, :n] = self.closed[:n, :n]
-        return scores_of(q, k).masked_fill(closed, -math.inf).softmax(-1) @ v
 
 
 @pytest.mark.parametrize("length", [0, 2, 3, 4, 8, 16])
 def test_a_mask_that_is_too_short_is_named(length):
-    layer = Stale()
+    (plant,) = (plant for plant in PLANTS if plant.name == "causal_cached_length-packed")
+    layer = plant.build(0)
     if length:  # it was called before
-        layer(torch.randn(1, length, 12))
+        layer(torch.randn(1, length, 24))
     assert diagnose(layer, causal=True).mistakes == ["causal_cached_length"]
 
 
-def more_examples():
-    seen = []
-
-    def fn(q, k, v):
-        seen.append(q.shape[0])
-        return plain(q * (1.0 if q.shape[0] <= seen[0] else 2.0), k, v)
-
-    return fn
+def doubled_for_more_examples(q, k, v, seen=[]):  # noqa: B006
+    seen.append(len(q))
+    return plain(q * (1.0 if len(q) <= seen[0] else 2.0), k, v)
 
 
 def test_what_depends_on_earlier_examples_is_not_called_a_length():
-    report = diagnose(more_examples(), causal=False)
-    assert report.mistakes == ["state_between_calls"]
-    assert "5 examples" in report.failures[0].example
+    fn = doubled_for_more_examples
+    check_report(*row(fn, ["state_between_calls"], "5 examples", causal=False))
 
 
 # ---------------------------------------------------------------- one sequence after another
@@ -249,7 +218,7 @@ class InPieces(Separate):
         return self.joined(x, cache)
 
 
-class Kept(InPieces):
+class Keeping(InPieces):
     """The cache stays with the module, and is never emptied."""
 
     def step(self, x, cache):
@@ -257,38 +226,38 @@ class Kept(InPieces):
         return out, True
 
 
-class ReturnsNone(Kept):
+class ReturnsNone(Keeping):
     def step(self, x, cache):
         return super().step(x, cache)[0], None
 
 
-class Emptied(Kept):
+class Emptied(Keeping):
     def step(self, x, cache):
         self.past = self.past if cache else None
         return super().step(x, cache)
 
 
-class OfEqualBatch(Kept):
+class OfEqualBatch(Keeping):
     def step(self, x, cache):
         self.past = self.past if self.past and len(self.past[0]) == len(x) else None
         return super().step(x, cache)
 
 
-STORE, LAYER, KEPT = [], InPieces(), Kept()
+STORE, LAYER, KEEPING = [], InPieces(), Keeping()
 
 
-def with_a_list(x, kept):
-    out, pair = LAYER.joined(x, kept[-1] if kept else None)
-    kept.append(pair)
-    return out, kept
+def with_a_list(x, pairs):
+    out, pair = LAYER.joined(x, pairs[-1] if pairs else None)
+    pairs.append(pair)
+    return out, pairs
 
 
 def of_one_list(x, cache):
     return with_a_list(x, STORE if cache is None else cache)
 
 
-def of_a_default(x, cache, kept=[]):  # noqa: B006
-    return with_a_list(x, kept)
+def of_a_default(x, cache, pairs=[]):  # noqa: B006
+    return with_a_list(x, pairs)
 
 
 def through_a_helper(x, cache):
@@ -296,7 +265,7 @@ def through_a_helper(x, cache):
 
 
 def of_a_global_module(x, cache):
-    return KEPT.step(x, cache)
+    return KEEPING.step(x, cache)
 
 
 def of_a_list_each(x, cache):
@@ -304,7 +273,7 @@ def of_a_list_each(x, cache):
 
 
 EARLIER = {
-    "module": lambda: Kept().step,
+    "module": lambda: Keeping().step,
     "none": lambda: ReturnsNone().step,
     "batch": lambda: OfEqualBatch().step,
     "list": lambda: of_one_list,
@@ -315,7 +284,7 @@ EARLIER = {
 
 
 def in_steps(step):
-    layer = getattr(step, "__self__", KEPT if step is of_a_global_module else LAYER)
+    layer = getattr(step, "__self__", KEEPING if step is of_a_global_module else LAYER)
     return diagnose(layer, causal=True, step=step)
 
 
@@ -325,7 +294,7 @@ def test_a_cache_of_an_earlier_sequence(name):
     assert failure.mistake == "cache_of_earlier_sequence"
     assert "as a second sequence, cache=None in its first call" in failure.example
     assert not STORE
-    assert KEPT.past is None
+    assert KEEPING.past is None
     assert of_a_default.__defaults__ == ([],)
 
 
@@ -346,7 +315,7 @@ def test_a_cache_that_is_emptied_is_right_for_one_sequence_at_a_time():
 
 def test_a_module_that_kept_a_sequence_before_it_was_diagnosed():
     """With gradients, which copy.deepcopy refuses; it stays as it was."""
-    layer = Kept()
+    layer = Keeping()
     layer.step(torch.randn(2, 3, 12), None)
     before = layer.past
     assert before[0].grad_fn is not None
@@ -371,7 +340,7 @@ def test_a_second_sequence_that_raises():
     assert "RuntimeError: the cache is full" in failure.example
 
 
-# ---------------------------------------------------------------- the first wrong row
+# ---------------------------------------------------------------- steps
 
 
 class Drifting(InPieces):
@@ -385,9 +354,6 @@ class Drifting(InPieces):
 def test_the_first_wrong_piece_is_shown():
     (failure,) = diagnose(InPieces(), causal=True, step=Drifting().step).failures
     assert "example 0, position 3, channels" in failure.example
-
-
-# ---------------------------------------------------------------- which form a mistake has
 
 
 @pytest.mark.parametrize(
@@ -412,42 +378,40 @@ def test_steps_are_checked_where_they_are_given():
     assert report.ok, report
     assert "cache" in words_of(report, "holds")
     assert "cache" not in words_of(report, "unchecked")
-    assert "cache" in words_of(diagnose(layer, causal=True), "unchecked")
+    left = words_of(diagnose(layer, causal=True), "unchecked")
+    assert "cache" in left
+    assert "step=" in left
+    open_layer = Stepwise(plain)
+    report = diagnose(open_layer, arguments="x", causal=False, step=open_layer)
+    assert "causal=True" in words_of(report, "unchecked")
+
+
+def test_steps_of_a_function():
+    def step(q, k, v, cache):
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], dim=2), torch.cat([cache[1], v], dim=2)
+        return causal(q, k, v), (k, v)
+
+    assert "cache" in words_of(diagnose(causal, causal=True, step=step), "holds")
 
 
 @pytest.mark.parametrize(
-    ("step", "words"),
-    [(lambda x, cache: x, "cache"), (lambda x, cache: broken(x, x, x), "shape of nothing")],
-    ids=["no cache", "raises"],
+    ("step", "field", "words"),
+    [
+        (lambda x, cache: x, "example", "must return (out, cache), got Tensor"),
+        (lambda x, cache: broken(x, x, x), "example", "RuntimeError: shape of nothing"),
+        (lambda x, cache: (Separate()(x), None), "likely", "step returned None as the cache"),
+        (lambda x, cache: (x[:, :1], cache), "name", "another shape"),
+        (lambda x, cache: (torch.full_like(x, 0.5), ()), "name", "differ from the whole"),
+    ],
 )
-def test_steps_that_cannot_be_taken_are_said(step, words):
-    report = diagnose(Stepwise(), arguments="x", causal=True, step=step)
-    assert words in str(report)
-    assert not report.ok or words in words_of(report, "unchecked")
+def test_steps_that_no_known_mistake_explains(step, field, words):
+    (failure,) = diagnose(LAYER, arguments="x", causal=True, step=step).failures
+    assert failure.mistake is None
+    assert words in getattr(failure, field)
 
 
 # ---------------------------------------------------------------- a rotation by itself
-
-
-def rotate_half(x):
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([-b, a], dim=-1)
-
-
-def angles(T, d, base=10_000.0):
-    return torch.arange(T)[:, None] / base ** (torch.arange(0, d, 2) / d)
-
-
-def halves(x, at, base=10_000.0, join=lambda a: torch.cat([a, a], dim=-1)):
-    theta = join(at[:, None] / base ** (torch.arange(0, x.shape[-1], 2) / x.shape[-1]))
-    return x * theta.cos() + rotate_half(x) * theta.sin()
-
-
-def neighbours(x, at, base=10_000.0):
-    theta = at[:, None] / base ** (torch.arange(0, x.shape[-1], 2) / x.shape[-1])
-    a, b = x[..., ::2], x[..., 1::2]
-    turned = (a * theta.cos() - b * theta.sin(), b * theta.cos() + a * theta.sin())
-    return torch.stack(turned, dim=-1).flatten(-2)
 
 
 def positions_second(q, k):  # (B, T, H, d)
@@ -482,13 +446,21 @@ class Fixed(nn.Module):
 
     def __init__(self, d=16, length=100, keep=False):
         super().__init__()
-        self.register_buffer("table", torch.cat([angles(length, d)] * 2, dim=-1))
+        self.register_buffer(
+            "table", torch.cat([angles(torch.arange(length), d)] * 2, dim=-1).float()
+        )
         self.keep, self.length = keep, None
 
     def forward(self, x):
         self.length = self.length if self.keep and self.length else x.shape[-2]
         table = self.table[: self.length]
         return x * table.cos() + rotate_half(x) * table.sin()
+
+
+class Turning(nn.Module):
+    def forward(self, xq, xk, offset=0):
+        at = torch.arange(offset, offset + xq.shape[-2])
+        return halves(xq, at), halves(xk, at)
 
 
 @pytest.mark.parametrize(
@@ -502,25 +474,38 @@ class Fixed(nn.Module):
         (of_longer_tables, {}, ["'BHTd'", "tables"]),
         (of_complex, {"rope_pairing": "neighbours"}, ["'BTHd'", "(T, d/2)"]),
         (by_rows, {}, ["'BHTd'"]),
+        (attn_lib.positions.apply_rope, {"rope_pairing": None}, ["'half'", "'BHTd'"]),
+        (Turning(), {}, ["'BHTd'"]),
+        (lambda x: halves(x, torch.arange(x.shape[-2])), {"layout": "Td"}, []),
         (Fixed(), {}, ["'BHTd'", "d_k = 16"]),
         (Fixed(20), {"d_k": 20}, ["'BHTd'"]),
         (Fixed(8, 32), {}, ["'BHTd'", "d_k = 8"]),
     ],
 )
-def test_a_right_rotation_is_passed_and_what_was_found_out_is_said(fn, options, assumed):
+def test_a_right_rotation_is_passed_and_what_was_found_out_is_assumed(fn, options, assumed):
     report = diagnose_rope(fn, **options)
     assert report.ok, report
     assert len(report.assumed) == len(assumed)
     assert all(words in text for words, text in zip(assumed, report.assumed, strict=True))
-
-
-def test_what_could_not_be_called_is_said():
-    report = diagnose_rope(Fixed(8, 32))
-    assert "70 positions, shape (2, 3, 70, 8): RuntimeError" in report.unchecked[0]
+    too_long = "70 positions, shape (2, 3, 70, 8): RuntimeError"
+    assert (too_long in words_of(report, "unchecked")) == ("d_k = 8" in assumed)
 
 
 def mixed(x):
-    return halves(x, torch.arange(x.shape[-2]), join=lambda a: a.repeat_interleave(2, dim=-1))
+    theta = angles(torch.arange(x.shape[-2]), x.shape[-1]).repeat_interleave(2, dim=-1).to(x.dtype)
+    return x * theta.cos() + rotate_half(x) * theta.sin()
+
+
+def partly_turned(x, positions):
+    return torch.cat([halves(x[..., :2], positions), x[..., 2:]], dim=-1)
+
+
+BOTH = ["rope_pairing", "rope_positions_restart"]
+
+
+def in_place(q, k, positions):
+    q.copy_(halves(q, positions))
+    return q, halves(k, positions)
 
 
 @pytest.mark.parametrize(
@@ -531,22 +516,21 @@ def mixed(x):
         (lambda x, p: halves(x, p, 7e5), {}, ["rope_base"], "base 700000, where 10000 is meant"),
         (lambda x, p: halves(x, p, 100.0), {}, ["rope_base"], "i / d instead of 2 i / d"),
         (lambda x, p: halves(x, p + 1), {}, [None], "positions 1, 2, ..."),
-        (
-            lambda x, p: neighbours(x, p - p[0]),
-            {},
-            ["rope_pairing", "rope_positions_restart"],
-            "where halves (i, i + d/2) are meant",
+        pytest.param(
+            lambda x, p: neighbours(x, p - p[0]), {}, BOTH, "where halves (i, i + d/2) are meant"
         ),
         (lambda x, p: halves(x, -p, 777.0), {}, ["rope_direction", "rope_base"], "direction"),
         (positions_second, {"layout": "BHTd"}, ["rope_over_heads"], "the head for the position"),
         (Fixed(8, keep=True), {}, ["state_between_calls"], "something is kept"),
+        (in_place, {}, ["inplace_arguments"], "changes a tensor that was passed"),
+        (lambda x, p: 1.5 * halves(x, p), {}, [None], "length of a row changes by up to 50 %"),
+        (lambda x, p: halves(x, 3 * p + 2), {}, [None], "Position 0 is changed"),
+        (lambda x, p: x[..., :4], {}, [None], "has the shape"),
+        (partly_turned, {"rope_pairing": "neighbours"}, [None], "No known mistake"),
+        (lambda x, p: halves(x, p) * float("nan"), {}, [None], "No known mistake"),
+        (lambda x, p: torch.rand_like(x), {}, [None], "No known mistake"),
         (lambda x, p: halves(x, p / 8), {}, [None], "angles 0.125, 0.0125"),
-        (
-            lambda q, k: (halves(q, torch.arange(q.shape[-2])), k.flip(-1)),
-            {},
-            [None],
-            "Only k is wrong",
-        ),
+        pytest.param(lambda q, k: (Turning()(q, k)[0], k.flip(-1)), {}, [None], "Only k is wrong"),
     ],
 )
 def test_what_is_wrong_is_named(fn, options, mistakes, words):
@@ -555,45 +539,41 @@ def test_what_is_wrong_is_named(fn, options, mistakes, words):
     assert words in report.failures[0].likely
 
 
-@pytest.mark.parametrize("change", [lambda x: x * float("nan"), torch.rand_like])
-def test_only_what_is_kept_is_called_so(change):
-    (failure,) = diagnose_rope(lambda x, p: change(halves(x, p))).failures
-    assert failure.mistake is None
-    assert "No known mistake" in failure.likely
-
-
 def test_what_was_meant_is_in_the_repair():
     (failure,) = diagnose_rope(positions_second, layout="BHTd").failures
     assert "or pass layout='BTHd'" in failure.repair
-    (failure,) = diagnose_rope(lambda x, p: halves(x, p, 500.0)).failures
-    assert "or pass rope_base=500" in failure.repair
 
 
 def test_the_example_names_the_entry_and_its_rows_differ():
     (failure,) = diagnose_rope(lambda x, p: halves(x, p, 500.0)).failures
+    assert "or pass rope_base=500" in failure.repair
     place = r"q, example \d, head \d, position \d, channels \d to \d \(all counted from 0\)"
     assert re.search(place, failure.example)
     (_, actual), (_, expected) = re.findall(r"(actual|expected) +\[(.*?)\]", failure.example)
     assert actual != expected
 
 
-def raises(q, k):
-    raise RuntimeError("boom")
-
-
 @pytest.mark.parametrize(
-    ("fn", "options", "words"),
+    ("fn", "options", "error", "words"),
     [
-        (raises, {}, r"the first, 4 positions, shape \(2, 3, 4, 8\): RuntimeError: boom"),
-        (lambda q, k, rotary: q, {}, "needs rotary.*wrap it"),
-        (lambda q, k, cos: q, {}, "cos and sin together"),
-        (lambda q, k: q, {}, "returns one tensor"),
-        (lambda q: "q", {}, "returns str"),
-        (positions_second, {"d_k": 7}, "d_k must be even"),
+        (Turning, {}, TypeError, "an instance"),
+        (halves, {"rope_pairing": "other"}, ValueError, "'neighbours'"),
+        (halves, {"layout": "BSHD"}, ValueError, "'BTHd'"),
+        (halves, {"d_k": 7}, ValueError, "d_k must be even"),
+        (
+            lambda q, k: broken(q, k, k),
+            {},
+            ValueError,
+            r"first, 4 .*\(2, 3, 4, 8\): RuntimeError: sh",
+        ),
+        (lambda q, k, rotary: q, {}, ValueError, "needs rotary.*wrap it"),
+        (lambda q, k, cos: q, {}, ValueError, "cos and sin together"),
+        (lambda q, k: q, {}, ValueError, "returns one tensor"),
+        (lambda q: "q", {}, ValueError, "returns str"),
     ],
 )
-def test_what_cannot_be_called_is_an_error(fn, options, words):
-    with pytest.raises(ValueError, match=words):
+def test_what_cannot_be_called_is_an_error(fn, options, error, words):
+    with pytest.raises(error, match=words):
         diagnose_rope(fn, **options)
 
 
@@ -602,16 +582,3 @@ def test_asserting_is_one_line():
     with pytest.raises(AssertionError, match=r"(?s)takes the heads.*Repair") as caught:
         assert_rope(positions_second, layout="BHTd")
     assert caught.traceback[-1].frame.f_locals["__tracebackhide__"]
-
-
-def test_rope_has_a_diagnosis_of_its_own():
-    from attn_lib.positions import apply_rope
-
-    def rotate(q, k, positions):
-        return apply_rope(q, positions), apply_rope(k, positions)
-
-    assert diagnose_rope(rotate).ok
-    assert diagnose_rope(lambda x, positions: apply_rope(x, positions)).ok
-    assert diagnose_rope(lambda x, positions: apply_rope(x, -positions)).mistakes == [
-        "rope_direction"
-    ]

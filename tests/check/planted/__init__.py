@@ -1,26 +1,21 @@
 """Wrong attentions of every known kind, in several forms, and right ones that look unusual."""
 
 from importlib import import_module
+from pathlib import Path
 
-from planted.plants import PLANTS, RIGHT, Plant
+from torch import nn
 
-for _name in (
-    "functions_scores",
-    "functions_masks",
-    "functions_causal",
-    "functions_heads",
-    "functions_more",
-    "functions_einsum",
-    "modules_planted",
-    "packed",
-    "cross",
-    "published",
-    "ropes",
-    "rotary_planted",
-    "right",
-    "right_modules",
-    "right_styles",
-):
-    import_module(f"planted.{_name}")
+from planted.plants import PLANTS, RIGHT, Plant, given
 
-__all__ = ["PLANTS", "RIGHT", "Plant"]
+for _path in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+    import_module(f"planted.{_path.stem}")
+
+_known = set()
+for _plant in PLANTS:  # what a plant would be without its mistake, once for each intent
+    _fn = _plant.right(0)
+    _key = (str(_plant.right) if isinstance(_fn, nn.Module) else _fn, str(_plant.intent))
+    if not _plant.rope and _key not in _known:
+        _known.add(_key)
+        RIGHT[f"right of {_plant.name}"] = (lambda p=_plant: p.right(0), _plant.intent)
+
+__all__ = ["PLANTS", "RIGHT", "Plant", "given"]

@@ -1,8 +1,11 @@
-"""Wrong rotary positions: functions of q, k and positions, for ``diagnose_rope``."""
+"""Rotary positions of (..., T, d): halves are turned, or neighbours as complex numbers."""
 
 import torch
 
 from planted.plants import PLANTS, Plant
+
+HALVES = {"causal": True, "rope_base": 10_000.0, "rope_pairing": "half"}
+NEIGHBOURS = {**HALVES, "rope_pairing": "neighbours"}
 
 
 def angles(positions, d, base=10000.0):
@@ -22,11 +25,13 @@ def by_halves(x, positions, base=10000.0, sign=1.0):
 
 
 def by_complex(x, positions, base=10000.0, sign=1.0):
-    """Neighbours are the two parts of a complex number."""
     theta = sign * angles(positions, x.shape[-1], base)
     turn = torch.polar(torch.ones_like(theta), theta)
     pairs = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
+
+
+# ---------------------------------------------------------------- wrong ones, for diagnose_rope
 
 
 def over_heads(turn):
@@ -37,7 +42,8 @@ def over_heads(turn):
     return rotate
 
 
-def variants(turn, other):
+def rotations(turn, other):
+    """Functions of q, k and positions, by mistake; the right one has no name."""
     return {
         "": lambda q, k, p: (turn(q, p), turn(k, p)),
         "rope_pairing": lambda q, k, p: (other(q, p), other(k, p)),
@@ -53,13 +59,12 @@ def variants(turn, other):
     }
 
 
-def _plant(form, turn, other, pairing):
-    made = variants(turn, other)
-    for mistake, rotate in made.items():
-        if mistake:
-            args = (mistake, form, lambda _, f=rotate: f, lambda _: made[""])
-            PLANTS.append(Plant(*args, {"rope_pairing": pairing}, rope=True))
-
-
-_plant("rope-halves", by_halves, by_complex, "half")
-_plant("rope-complex", by_complex, by_halves, "neighbours")
+for form, turn, other, pairing in [
+    ("rope-halves", by_halves, by_complex, "half"),
+    ("rope-complex", by_complex, by_halves, "neighbours"),
+]:
+    made = rotations(turn, other)
+    right = made.pop("")
+    for mistake, wrong in made.items():
+        pair = (lambda _, fn=wrong: fn, lambda _, fn=right: fn)
+        PLANTS.append(Plant(mistake, form, *pair, {"rope_pairing": pairing}, rope=True))

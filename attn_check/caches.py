@@ -1,0 +1,181 @@
+"""Step by step with a cache: the pieces together must give what the whole gives."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+
+from attn_check.cases import Exam
+from attn_check.conventions import from_layout, to_layout
+from attn_check.isolate import WithoutDropout, copied
+from attn_check.reference import Case, Step, triangle
+from attn_check.report import largest
+from attn_check.subject import quoted
+
+PIECES = (3, 1, 2, 1)
+_WORDS = f"pieces of {', '.join(map(str, PIECES))} positions"
+
+
+_CUT = [range(b - PIECES[n], b) for n, b in enumerate(accumulate(PIECES))]  # tokens of each call
+_PIECE_OF = [piece for piece in _CUT for _ in piece]  # of each token
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a cache is wrong: in each field, what one piece gets."""
+
+    keys: Callable[[range], list[int]] = lambda p: [*range(p.stop)]  # tokens, in their order
+    start: Callable[[range], int] = lambda p: p.start  # the position of its first token, for RoPE
+    of_queries: Callable[[range], int] = lambda p: 0  # what is added to positions of queries
+    reach: Callable[[int, int], Tensor] = lambda T, S: triangle(T, S, S - T)
+
+
+PLANS: dict[str, tuple[Plan, ...]] = {
+    "rope_positions_restart": (Plan(start=lambda p: 0), Plan(of_queries=lambda p: -p.start)),
+    "cache_position": (
+        Plan(start=lambda p: max(p.start - 1, 0)),
+        Plan(start=lambda p: p.start + 1 if p.start else 0),
+        Plan(start=lambda p: p.stop),
+        Plan(start=lambda p: p.stop if p.start else 0),
+        Plan(start=lambda p: p.stop - 1),
+        Plan(start=_CUT.index),  # one a call, however many tokens it brings
+    ),
+    "cache_mask": (
+        Plan(reach=lambda T, S: triangle(T, S, 0)),
+        Plan(reach=lambda T, S: triangle(T, S, S if T < S else 0)),
+    ),
+    "cache_stale": (
+        Plan(lambda p: [*range(min(p.start, PIECES[0])), *p]),
+        Plan(lambda p: [*range(min(p.start, PIECES[0])), *p], lambda p: min(p.start, PIECES[0])),
+        Plan(lambda p: [*range(_PIECE_OF[max(p.start - 1, 0)].start, p.stop)]),
+    ),
+    "cache_not_appended": (Plan(list), Plan(list, start=lambda p: 0)),
+    "cache_order": (Plan(lambda p: sorted(range(p.stop), key=lambda i: -_PIECE_OF[i].start)),),
+}
+
+
+def _planned(exam: Exam, case: Case, plan: Plan, piece: range) -> Tensor:
+    """The output of one piece that a wrong cache would give."""
+    keys, now, sources = plan.keys(piece), [*piece], dict(case.tensors)
+    if exam.layer is not None:
+        sources["context"] = sources["x"]
+    rows = {role: x[..., now if role in "qx" else keys, :] for role, x in sources.items()}
+    places = torch.tensor([plan.start(p) + i - p.start for i, p in enumerate(_PIECE_OF)])
+    positions = places[now] + plan.of_queries(piece), places[keys]
+    reach = plan.reach(len(now), len(keys))
+    change: dict[str, Step] = {"causal": lambda run: reach}
+    if exam.intent.rope_base is not None:
+        change["positions"] = lambda run: positions
+    return exam.expected(case.with_tensors(**rows), change)
+
+
+def check_steps(exam: Exam) -> None:
+    """Give sequences in pieces, and compare with the reference for the whole of one."""
+    subject, found = exam.subject, exam.found
+    if subject.step is None:
+        return
+    if not exam.intent.causal:
+        found.unchecked.append("step by step: only where causal=True is meant")
+        return
+    if exam.layer is not None and subject.original is not None:
+        exam.layer = exam.read(subject.original)  # as the step function has it
+    step, case = copied(subject.step, None)[0], exam.case(_WORDS, sum(PIECES))
+    owner = getattr(step, "__self__", None)
+    if isinstance(owner, nn.Module):
+        owner.eval()
+    expected, lost = exam.expected(case), list[bool]()
+    try:
+        out = torch.cat([*_pieces(exam, step, case, lost)], dim=-2)
+    except Exception as error:  # whatever it raises is an answer
+        name = "the step function cannot be used"
+        found.broken(name, "It raises in the first pieces.", quoted(error))
+        return
+    right = exam.equal(out, expected, case)
+    if right:
+        found.holds.append(f"{_WORDS}, with the cache, equal the whole")
+    _check_again(exam, step, case, out, right)
+    if not right:
+        _report(exam, case, out, expected, any(lost))
+
+
+def _pieces(exam: Exam, step: Callable, case: Case, lost: list[bool]) -> Iterator[Tensor]:
+    """The output of one piece after the other; ``lost`` gets whether None was the cache."""
+    cache, subject = None, exam.subject
+    counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}
+    for piece in _CUT:
+        part = case.with_tensors(**{r: x[..., [*piece], :] for r, x in case.tensors.items()})
+        inputs = [
+            to_layout(x.to(subject.dtype), subject.layout, part.merged, counts.get(role, 1))
+            for role, x in part.tensors.items()
+        ]
+        with torch.no_grad(), WithoutDropout():
+            result = step(*inputs, cache)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise TypeError(f"step must return (out, cache), got {type(result).__name__}")
+        out, cache = result
+        lost.append(cache is None)
+        yield from_layout(out, subject.layout, part, subject.projects)
+
+
+def _check_again(exam: Exam, step: Callable, case: Case, first: Tensor, right: bool) -> None:
+    """Whether a sequence gives the same again while another is open, which then goes on."""
+    words = f"the same {_WORDS} as a second sequence, cache=None in its first call"
+    other = exam.case("other pieces", sum(PIECES))
+    opened = _pieces(exam, step, other, [])
+    try:
+        begun = [next(opened), next(opened)]
+        second = torch.cat([*_pieces(exam, step, case, [])], dim=-2)
+    except Exception as error:  # whatever it raises is an answer
+        exam.found.known("cache_of_earlier_sequence", f"{words}: {quoted(error)}")
+        return
+    if not exam.equal(second, first, case):
+        example = f"{words}: an output of shape {tuple(second.shape)}, not {tuple(first.shape)}"
+        if second.shape == first.shape:
+            example = exam.shown(replace(case, name=words), second, first)
+        exam.found.known("cache_of_earlier_sequence", example)
+    elif right:
+        try:
+            out = torch.cat([*begun, *opened], dim=-2)
+        except Exception:  # as where the other's cache has another length
+            out = begun[0]
+        if exam.equal(out, exam.expected(other), other):
+            text = "of two sequences that are open at once, neither disturbs the other"
+            exam.found.holds.append(text)
+        else:
+            text = "Of two sequences that are open at once, the first is wrong from the second's "
+            text += "first call on: step keeps something that is not in the cache it returns. One "
+            exam.note(f"{text}after the other they are right.")
+
+
+def _report(exam: Exam, case: Case, out: Tensor, expected: Tensor, no_cache: bool) -> None:
+    """The known mistakes that give this output, or else how it differs."""
+    forms: dict[str, int] = {}
+    for name, plans in PLANS.items():
+        for form, plan in enumerate(plans):
+            given = torch.cat([_planned(exam, case, plan, piece) for piece in _CUT], dim=-2)
+            if exam.equal(out, given, case):
+                forms.setdefault(name, form)
+    if forms:
+        first, *rest = forms
+        example = exam.shown(case, out, expected)
+        exam.found.known(first, example, alike=tuple(rest), form=forms[first])
+    elif "cache_of_earlier_sequence" in exam.found.mistakes:
+        return
+    elif out.shape != expected.shape:
+        name = "pieces have another shape than the whole"
+        text = f"Together their shape is {tuple(out.shape)}, not {tuple(expected.shape)}."
+        exam.found.broken(name, text)
+    else:
+        name = "step returns no cache" if no_cache else "pieces differ from the whole"
+        text = (
+            "No known mistake that was tried gives these numbers. The sequence in pieces, with the "
+            f"cache, differs by up to {largest(out, expected):.3g} from the whole, which is right."
+        )
+        if no_cache:
+            text = (
+                "The pieces differ from the whole, and step returned None as the cache: it must "
+                "return what the next call needs, as (out, cache)."
+            )
+        exam.found.broken(name, text, exam.shown(case, out, expected))

@@ -1,0 +1,308 @@
+"""The examination: the battery is asked, the answers are explained, and properties are checked."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import nn
+
+from attn_check import (
+    assume,
+    cases,
+    conventions,
+    facts,
+    inputs,
+    numerics,
+    properties,
+    search,
+    training,
+)
+from attn_check.caches import check_steps
+from attn_check.cases import Exam
+from attn_check.mistakes import MISTAKES
+from attn_check.reference import Intent, Layer, compute
+from attn_check.report import Report, grouped
+from attn_check.search import Answered, Hypothesis, Pair, agrees, right
+from attn_check.subject import Given, Subject
+
+# not meant, if only they explain the answers
+_NOT_MEANT = {"causal_not_meant", "rope_missing", "rope_base", "rope_pairing"}
+_PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
+# with these the rest can still be judged
+_APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
+_APART |= {"dropout_before_softmax"}
+
+
+def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
+    """The findings of the first layout that is accepted, unless another alone explains all."""
+    flag = next((name for name, role in subject.others.items() if role == "causal"), None)
+    if given.causal and flag is not None and flag not in subject.options:
+        subject.options[flag] = True
+        subject.assumed.append(f"{flag}=True is passed in each call")
+    heads = [name for name, role in subject.others.items() if role == "heads"]
+    known, steps = (*subject.options, *heads), subject.step is not None
+    never = conventions.never_passed(
+        subject.fn, subject.positional, subject.named, *known, steps=steps
+    )
+    layout = given.layout
+    if layout is None and getattr(subject.module, "batch_first", True) is False:
+        layout = "TBd"
+    subject.mask_shape = given.mask_shape or subject.mask_shape
+    first: Report | None = None
+    for candidate in inputs.find_layouts(subject, intent, layout):
+        exam = Exam(subject.fresh(layout=candidate), intent)
+        found = exam.found
+        found.assumed += subject.assumed
+        found.unchecked += never
+        if first is not None:
+            exam.seconds = 0.0  # for pairs of mistakes
+        if layout is None and not (subject.projects and candidate == "BTd"):
+            found.assumed.append(f"the layout is {candidate}")
+        assume.assume(exam, given)
+        _examine(exam)
+        found.unchecked = grouped(found.unchecked)
+        if {None, *_PROPERTIES}.isdisjoint(found.mistakes):
+            return found
+        first = first or found
+    assert first is not None  # noqa: S101
+    return first
+
+
+def _examine(exam: Exam) -> None:
+    """Ask the battery, explain the answers, and check what needs no reference."""
+    exam.answered = _answers(exam)
+    properties.check_again(exam)
+    if exam.random:
+        exam.found.unchecked.append("everything else: the output is random")
+        return
+    exam.hypothesis = _explained(exam)
+    _check_further(exam)
+    properties.check_again(exam)
+
+
+def _answers(exam: Exam) -> Answered:
+    found, subject = exam.found, exam.subject
+    asked = cases.plain_cases(exam)
+    if subject.always_mask:
+        asked = [cases.opened(case) for case in asked]
+    if exam.masked:
+        asked += cases.masked_cases(exam)
+    pairs = [(case, subject.answer(case)) for case in asked]
+    raised = [(case, answer) for case, answer in pairs if answer.out is None]
+    if len(raised) == len(pairs):
+        raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
+    found.unchecked += [f"{case.name}: {answer.raised}" for case, answer in raised]
+    exam.refuses_cross = any(c.lengths[0] != c.lengths[1] and not c.closes for c, _ in raised)
+    if exam.broadcasts:
+        one = [(c, a) for c, a in pairs if c.lengths[0] == 1 and a.out is not None]
+        found.unchecked += [f"{case.name}: other unequal lengths raise" for case, _ in one]
+        pairs = [pair for pair in pairs if pair[0].lengths[0] > 1]
+    if exam.mask_refused:
+        guessed = [(case, subject.answer(case)) for case in cases.guessed_cases(exam)]
+        pairs += guessed
+        if all(answer.out is None for _, answer in guessed):
+            text = f"A mask of the shape {subject.mask_shape} raises in every call."
+            found.broken("the mask raises", text, exam.mask_refused)
+    return [(case, answer) for case, answer in pairs if answer.out is not None]
+
+
+def _explained(exam: Exam) -> Hypothesis | None:
+    """The hypothesis that gives the answers; what it says is reported, or what else is known."""
+    found, answered = exam.found, exam.answered
+    if not answered:
+        return None
+    # outputs of another shape are no evidence for or against a mistake
+    pairs = [
+        (case, answer)
+        for case, answer in answered
+        if answer.out is not None and answer.out.shape == conventions.output_shape(case, exam.layer)
+    ]
+    hypotheses, attempt = _search(exam, pairs)
+    if exam.layer is not None and exam.layer.order:
+        if not isinstance(exam.subject.fn, nn.MultiheadAttention):
+            found.assumed.append(exam.layer.order)
+    if not hypotheses:
+        known = not _PROPERTIES.isdisjoint(found.mistakes)
+        if exam.intent.causal and not known and not exam.state_example:
+            known = not properties.check_closed_keys(exam)
+        if not known:
+            facts.report_unknown(exam)
+        return None
+    if hypotheses[0].mistakes:
+        _report_known(exam, hypotheses, pairs)
+    elif len(pairs) < len(answered) and not exam.refuses_cross:
+        facts.report_unknown(exam)
+    else:
+        found.holds.append(_equality(exam, attempt))
+    if exam.mask_refused and not found.failures:
+        text = f"A mask of the shape {exam.subject.mask_shape} raises unless sizes are equal."
+        found.broken("the mask raises", text, exam.mask_refused)
+    return hypotheses[0]
+
+
+def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
+    """The fewest mistakes that give the answers, and what is meant with them.
+
+    One mistake before two, whatever is meant; all answers before some of them; properties between.
+    """
+    attempts, memos = list(_attempts(exam, pairs)), dict[Intent, search.Memo]()
+    for meant, depth, strict in _trials(exam):
+        layers = _likeliest_first(exam, meant)
+        exam.layer = exam.layer if strict else layers[0]
+        deadline = time.thread_time() + exam.seconds
+        if depth == 3 and (exam.state_example or _breaks_a_property(exam, pairs)):
+            break
+        for words, attempt in attempts:
+            memo = memos.setdefault(meant, {})
+            found = search.explain(
+                attempt, meant, layers, depth=depth, deadline=deadline, memo=memo
+            )
+            if not found or (strict and not _NOT_MEANT.isdisjoint(found[0].mistakes)):
+                continue
+            exam.layer = found[0].layer
+            assume.settle(exam, meant)
+            if words == "training":
+                exam.hypothesis = found[0]
+                training.check_training(exam)
+            elif words:
+                exam.note(words)
+                exam.ignores_padded = any(case.ignored is not None for case, _ in attempt)
+            return found, attempt
+    return [], []
+
+
+def _trials(exam: Exam) -> Iterator[tuple[Intent, int, bool]]:
+    """What may be meant, how many mistakes are tried, and whether some of them are not meant."""
+    for meant in assume.intents(exam):
+        yield meant, 1, True
+    for depth in (1, 2, 3):
+        yield exam.intent, depth, False
+
+
+def _likeliest_first(exam: Exam, meant: Intent) -> list[Layer | None]:
+    """Ways of reading packed projections, those first that are right in the most calls.
+
+    Those without a mask: what it means may be wrong as well.
+    """
+    if len(exam.layers) < 2:
+        return exam.layers
+    plain = [pair for pair in exam.answered if not pair[0].closes]
+    bases = [right(meant, layer) for layer in exam.layers]
+    fitting = [sum(agrees(pair, base, meant) for pair in plain) for base in bases]
+    order = sorted(range(len(bases)), key=lambda i: -fitting[i])
+    return [exam.layers[i] for i in order]
+
+
+def _attempts(exam: Exam, pairs: list[Pair]) -> Iterator[tuple[str, Answered]]:
+    """All answers, or else those that are left without a kind of them, and words for that."""
+    if pairs:
+        yield "", pairs
+    if any(case.training for case, _ in pairs):
+        yield "training", [(case, answer) for case, answer in pairs if not case.training]
+    if exam.refuses_cross:
+        same = [(c, a) for c, a in pairs if c.lengths[0] == c.lengths[1]]
+        yield "Queries and keys of different lengths are refused, or broadcast.", same
+    if exam.subject.projects and exam.subject.mask_shape in ("BS", "B11S"):
+        words = "Outputs of padded positions, which nobody reads, are not attention's."
+        yield words, [(cases.without_padded_rows(case), answer) for case, answer in pairs]
+
+
+def _breaks_a_property(exam: Exam, pairs: list[Pair]) -> bool:
+    """Whether a property that needs no reference breaks; then it is reported."""
+    before = len(exam.found.failures)
+    properties.check_batch(exam)
+    base = right(exam.intent, exam.layer)
+    wrong = [pair[0] for pair in pairs if not agrees(pair, base, exam.intent)]
+    unbroken = len(exam.found.failures) == before
+    if unbroken and exam.subject.takes_mask and wrong and all(case.closes for case in wrong):
+        properties.check_closed_keys(exam)
+    return len(exam.found.failures) > before
+
+
+def _equality(exam: Exam, attempt: Answered) -> str:
+    """In how many calls something was compared, and what was left out."""
+    rows = [search.open_rows(case, exam.intent) for case, _ in attempt]
+    n = sum(one is None or bool(one.any()) for one in rows)
+    unmarked = [replace(case, ignored=None) for case, _ in attempt]
+    empty = any(search.open_rows(case, exam.intent) is not None for case in unmarked)
+    left = ["rows that may attend to nothing"] if empty else []
+    if any(case.ignored is not None for case, _ in attempt):
+        left.append("padded positions")
+    text = f"equal to the reference in {n} different calls"
+    return f"{text}, {' and '.join(left)} left out" if left else text
+
+
+def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -> None:
+    whole = hypotheses[0]
+    for i, (mistake, change) in enumerate(zip(whole.mistakes, whole.parts, strict=True)):
+        others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
+        example = _example(exam, pairs, replace(whole, change=change), whole)
+        forms = [j for j, form in enumerate(MISTAKES[mistake].forms) if form is change]
+        exam.found.known(mistake, example, alike=tuple(sorted(others)), form=(forms or [0])[0])
+
+
+def _example(exam: Exam, pairs: list[Pair], part: Hypothesis, whole: Hypothesis) -> str:
+    """The smallest case, and in it a row, in which the mistake alone changes something."""
+
+    def by_size(pair: Pair) -> tuple:
+        lost = pair[1].out is not None and bool(pair[1].out.isnan().all())
+        return lost, pair[0].closes, pair[0].lengths
+
+    for case, answer in sorted(pairs, key=by_size):
+        actual, alone = answer.out, search.outcome(case, part)
+        expected = compute(case, exam.intent, whole.layer).out
+        if actual is None or alone is None or exam.equal(alone, expected, case):
+            continue
+        if len(whole.mistakes) > 1 and alone.shape == expected.shape:  # rows of this one alone
+            gap = (alone - expected).abs().nan_to_num(1e9).amax(dim=-1, keepdim=True)
+            actual = actual.where(gap > 1e-2 * gap.amax().clamp(max=1.0), expected)
+        if not exam.equal(actual, expected, case):
+            return exam.shown(case, actual, expected)
+    return ""
+
+
+def _check_further(exam: Exam) -> None:
+    """Properties beside the numbers, most of them only where the numbers are right.
+
+    Whatever is not checked is said.
+    """
+    found, hypothesis = exam.found, exam.hypothesis
+
+    def broken() -> bool:
+        return bool(set(found.mistakes) - _APART)
+
+    properties.check_arguments(exam)
+    if exam.masked:
+        training.note_empty_rows(exam)
+    if hypothesis is not None:
+        training.check_weights(exam, hypothesis)
+        training.check_dropped_weights(exam)
+        training.check_dropout(exam, hypothesis)
+    rest = "batch, strides, modes, gradients, half precision"
+    rest += " and steps" if exam.subject.step is not None else ""
+    if hypothesis is None or hypothesis.mistakes:
+        found.holds = [text for text in found.holds if text != properties.APART]
+        found.unchecked.append(f"{rest}: once the output is right")
+        return
+    if broken():
+        found.unchecked.append(f"{rest}: once this is repaired")
+        return
+    for check in (
+        properties.check_empty_row,
+        properties.check_three_inputs,
+        properties.check_one_query,
+        properties.check_batch,
+        properties.check_strides,
+        training.check_training,
+        properties.check_clones,
+        numerics.check_precision,
+    ):
+        check(exam)
+    if broken():
+        found.unchecked.append("gradients: once this is repaired")
+    else:
+        numerics.check_gradients(exam)
+    check_steps(exam)
+    properties.check_fewer_key_heads(exam)
+    longest = max(case.lengths[1] for case, _ in exam.answered)
+    found.unchecked.append(f"more than {longest} keys")

@@ -1,0 +1,105 @@
+"""Masks that are used wrongly; True = may attend, but for ``blocked`` and ``biased``."""
+
+from planted.functions import behind_and_causal, biased, masked, masked_and_causal, padded
+from planted.layers import CrossAttention, Layer
+from planted.plants import edit
+
+ATTEND, BLOCKED = {"mask_means": "attend"}, {"mask_means": "blocked"}
+PADDING = {"mask_means": "attend", "mask_shape": "BS"}
+
+# ---------------------------------------------------------------- functions
+
+FILL = 'attn.masked_fill(~mask, float("-inf"))'
+OUT = "return torch.softmax(attn, dim=-1) @ v"
+MASKS = {
+    "mask_inverted": ("~mask", "mask"),
+    "mask_added_as_01": (FILL, "attn + mask"),
+    "mask_multiplied": (FILL, "attn * mask"),
+    "mask_zeroes_scores": ('~mask, float("-inf")', "mask == 0, 0.0"),
+    "mask_ignored": ("attn = attn.masked", "attn.masked"),  # QwenLM/Qwen#933
+    "mask_transposed": ("~mask", "~mask.expand(attn.shape).transpose(-1, -2)"),
+    "mask_small_fill": ('float("-inf")', "-10.0"),
+    "mask_fill_overflows_half": ('float("-inf")', "-1e9"),
+    "mask_first_example": ("~mask", "~mask[0]"),
+    "closed_key_reaches_output": (FILL, "torch.where(mask, attn, attn.amin(-1, keepdim=True))"),
+    "empty_row_spreads": (
+        OUT,
+        "out = attn.softmax(-1) @ v\n"
+        "    return torch.zeros_like(out) if torch.isnan(out).any() else out",
+    ),
+    "state_between_calls": [
+        ("mask=None):", "mask=None, seen={}):"),
+        ("torch.matmul(q, k.", "torch.matmul(q, seen.setdefault(k.shape, k.detach().clone())."),
+    ],
+}
+edit(masked, "function", MASKS, **ATTEND)
+edit(
+    masked, "function", {"mask_first_head": ("~mask", "~mask[:, :1]")}, mask_shape="BHTS", **ATTEND
+)
+batch = {"mask_of_the_batch": ("~mask", "~mask.any(0, keepdim=True)")}
+edit(masked, "function", batch, mask_shape="B1TS", **ATTEND)
+two_axes = (
+    "if mask is not None:\n        mask = mask[:, None, None, :] if mask.dim() == 2 else mask"
+)
+rank = {"mask_guessed_by_rank": ("if mask is not None:", two_axes)}
+edit(masked, "function", rank, mask_shape="TS", **ATTEND)
+PADDED = {
+    "mask_on_queries": ("[:, None, None, :]", "[:, None, :, None]"),
+    "padding_zeroed": [
+        ('~real, float("-inf")', "~real, 0.0"),
+        ("return", "    v = v * real.mT\n    return"),
+    ],
+}
+edit(padded, "function", PADDED, **PADDING)
+in_place = "keep = mask.logical_and_(keep) if mask.size(-2) == T else keep & mask"
+BOTH = {
+    "inplace_mask": ("keep = keep & mask", in_place),
+    "mask_or_causal": ("keep & mask", "keep | mask"),
+}
+edit(masked_and_causal, "function", BOTH, causal=True, **ATTEND)
+clamped = {"inplace_mask": ("attn + mask *", "attn + mask.clamp_(min=-1e4) *")}
+edit(biased, "additive", clamped, mask_means="additive")
+alone = {"mask_or_causal": ("closed | mask", "mask")}
+edit(behind_and_causal, "einsum", alone, layout="BTHd", causal=True, **BLOCKED)
+
+# ---------------------------------------------------------------- layers
+
+FILL = "scores.masked_fill(~keep, -INF)"
+CLOSED = {
+    "mask_inverted": ("~keep, -INF", "keep, -INF"),
+    "mask_zeroes_scores": (FILL, "torch.where(keep, scores, torch.zeros_like(scores))"),
+    "mask_ignored": (FILL, "scores"),
+    "mask_transposed": ("~keep, -INF", "~keep.expand_as(scores).mT, -INF"),
+    "mask_small_fill": ("~keep, -INF", "~keep, -5.0"),
+    "mask_fill_overflows_half": ("~keep, -INF", "keep == 0, value=-1e9"),
+}
+blocked = {"blocked": True}
+edit(Layer, "layer", CLOSED, blocked, **BLOCKED)
+head = {"mask_first_head": ("~keep, -INF", "~keep[:, 0:1], -INF")}
+edit(Layer, "layer", head, blocked, mask_shape="BHTS", **BLOCKED)
+queries = {"mask_on_queries": ("~keep, -INF", "~keep.mT, -1e4")}
+edit(Layer, "layer", queries, {**blocked, "padding": True}, mask_shape="BS", **BLOCKED)
+ARITHMETIC = {
+    "mask_added_as_01": (FILL, "scores + keep.to(scores.dtype)"),
+    "mask_multiplied": (FILL, "scores * keep.to(scores.dtype)"),
+}
+edit(Layer, "layer", ARITHMETIC, **ATTEND)
+example = {"mask_first_example": ("~keep, -INF", "~keep[:1], -INF")}
+edit(Layer, "layer", example, mask_shape="B1TS", **ATTEND)
+padding = {"mask_guessed_by_rank": ("if self.padding", "if keep.dim() == 2")}
+edit(Layer, "layer", padding, mask_shape="TS", **ATTEND)
+# unsqueezed for the heads, whatever it is: row h is for head h, where T = H
+heads = {
+    "mask_guessed_by_rank": ("~keep, -INF", "keep.unsqueeze(1) == 0, torch.finfo(x.dtype).min")
+}
+edit(Layer, "unsqueezed", heads, mask_shape="TS", **ATTEND)
+FILL = "sim.masked_fill(~real, -torch.inf)"
+FOLDED = {
+    "mask_inverted": ("~real", "real"),
+    "mask_first_example": ("mask.repeat_interleave", "mask[:1].expand_as(mask).repeat_interleave"),
+    "mask_of_the_batch": ("mask.repeat", "mask.all(0).expand_as(mask).repeat"),
+    "closed_key_reaches_output": (FILL, "sim * real + sim.mean(-1, keepdim=True) * ~real"),
+    "padding_zeroed": (FILL, "torch.where(real, sim, 0.0)\n            v = v * real.mT"),
+    "empty_row_spreads": ("to_out(out)", "to_out(torch.where(out.isnan().any(), 0.0, out))"),
+}
+edit(CrossAttention, "cross", FOLDED, **PADDING)

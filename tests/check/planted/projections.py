@@ -1,0 +1,95 @@
+"""Wrong projections, and queries, keys and values that are mixed up."""
+
+from planted.functions import plain
+from planted.layers import CausalSelfAttention, CrossAttention, Layer
+from planted.plants import edit
+
+FUNCTION = {
+    "key_value_swapped": [("k.transpose", "v.transpose"), ("weights, v", "weights, k")],
+    "query_key_swapped": ("matmul(q, k.transpose(-2, -1))", "matmul(k, q.transpose(-2, -1))"),
+    "value_is_key": ("weights, v", "weights, k"),
+    "value_is_query": ("weights, v", "weights, q"),
+    "residual_added": ("return torch", "return q + torch"),
+    "channels_reversed": ("weights, v)", "weights, v).flip(-1)"),
+}
+edit(plain, "function", FUNCTION)
+rotated = {"order_rotated": ("plain(q, k, v)", "plain(v, k, q)")}
+edit(plain, "function", rotated, arguments="q, k, v")
+
+# ---------------------------------------------------------------- four projections
+
+PARTS = "self.q_proj(x), self.k_proj(memory), self.v_proj(memory)"
+OUT = "out = self.out_proj(out.flatten(2))"
+LAYER = {
+    "query_key_shared": ("self.k_proj(memory)", "self.q_proj(memory)"),
+    "key_value_swapped": ("q, k, v = self", "q, v, k = self"),
+    "query_key_swapped": ("q, k, v = self", "k, q, v = self"),
+    "value_is_key": ("self.v_proj(memory)", "self.k_proj(memory)"),
+    "keys_from_x": ("self.k_proj(memory)", "self.k_proj(x)"),
+    "values_from_x": ("self.v_proj(memory)", "self.v_proj(x)"),
+    "queries_from_context": ("self.q_proj(x)", "self.q_proj(memory)"),
+    "projection_of_projection": ("self.v_proj(memory)", "self.v_proj(self.k_proj(memory))"),
+    "projections_cloned": (
+        "self.v_proj = nn",
+        "self.k_proj.load_state_dict(self.q_proj.state_dict())\n        self.v_proj = nn",
+    ),
+    "output_projection_missing": (OUT, "out = out.flatten(2)"),
+    "output_bias_twice": (OUT, f"{OUT} + self.out_proj.bias"),
+    "residual_added": (OUT, f"{OUT} + x"),
+}
+edit(Layer, "layer", LAYER)
+
+# ---------------------------------------------------------------- one packed projection
+
+SPLIT = "q, k, v = self.c_attn(x).split(self.n_embd, dim=2)"
+AGAIN = """rows = zip(self.c_attn.weight.chunk(3), self.c_attn.bias.chunk(3))
+        q, k, v = (x := F.linear(x, weight, bias) for weight, bias in rows)"""
+COPIES = """
+        with torch.no_grad():
+            self.c_attn.weight.copy_(self.c_attn.weight[:n_embd].repeat(3, 1))
+            self.c_attn.bias.copy_(self.c_attn.bias[:n_embd].repeat(3))"""
+VIEW = ".view(B, T, self.n_head, C // self.n_head).transpose(1, 2)"
+LINEAR, OUT = "nn.Linear(n_embd, 3 * n_embd)", "y = self.c_proj(y)"
+PACKED = {
+    "values_unprojected": ("v = v.view", "v = x.view"),
+    "projection_bias_missing": (SPLIT, "q, k, v = (x @ self.c_attn.weight.T).chunk(3, dim=-1)"),
+    "projection_of_projection": (SPLIT, AGAIN),
+    "query_key_shared": (f"k = k{VIEW}", "k = q"),
+    "key_value_swapped": (SPLIT, SPLIT.replace("q, k, v", "q, v, k")),
+    "query_key_swapped": (SPLIT, SPLIT.replace("q, k, v", "k, q, v")),
+    "value_is_key": (f"v = v{VIEW}", "v = k"),
+    "value_is_query": (f"v = v{VIEW}", "v = q"),
+    "all_shared": (SPLIT, f"{SPLIT}\n        k = v = q"),
+    "order_rotated": (SPLIT, SPLIT.replace("q, k, v", "v, k, q")),
+    "projections_cloned": (LINEAR, LINEAR + COPIES),
+    "output_projection_missing": (OUT, "y = self.attn_dropout(y)"),
+    "output_projection_transposed": (OUT, "y = y @ self.c_proj.weight + self.c_proj.bias"),
+    "output_bias_missing": (OUT, "y = F.linear(y, self.c_proj.weight)"),
+    "output_bias_twice": (OUT, f"{OUT} + self.c_proj.bias"),
+    "residual_added": (OUT, "y = x + self.c_proj(y)"),
+    "channels_reversed": (OUT, "y = torch.flip(self.c_proj(y), (2,))"),
+}
+edit(CausalSelfAttention, "packed", PACKED, causal=True)
+
+# ---------------------------------------------------------------- a context
+
+KEYS, OUT = "self.to_k(context)", "return self.to_out(out)"
+CROSS = {
+    "keys_from_x": (KEYS, "self.to_k(x)"),
+    "values_from_x": ("self.to_v(context)", "self.to_v(x)"),
+    "queries_from_context": ("self.to_q(x)", "self.to_q(context)"),
+    "all_shared": [("self.to_q(x)", "self.to_k(x)"), ("self.to_v(context)", KEYS)],
+    "values_unprojected": ("self.to_v(context)", "context"),
+    "projection_of_projection": ("self.to_v(context)", f"self.to_v({KEYS})"),
+    "projection_bias_missing": [
+        ("self.to_q(x)", "x @ self.to_q.weight.T"),
+        ("self.to_v(context)", "context @ self.to_v.weight.T"),
+    ],
+    "output_bias_missing": (OUT, 'return torch.einsum("bnc,dc->bnd", out, self.to_out[0].weight)'),
+    "output_projection_transposed": (
+        OUT,
+        "linear = self.to_out[0]\n"
+        '        return torch.einsum("bnc,cd->bnd", out, linear.weight) + linear.bias',
+    ),
+}
+edit(CrossAttention, "cross", CROSS, mask_means="attend", mask_shape="BS")

@@ -1,0 +1,151 @@
+"""What only a property tells: leaks, lost gradients, dropout, what is returned, rounding."""
+
+import math
+
+import torch
+
+from planted.functions import behind, in_float32, plain, with_weights
+from planted.layers import CausalSelfAttention, CrossAttention, Layer
+from planted.plants import edit, planted
+
+# ---------------------------------------------------------------- functions
+
+SCORES = "torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))"
+FUNCTION = {
+    "batch_leak": ("matmul(q, k", "matmul(q - q.mean(dim=0, keepdim=True), k"),
+    "inplace_arguments": (SCORES, "torch.matmul(q.mul_(q.size(-1) ** -0.5), k.transpose(-2, -1))"),
+    "not_deterministic": ("weights, v", "weights, v + 0.01 * torch.randn_like(v)"),
+    "output_dtype": ("weights, v)", "weights, v).float()"),
+    "not_contiguous": ("k.transp", "k.as_strided(k.shape, torch.empty(k.shape).stride()).transp"),
+    "gradient_detached_q": ("matmul(q, k", "matmul(q.detach(), k"),
+    "gradient_detached_k": ("k.transpose", "k.detach().clone().transpose"),
+    "gradient_detached_v": ("weights, v", "weights, v.data"),
+    "gradient_detached_weights": (
+        "    weights = F",
+        "    with torch.no_grad():\n        weights = F",
+    ),
+    "gradient_missing": ("def plain", "@torch.no_grad()\ndef plain"),
+    "gradient_wrong": ("weights, v", "0.5 * weights + 0.5 * weights.detach(), v"),
+    "dropout_in_evaluation": ("(weights, v", "(F.dropout(weights, p=0.1), v"),
+}
+edit(plain, "function", FUNCTION)
+RETURNED = {
+    "weights_before_softmax": ("@ v, weights", "@ v, scores"),
+    "weights_averaged": ("@ v, weights", "@ v, weights.mean(dim=1)"),
+    "weights_wrong": ("@ v, weights", "@ v, scores.softmax(-1)"),
+}
+edit(with_weights, "function", RETURNED, causal=True)
+WIDE = "torch.promote_types(q.dtype, torch.float32)"
+edit(in_float32, "function", {"not_float32_inside": (WIDE, "q.dtype")})
+BEHIND = {
+    "not_float32_inside": (WIDE, "q.dtype"),
+    "not_contiguous": ("value).to", "value.as_strided(v.shape, torch.empty(v.shape).stride())).to"),
+}
+edit(behind, "einsum", BEHIND, layout="BTHd")
+
+
+@planted("block_remainder_dropped", plain)
+def whole_blocks_of_keys(q, k, v, block=16):
+    q = q / math.sqrt(q.size(-1))
+    if k.size(-2) < block:
+        return (q @ k.mT).softmax(-1) @ v
+    top = q.new_full((*q.shape[:-1], 1), -torch.inf)
+    total, out = torch.zeros_like(top), torch.zeros_like(q[..., :1] * v[..., :1, :])
+    for i in range(k.size(-2) // block):
+        part = slice(i * block, (i + 1) * block)
+        s = q @ k[..., part, :].mT
+        new = torch.maximum(top, s.amax(-1, keepdim=True))
+        e, shrink = (s - new).exp(), (top - new).exp()
+        out, total, top = out * shrink + e @ v[..., part, :], total * shrink + e.sum(-1, True), new
+    return out / total
+
+
+@planted("block_remainder_dropped", behind, "einsum", layout="BTHd")
+def whole_blocks_of_queries(q, k, v, block=8):
+    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
+    for i in range(max(q.shape[1] // block, 1)):
+        part = slice(i * block, (i + 1) * block)
+        out[:, part] = behind(q[:, part], k, v)
+    return out
+
+
+# ---------------------------------------------------------------- four projections
+
+Q, K, V = "self.q_proj(x)", "self.k_proj(memory)", "self.v_proj(memory)"
+USED = "used = F.dropout(weights, self.dropout, self.training)"
+REMEMBERED = """        v = v - v.detach().mean((0, 1))
+        v = v + self.__dict__.setdefault("mean", self.v_proj(memory).detach().mean((0, 1)))
+"""
+LAYER = {
+    "gradient_detached_q": (Q, f"{Q}.detach()"),
+    "gradient_detached_k": (K, f"{K}.detach()"),
+    "gradient_detached_v": (V, f"{V}.detach()"),
+    "gradient_detached_weights": (USED, "used = weights.detach()"),
+    "gradient_missing_projection": (K, "memory @ self.k_proj.weight.data.mT + self.k_proj.bias"),
+    "batch_leak": (Q, f"{Q} * (1.0 + {Q}.mean(0, keepdim=True))"),
+    "state_between_calls": ("        q, k, v = (t", f"{REMEMBERED}        q, k, v = (t"),
+}
+edit(Layer, "layer", LAYER)
+always = {"dropout_in_evaluation": (USED, "used = F.dropout(weights, self.dropout)")}
+edit(Layer, "layer", always, {"dropout": 0.1})
+early = {
+    "dropout_before_softmax": [
+        (USED, "used = weights"),
+        ("softmax(scores,", "softmax(F.dropout(scores, self.dropout, self.training),"),
+    ]
+}
+edit(Layer, "layer", early, {"dropout": 0.3})
+returned = {"weights_after_dropout": ("(out, weights)", "(out, used)")}
+edit(Layer, "layer", returned, {"dropout": 0.2, "returns_weights": True})
+returned = {"weights_averaged": ("(out, weights)", "(out, weights.mean(1))")}
+edit(Layer, "layer", returned, {"returns_weights": True})
+
+# ---------------------------------------------------------------- one packed projection
+
+SPLIT = "q, k, v = self.c_attn(x).split(self.n_embd, dim=2)"
+SCORES = "att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))"
+DROPPED, OUT = "y = self.attn_dropout(att) @ v", "y = self.c_proj(y)"
+UNTRAINED = "F.linear(x, self.c_attn.weight.data, self.c_attn.bias)"
+COUNTED = """
+        self.calls = getattr(self, "calls", 0) + 1
+        q = q * (1 + 0.1 * min(self.calls - 1, 5))"""
+CENTRED = """
+        with torch.no_grad():
+            x.sub_(x.mean(-1, keepdim=True))"""
+PACKED = {
+    "batch_leak": (DROPPED, f"v = v / v.detach().abs().amax((0, 1, 2), True)\n        {DROPPED}"),
+    "not_deterministic": (DROPPED, "y = self.attn_dropout(att) @ (v + torch.randn_like(v) / 50)"),
+    "gradient_detached_q": ("(q @ k", "(q.data @ k"),
+    "gradient_detached_k": ("q @ k.transpose", "q @ k.clone().detach().transpose"),
+    "gradient_detached_v": (DROPPED, "y = self.attn_dropout(att) @ v.detach()"),
+    "gradient_detached_weights": (DROPPED, "y = self.attn_dropout(att.data) @ v"),
+    "gradient_wrong": (DROPPED, "y = self.attn_dropout(att) @ (2 * v - v.detach())"),
+    "gradient_missing_projection": ("self.c_attn(x)", UNTRAINED),
+    "gradient_missing": (OUT, f"{OUT}.detach()"),
+    "state_between_calls": (SPLIT, SPLIT + COUNTED),
+    "train_eval_differ": (SPLIT, f"{SPLIT}\n        q = 1.2 * q if self.training else q"),
+    "dropout_in_evaluation": (DROPPED, "y = F.dropout(att, 0.15) @ v"),
+    "output_dtype": (OUT, f"{OUT}.double()"),
+    "inplace_arguments": (OUT, OUT + CENTRED),
+}
+edit(CausalSelfAttention, "packed", PACKED, causal=True)
+early = {
+    "dropout_before_softmax": [
+        (SCORES, f"{SCORES}\n        att = self.attn_dropout(att)"),
+        (DROPPED, "y = att @ v"),
+    ]
+}
+edit(CausalSelfAttention, "packed", early, {"dropout": 0.2}, causal=True)
+RETURNED = {
+    "weights_after_dropout": (DROPPED, "att = self.attn_dropout(att)\n        y = att @ v"),
+    "weights_before_softmax": [
+        ("att = F.softmax(att, dim=-1)", "weights = F.softmax(att, dim=-1)"),
+        (DROPPED, "y = self.attn_dropout(weights) @ v"),
+    ],
+    "weights_averaged": ("(y, att)", "(y, att.mean(dim=1))"),
+    "weights_wrong": ("(y, att)", "(y, att.flip(1))"),
+}
+telling = {"dropout": 0.2, "returns_att": True}
+edit(CausalSelfAttention, "packed", RETURNED, telling, causal=True)
+unscaled = {"train_eval_differ": ("alpha=self.scale", "alpha=1.0 if self.training else self.scale")}
+edit(CrossAttention, "cross", unscaled, mask_means="attend", mask_shape="BS")

@@ -1,0 +1,106 @@
+"""Wrong scales and wrong softmaxes."""
+
+from planted.functions import by_einsum, masked, plain, scaled
+from planted.layers import CausalSelfAttention, CrossAttention, Layer
+from planted.plants import edit
+
+# ---------------------------------------------------------------- the scale
+
+ROOT = "math.sqrt(q.shape[-1])"
+SCALES = {
+    "scale_missing": ("energy / math.sqrt(q.shape[-1])", "energy"),
+    "scale_twice": ('bhkd->bhqk", q,', 'bhkd->bhqk", q * q.shape[-1] ** -0.5,'),
+    "scale_multiplied": ("energy / ", "energy * "),
+    "scale_by_d_k": (ROOT, "q.shape[-1]"),
+    "scale_by_model_width": (ROOT, "(q.shape[1] * q.shape[3]) ** (1 / 2)"),
+    "scale_by_num_heads": (ROOT, "math.sqrt(q.shape[1])"),
+    "scale_by_value_width": (ROOT, "v.size(-1) ** 0.5"),
+    "scale_by_length": ("energy / math.sqrt(q.shape[-1])", "energy * energy.size(-1) ** -0.5"),
+}
+edit(by_einsum, "function", SCALES)
+edit(scaled, "function", {"scale_ignored": ("* scale", "/ math.sqrt(q.size(-1))")}, scale=0.3)
+
+MEANT = "(self.scale or self.d_k**-0.5)"
+SCALES = {
+    "scale_missing": (f" * {MEANT}", ""),
+    "scale_twice": (MEANT, "self.d_k ** -0.5 / math.sqrt(self.d_k)"),
+    "scale_multiplied": (MEANT, "math.sqrt(self.d_k)"),
+    "scale_by_d_k": (MEANT, "(1.0 / self.d_k)"),
+    "scale_by_model_width": (MEANT, "self.d_model ** -0.5"),
+    "scale_by_num_heads": (MEANT, "(1.0 / math.sqrt(self.num_heads))"),
+}
+edit(Layer, "layer", SCALES)
+edit(Layer, "layer", {"scale_by_value_width": (MEANT, "self.d_v ** -0.5")}, {"d_v": 7})
+ignored = {"scale_ignored": (MEANT, "self.d_k ** -0.5")}
+edit(Layer, "layer", ignored, {"scale": 0.2}, scale=0.2)
+# tenstorrent/tt-metal#56789
+heads = {"scale_by_num_heads": ("math.sqrt(k.size(-1))", "math.sqrt(self.n_head)")}
+edit(CausalSelfAttention, "packed", heads, causal=True)
+# heads are chunks along the batch, all examples of head 0 first; juho-lee/set_transformer#18
+CHUNKS = (
+    ("t.unflatten(2, (h, -1)).transpose(1, 2).flatten(0, 1)", "torch.cat(t.chunk(h, 2), 0)"),
+    ("out.unflatten(0, (b, h)).transpose(1, 2).flatten(2)", "torch.cat(out.split(b, 0), 2)"),
+)
+wide = {"scale_by_model_width": ("alpha=self.scale", "alpha=x.size(-1) ** -0.5")}
+edit(CrossAttention, "chunks", wide, before=CHUNKS, arguments="x, context=context")
+
+# ---------------------------------------------------------------- the softmax
+
+SOFTMAX = "F.softmax(scores, dim=-1)"
+SOFTMAXES = {
+    "softmax_over_queries": ("dim=-1", "dim=-2"),
+    "softmax_over_heads": ("dim=-1", "dim=1"),
+    "softmax_over_batch": ("dim=-1", "dim=0"),
+    "softmax_flattened": (SOFTMAX, "scores.flatten(-2).softmax(dim=-1).view_as(scores)"),
+    "softmax_low_precision": (SOFTMAX, "F.softmax(scores, -1, dtype=torch.bfloat16).to(q.dtype)"),
+    "softmax_no_maximum": (SOFTMAX, "scores.exp() / scores.exp().sum(dim=-1, keepdim=True)"),
+    "softmax_twice": (SOFTMAX, "F.softmax(F.softmax(scores, dim=-1), dim=-1)"),
+    "softmax_sigmoid": (SOFTMAX, "torch.sigmoid(scores)"),
+    "softmax_relu_normalised": (SOFTMAX, "F.relu(scores) / (F.relu(scores).sum(-1, True) + 1e-6)"),
+    "softmax_missing": (SOFTMAX, "scores"),
+    "softmax_log": ("F.softmax", "F.log_softmax"),
+}
+edit(plain, "function", SOFTMAXES)
+afterwards = {
+    "softmax_before_mask": [
+        ("/ math.sqrt(q.size(-1))", "/ math.sqrt(q.size(-1))\n    attn = attn.softmax(dim=-1)"),
+        ('~mask, float("-inf")', "mask == 0, 0"),
+        ("torch.softmax(attn, dim=-1) @ v", "attn @ v"),
+    ]
+}
+edit(masked, "function", afterwards, mask_means="attend")
+
+SOFTMAX = "torch.softmax(scores, dim=-1)"
+SOFTMAXES = {
+    "softmax_over_queries": (SOFTMAX, "torch.softmax(scores, dim=2)"),
+    "softmax_over_heads": (SOFTMAX, "torch.softmax(scores, dim=-3)"),
+    "softmax_over_batch": (SOFTMAX, "scores.softmax(0)"),
+    "softmax_flattened": (SOFTMAX, "scores.flatten(2).softmax(-1).unflatten(-1, scores.shape[2:])"),
+    "softmax_low_precision": (SOFTMAX, "scores.half().softmax(-1).to(scores.dtype)"),
+    "softmax_no_maximum": (
+        SOFTMAX,
+        "scores.exp()\n        weights = weights / weights.sum(-1, keepdim=True)",
+    ),
+    "softmax_twice": ('bshd->bthd", used,', 'bshd->bthd", used.softmax(-1),'),
+    "softmax_sigmoid": (SOFTMAX, "1 / (1 + torch.exp(-scores))"),
+    "softmax_relu_normalised": (
+        SOFTMAX,
+        "scores.clamp(min=0)\n"
+        "        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-9)",
+    ),
+    "softmax_missing": (f"weights = {SOFTMAX}", "weights = scores"),
+}
+edit(Layer, "layer", SOFTMAXES)
+times = {
+    "softmax_before_mask": [
+        ("scores = scores.masked_fill(~keep, -INF)", "pass"),
+        (SOFTMAX, f"{SOFTMAX} if mask is None else {SOFTMAX} * keep"),
+    ]
+}
+edit(Layer, "layer", times, mask_means="attend")
+FOLDED = {
+    "scale_by_length": ("alpha=self.scale", "alpha=k.shape[1] ** -0.5"),
+    "softmax_log": ("sim.softmax(", "sim.log_softmax("),
+    "softmax_over_queries": ("sim.softmax(dim=-1)", "torch.softmax(sim, dim=1)"),
+}
+edit(CrossAttention, "cross", FOLDED, mask_means="attend", mask_shape="BS")

@@ -1,0 +1,134 @@
+"""The modules of both packages: one order each, no circle, and neither package in the other."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import attn_lib
+
+ROOT = Path(attn_lib.__file__).parents[1]
+# a module imports only those above it; the order in which a package is read
+ORDER = {
+    "attn_lib": [
+        "_checks",
+        "masks",
+        "functional",
+        "fused",
+        "recording",
+        "positions",
+        "_embedding",
+        "cache",
+        "layers",
+        "transformer",
+        "models",
+        "generation",
+        "vision",
+        "_names",
+        "_decoders",
+        "interop",
+        "files",
+        "records",
+        "pretrained",
+        "datasets",
+        "training",
+        "plotting",
+        "exercises",
+    ],
+    "attn_check": [
+        "reference",
+        "mistakes",
+        "isolate",
+        "conventions",
+        "modules",
+        "subject",
+        "search",
+        "report",
+        "cases",
+        "properties",
+        "inputs",
+        "assume",
+        "training",
+        "numerics",
+        "caches",
+        "facts",
+        "examine",
+        "diagnose",
+        "rope_calls",
+        "rope",
+        "__main__",
+    ],
+}
+
+
+def module(path: Path) -> tuple[str, str]:
+    """Its package and its name; all exercises are one module."""
+    return path.relative_to(ROOT).with_suffix("").parts[:2]
+
+
+def imports(source: str, package: str) -> list[str]:
+    """The module of the package that each import names, wherever it stands."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module == package:
+            found += [f"{package}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return [name.split(".")[1] for name in found if name.startswith(f"{package}.")]
+
+
+def faults(package: str, name: str, source: str) -> list[str]:
+    order = ORDER[package]
+    others = [other for other in imports(source, package) if other != name]
+    late = [other for other in others if order.index(other) >= order.index(name)]
+    return [f"{name} imports {other}, which stands after it" for other in late]
+
+
+PATHS = [
+    path
+    for package in ORDER
+    for path in sorted((ROOT / package).rglob("*.py"))
+    if path != ROOT / package / "__init__.py"
+]
+
+
+def test_every_module_has_its_place():
+    placed = {(package, name) for package, names in ORDER.items() for name in names}
+    assert {module(path) for path in PATHS} == placed
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(module(path)))
+def test_a_module_imports_earlier_modules_alone(path):
+    assert faults(*module(path), path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: "-".join(module(path)))
+def test_neither_package_imports_the_other(path):
+    (other,) = set(ORDER) - {module(path)[0]}
+    names = [node for node in ast.walk(ast.parse(path.read_text())) if hasattr(node, "names")]
+    named = [getattr(n, "module", None) or alias.name for n in names for alias in n.names]
+    assert not [name for name in named if name.split(".")[0] == other]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("masks", "from attn_lib.layers import split_heads", "masks imports layers"),
+        ("masks", "def f():\n    import attn_lib.functional", "masks imports functional"),
+        ("layers", "from attn_lib import models", "layers imports models"),
+        ("layers", "import attn_lib.exercises.masks", "layers imports exercises"),
+    ],
+)
+def test_a_planted_import_is_found(name, line, message):
+    (fault,) = faults("attn_lib", name, line)
+    assert fault.startswith(message)
+    above = "from attn_lib.functional import attention\nimport torch"
+    assert faults("attn_lib", "layers", above) == []
+
+
+def test_B11_no_check_disappears_under_dash_O():
+    """Rows B11, C09, C18, E18: validation raises; `assert` would be stripped."""
+    for path in Path(attn_lib.__file__).parent.glob("*.py"):
+        assert not [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
