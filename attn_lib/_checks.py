@@ -1,6 +1,7 @@
 """The argument checks that several modules share: each states the rule and what came instead."""
 
 import numbers
+import sys
 from typing import Any
 
 import torch
@@ -42,6 +43,20 @@ def check_number(name: str, value: float) -> None:
     """A real number; True and False are refused."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def check_finite(name: str, value: float) -> None:
+    """A number that is neither NaN nor infinite."""
+    check_number(name, value)
+    if not abs(value) <= sys.float_info.max:  # NaN too, and integers that no float holds
+        raise ValueError(f"{name} must be finite, got {value}")
+
+
+def check_positive(name: str, value: float) -> None:
+    """A finite number above 0."""
+    check_finite(name, value)
+    if not value > 0.0:
+        raise ValueError(f"{name} must be positive, got {value}")
 
 
 def check_probability(name: str, value: float) -> None:
@@ -91,7 +106,7 @@ def check_indices(name: str, x: Tensor, size: int) -> None:
     if x.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} must be integers, int64 or int32, got {x.dtype}")
     # a compiled graph cannot branch on values, so this check is skipped there
-    if not torch.compiler.is_compiling() and x.numel():
+    if x.device.type != "meta" and not torch.compiler.is_compiling() and x.numel():
         low, high = (bound.item() for bound in x.aminmax())
         if low < 0 or high >= size:
             raise ValueError(f"{name} must be 0 to {size - 1}, got {low} to {high}")

@@ -81,6 +81,8 @@ def decoder_lm(config: Any, state: Mapping[str, Tensor]) -> DecoderLM:
 def _attention(config: Any, layer: int) -> dict[str, Any]:
     """Options of the attention of one layer."""
     kinds = getattr(config, "layer_types", None)
+    if config.model_type in ("llama", "olmo2"):  # these have no windows, whatever is written there
+        kinds = None
     sliding = kinds is not None and kinds[layer] == "sliding_attention"
     scalar = getattr(config, "query_pre_attn_scalar", None)
     return {

@@ -1,30 +1,30 @@
 """Keys and values of the tokens so far, so that each step computes those of the new ones alone.
 
-A cache knows a layer by its ``cache_key``, which a copy of the layer shares, and by how often the
-layer was called before in the same forward pass. So a cache can be copied and stored, with its
-model or without, and a layer that stands in a stack twice has two places in it.
+A cache knows a layer by its index in the model. The outermost module that is called with it hands
+a draft to the layers, and commits the draft when it has its output; so a call that raises leaves
+the cache as it was.
 """
 
 import copy
-import secrets
-import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-_Place = tuple[str, int]  # the layer's key, and its earlier calls within the pass
-_NOTHING = nullcontext()
+from attn_lib.positions import counted
+
+_Forward = TypeVar("_Forward", bound=Callable[..., Any])
 _OTHER_CONTEXT = "the cache was filled with another context: start with an empty one"
 
 
 class _Entry(NamedTuple):
     """(B, H_kv, capacity, ·) keys and values; ``filled`` positions are, after ``dropped`` others.
 
-    Memory is written behind ``filled`` only, so that an older entry stays as it was: to undo an
-    append it is enough to have kept the entry before it.
+    Memory is written behind ``filled`` only, so that an entry stays what it is when one is made
+    from it that is longer.
     """
 
     k: Tensor
@@ -44,11 +44,6 @@ class _Context(NamedTuple):
     k: Tensor
     v: Tensor
     source: Tensor
-
-
-def new_cache_key() -> str:
-    """A key that no other layer has; a copy of the layer keeps it. No random state is touched."""
-    return secrets.token_hex()
 
 
 class Cache:
@@ -71,66 +66,35 @@ class Cache:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[_Place, _Entry] = {}
-        self._contexts: dict[_Place, _Context] = {}
-        self._owners: dict[str, weakref.ref[nn.Module]] = {}  # of layers called by themselves
-        self._calls: dict[str, int] | None = None  # of each layer, in the pass that is under way
-        self._start: int | None = None  # length before that pass, if it is one of several layers
-        self._shared: dict[Hashable, Any] = {}  # what the layers of that pass compute once
+        self._entries: dict[int, _Entry] = {}  # by the index of the layer
+        self._contexts: dict[int, _Context] = {}
+        self._owners: dict[tuple[int, bool], nn.Module] = {}  # of each entry, and of each context
+        self._length = 0
+        # of a draft: whether one layer or block is called alone; the positions of the new tokens
+        self._alone: bool | None = None
+        self._positions: dict[tuple[int, torch.device], Tensor] = {}
 
     @property
     def length(self) -> int:
-        """Tokens seen so far, including those outside the window."""
-        return max((entry.length for entry in self._entries.values()), default=0)
-
-    @property
-    def in_pass(self) -> bool:
-        """Whether a forward pass is under way."""
-        return self._calls is not None
-
-    @contextmanager
-    def forward_pass(self, module: nn.Module) -> Iterator[None]:
-        """Commit everything appended during the call of this module, or nothing if it raises."""
-        key = _key(module)
-        if key in self._owners and self._owners[key]() not in (None, module):
-            raise ValueError(
-                "a layer and its copy would share one place in the cache: give each a cache of "
-                "its own, or call both through one stack"
-            )
-        before = dict(self._entries), dict(self._contexts)
-        self._calls = {}
-        self._start = None if hasattr(module, "cache_key") else self.length
-        try:
-            yield
-        except BaseException:
-            self._entries, self._contexts = before
-            raise
-        finally:
-            self._calls, self._shared = None, {}
-        if hasattr(module, "cache_key"):
-            self._owners[key] = weakref.ref(module)
-
-    def once(self, name: Hashable, compute: Callable[[], Any]) -> Any:
-        """What the layers of a forward pass have in common, computed by the first that asks."""
-        self._calls_so_far()
-        if name not in self._shared:
-            self._shared[name] = compute()
-        return self._shared[name]
-
-    def seen(self, layer: nn.Module) -> int:
-        """Tokens that this layer has been given before; it is about to append."""
-        entry = self._entry(self._place(layer))
-        return 0 if entry is None else entry.length
+        """Tokens seen before this call, including those outside the window."""
+        return self._length
 
     def append(
-        self, layer: nn.Module, k: Tensor, v: Tensor, *, window: int | None = None
+        self, layer: int, k: Tensor, v: Tensor, *, owner: nn.Module, window: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Add (B, H_kv, T, ·) keys and values; all so far that the window leaves in reach."""
-        place, T = self._place(layer), k.shape[2]
-        old = self._entry(place)
-        first = start = 0
+        old, T = self._entries.get(layer), k.shape[2]
+        seen = 0 if old is None else old.length
+        if seen != self._length:
+            raise ValueError(
+                f"the cache holds {seen} tokens of this layer and {self._length} of others: "
+                "start with an empty one"
+            )
         if old is not None:
             _check_fits(k, old.k)
+        self._claim((layer, False), owner)
+        first = start = 0
+        if old is not None:
             start = old.filled
             first = 0 if window is None else max(start - window + 1, 0)
             if old.dropped and (window is None or start < window - 1):
@@ -142,66 +106,71 @@ class Cache:
             entry = _Entry(k, v, k.shape[2], first + (0 if old is None else old.dropped))
         else:
             entry = _with_room(old, k, v, first)
-            new = slice(entry.filled - T, entry.filled)
-            entry.k[:, :, new] = k
-            entry.v[:, :, new] = v
-        self._entries[place] = entry
-        self._count(place)
-        seen = slice(entry.filled - T - (start - first), entry.filled)
-        return entry.k[:, :, seen], entry.v[:, :, seen]
+            entry.k.narrow(2, entry.filled - T, T).copy_(k)
+            entry.v.narrow(2, entry.filled - T, T).copy_(v)
+        self._entries[layer] = entry
+        reach = T + start - first
+        seen = entry.filled - reach
+        return entry.k.narrow(2, seen, reach), entry.v.narrow(2, seen, reach)
 
-    def of_context(
+    def _of_context(
         self,
-        layer: nn.Module,
+        layer: int,
         context: Tensor,
         compute: Callable[[Tensor], tuple[Tensor, Tensor]],
+        owner: nn.Module,
     ) -> tuple[Tensor, Tensor]:
         """(B, H_kv, S, ·) keys and values of a context, computed in the first call alone."""
-        place = self._place(layer)
-        if place in self._entries:
-            raise ValueError(_OTHER_CONTEXT)
-        if place not in self._contexts:
-            self._contexts[place] = _Context(*compute(context), context)
-        k, v, kept = self._contexts[place]
+        self._claim((layer, True), owner)
+        if layer not in self._contexts:
+            self._contexts[layer] = _Context(*compute(context), context)
+        k, v, kept = self._contexts[layer]
         # a copied or stored cache holds a copy of the context
         if kept is not context and not (kept.shape == context.shape and kept.equal(context)):
             raise ValueError(_OTHER_CONTEXT)
-        self._count(place)
         return k, v
 
-    def _place(self, layer: nn.Module) -> _Place:
-        key = _key(layer)
-        return key, self._calls_so_far().get(key, 0)
+    def _counted(self, stop: int, device: torch.device) -> Tensor:
+        """Positions of the new tokens: one tensor, and one table of angles, for all layers."""
+        kept = self._positions.get((stop, device))
+        if kept is None or kept._version:  # a layer may write into them
+            kept = self._positions[stop, device] = counted(self._length, stop, device)
+        return kept
 
-    def _calls_so_far(self) -> dict[str, int]:
-        if self._calls is None:
-            raise ValueError("a cache is used within its forward_pass")
-        return self._calls
-
-    def _entry(self, place: _Place) -> _Entry | None:
-        """What a layer that is about to append has appended before."""
-        if place in self._contexts:
+    def _claim(self, place: tuple[int, bool], layer: nn.Module) -> None:
+        """Refuse what another layer has filled, unless a model continues what its copy began."""
+        owner = self._owners.get(place)
+        if owner is layer:
+            return
+        if self._owners.get((place[0], not place[1])) is layer:
             raise ValueError(_OTHER_CONTEXT)
-        entry = self._entries.get(place)
-        length = 0 if entry is None else entry.length
-        if self._start is not None and length != self._start:
+        if owner is not None and (self._alone or not _same_weights(owner, layer)):
             raise ValueError(
-                f"the cache holds {length} tokens of this layer and {self._start} of others: "
-                "start with an empty one"
+                "another layer has filled this place of the cache: give each layer a cache of "
+                "its own, or in a stack of your own its index, layer=0, 1, …"
             )
-        return entry
+        self._owners[place] = layer
 
-    def _count(self, place: _Place) -> None:
-        """The layer's next call in this pass has another place."""
-        self._calls_so_far()[place[0]] = place[1] + 1
+    def _draft(self, layer: int, alone: bool) -> "Cache":
+        """What the layers of one call work on, from this one on; it shares the memory."""
+        draft, first = object.__new__(type(self)), self._entries.get(layer)
+        draft.__dict__ |= self.__dict__
+        draft._entries, draft._contexts = dict(self._entries), dict(self._contexts)
+        draft._owners, draft._alone, draft._positions = dict(self._owners), alone, {}
+        draft._length = 0 if first is None else first.length
+        return draft
+
+    def _commit(self, draft: "Cache") -> None:
+        self.__dict__ |= draft.__dict__ | {"_alone": None, "_positions": {}}
+        self._length = max([0, *(entry.length for entry in self._entries.values())])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         """A cache of its own, as beam search needs; gradients flow through the copy."""
-        other = Cache()
-        for place, (k, v, filled, dropped) in self._entries.items():
+        other = object.__new__(type(self))
+        other.__dict__ |= self.__getstate__() | {"_entries": {}, "_contexts": dict(self._contexts)}
+        for layer, (k, v, filled, dropped) in self._entries.items():
             k, v = k[..., :filled, :].clone(), v[..., :filled, :].clone()
-            other._entries[place] = _Entry(k, v, filled, dropped)
-        other._contexts = dict(self._contexts)  # never written to
+            other._entries[layer] = _Entry(k, v, filled, dropped)
         return other
 
     def __copy__(self) -> "Cache":
@@ -209,18 +178,29 @@ class Cache:
         return copy.deepcopy(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What was seen; the layers themselves are of this process only."""
-        return {**self.__dict__, "_owners": {}, "_calls": None, "_shared": {}}
+        """What was seen, for layers that are not yet known: a copied or stored model has others."""
+        return self.__dict__ | {"_owners": {}, "_alone": None, "_positions": {}}
 
 
-def one_pass(cache: Cache | None, module: nn.Module) -> AbstractContextManager[None]:
-    """Open a forward pass, unless there is no cache or one is already open."""
-    return _NOTHING if cache is None or cache.in_pass else cache.forward_pass(module)
+def one_pass(forward: _Forward) -> _Forward:
+    """Let the outermost of nested calls commit what its layers have appended to the cache."""
+    alone = "layer" in inspect.signature(forward).parameters  # else: a whole stack, or a model
+
+    @functools.wraps(forward)
+    def call(self: nn.Module, *args: Any, cache: Cache | None = None, **options: Any) -> Any:
+        if cache is None or cache._alone is not None:
+            return forward(self, *args, cache=cache, **options)
+        draft = cache._draft(options.get("layer", 0), alone)
+        out = forward(self, *args, cache=draft, **options)
+        cache._commit(draft)
+        return out
+
+    return cast(_Forward, call)
 
 
-def _key(module: nn.Module) -> str:
-    """Modules without a key of their own are told apart by where they are."""
-    return module.__dict__.get("cache_key") or f"{id(module):x}"
+def _same_weights(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=False)
+    return type(one) is type(other) and all(torch.equal(a, b) for a, b in pairs)
 
 
 def _check_fits(new: Tensor, old: Tensor) -> None:
@@ -228,7 +208,7 @@ def _check_fits(new: Tensor, old: Tensor) -> None:
         raise ValueError(
             f"x and cache must have the same batch size, got {new.shape[0]} and {old.shape[0]}"
         )
-    if (new.dtype, new.device) != (old.dtype, old.device):
+    if new.dtype != old.dtype or new.device != old.device:
         raise ValueError(
             f"x and cache must have the same dtype and device, got {new.dtype} on {new.device} and "
             f"{old.dtype} on {old.device}"

@@ -100,7 +100,7 @@ def fetch(name: str) -> Path:
     if name not in SOURCES:
         raise ValueError(f"unknown file {name!r}; known: {', '.join(SOURCES)}")
     source, path = SOURCES[name], cache_folder() / name
-    if path.is_file():
+    if os.path.isfile(path):  # False for a name that the file system refuses
         _read(path, source)
         return path
     content = _content(name, source)
@@ -147,9 +147,9 @@ def cache_folder() -> Path:
     Source: the XDG base directory specification, for the default.
     """
     chosen = os.environ.get("ATTN_LIB_CACHE")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
     try:
+        if chosen:
+            return Path(chosen).expanduser().absolute()
         default = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError as error:
         raise FileNotFoundError(
@@ -210,12 +210,12 @@ def packaged(name: str) -> bytes:
         remedy += f", or make it again: python book/_tools/record.py book/{page}"
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing: {remedy}")
-    content = path.read_bytes()
-    if name.endswith((".csv", ".json")):
-        content = content.replace(b"\r\n", b"\n")
     expected = _sums().get(name)
     if expected is None:
         raise ValueError(f"{path} is not listed in SHA256SUMS beside it: {remedy}")
+    content = path.read_bytes()
+    if name.endswith((".csv", ".json")):
+        content = content.replace(b"\r\n", b"\n")
     verify(content, expected, said=str(path), remedy=remedy)
     return content
 

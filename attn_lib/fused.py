@@ -54,6 +54,8 @@ def fused_attention(
     if scale is not None and scale <= 0.0:
         # the kernel multiplies its own -inf by the scale, which would open or destroy closed cells
         q, scale = q * scale, 1.0
+    if scale is None:
+        scale = 1.0 / math.sqrt(d_k)  # the kernel would take it from the width that it is given
     allowed = None
     if T == 1:
         causal = False  # the last query attends to every key

@@ -132,7 +132,7 @@ def _chosen(
 ) -> Tensor:
     """(B, vocabulary) to (B, 1)."""
     best, token = logits.max(dim=1, keepdim=True)  # NaN counts as larger than any number
-    if not math.isfinite(best.sum()):
+    if not bool(best.isfinite().all()):
         raise ValueError("the model's logits must be finite, got NaN or infinity")
     if temperature == 0.0:
         return token

@@ -165,13 +165,8 @@ def _pairs(
 ) -> Iterator[tuple[Tensor, Tensor, slice]]:
     """Each of our parameters, the one of theirs that holds it, and in which rows."""
     d_model = theirs.embed_dim
-    for i, (mine, alone) in enumerate(
-        (
-            (ours.q_proj, theirs.q_proj_weight),
-            (ours.k_proj, theirs.k_proj_weight),
-            (ours.v_proj, theirs.v_proj_weight),
-        )
-    ):
+    for i, role in enumerate("qkv"):
+        mine, alone = getattr(ours, f"{role}_proj"), getattr(theirs, f"{role}_proj_weight")
         rows = slice(i * d_model, (i + 1) * d_model)
         if theirs.in_proj_weight is None:
             yield mine.weight, alone, slice(None)
@@ -290,8 +285,10 @@ def from_transformers(
         ``logits``.
 
     Raises:
-        ValueError: another type of model; an activation, a way of stretching rotary positions or
-            another part that has no counterpart here; a weight that is missing or unknown.
+        ValueError: another type of model, a decoder of type ``bert``, one without weights (on the
+            meta device) or for images that are not square; an activation, a way of stretching
+            rotary positions or another part that has no counterpart here; a weight that is missing
+            or unknown.
 
     Example:
         >>> from transformers import ViTConfig, ViTModel
@@ -307,10 +304,17 @@ def from_transformers(
     known = ("bert", "vit", "dinov2", *_decoders.NORM_AT)
     if kind not in known:
         raise ValueError(f"model must be of type {', '.join(known)}, got {kind!r}")
+    if any(tensor.is_meta for tensor in model.state_dict().values()):
+        raise ValueError("model is on the meta device and has no weights: load it first")
     if kind in _decoders.NORM_AT:
         return _decoders.decoder_lm(config, model.state_dict())
     if config.hidden_act != "gelu":
         raise ValueError(f"the activation must be gelu, got {config.hidden_act!r}")
+    if kind == "bert" and (config.is_decoder or getattr(config, "add_cross_attention", False)):
+        raise ValueError("is_decoder has no counterpart: a SentenceEncoder is not causal")
+    size = getattr(config, "image_size", None)
+    if isinstance(size, list | tuple) and len(set(size)) > 1:
+        raise ValueError(f"the images must be square, got a model of {size[0]} x {size[1]} pixels")
     state, heads, eps = model.state_dict(), config.num_attention_heads, config.layer_norm_eps
     if kind == "bert":
         return sentence_encoder(state, num_heads=heads, eps=eps)

@@ -4,6 +4,7 @@ The fast path is PyTorch's ``scaled_dot_product_attention``; the tests hold it e
 reference, ``attn_lib.attention``. The book's page on many heads builds the attention layer by hand.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -16,16 +17,16 @@ from torch import Tensor, nn
 from attn_lib._checks import (
     check_at_least_one,
     check_attn_bias,
+    check_finite,
     check_flag,
     check_mask,
-    check_number,
+    check_positive,
     check_probability,
 )
-from attn_lib.cache import Cache, new_cache_key, one_pass
+from attn_lib.cache import Cache, one_pass
 from attn_lib.functional import attention, closed_to_all
 from attn_lib.fused import fused_attention
 from attn_lib.masks import window_mask
-from attn_lib.positions import counted
 
 Rotate = Callable[[Tensor, Tensor], Tensor]  # (x, positions) to x, as apply_rope
 
@@ -115,13 +116,16 @@ class MultiHeadAttention(nn.Module):
             :func:`attn_lib.positions.apply_rope`; x is (B, H + H_kv, T, d_k), the queries' heads
             and then the keys'. Positions are counted from 0 on. Default: none is rotated.
         qk_norm: factory ``(heads, d_k) -> nn.Module`` for the norms of queries and of keys, applied
-            to (B, ·, heads, d_k) before the rotation. Default: no norms.
+            to (B, ·, heads, d_k) before the rotation; one that needs a single size, such as
+            ``nn.RMSNorm``, is given d_k. Default: no norms.
         bias: whether the four projections have a bias; default True.
         dropout: probability of dropping an attention weight, in training only; default 0.
 
     Raises:
-        ValueError: sizes that do not fit; a dropout outside [0, 1].
-        TypeError: sizes that are not integers; ``sinks`` that is not True or False.
+        ValueError: sizes that do not fit; a dropout outside [0, 1]; a scale that is not finite, or
+            a softcap that is not positive and finite.
+        TypeError: sizes that are not integers, numbers that are none; ``sinks`` that is not True
+            or False; ``rotate`` that cannot be called.
 
     Example:
         >>> layer, x = MultiHeadAttention(6, 3), torch.randn(2, 5, 6)
@@ -150,7 +154,7 @@ class MultiHeadAttention(nn.Module):
         window: int | None = None,
         sinks: bool = False,
         rotate: Rotate | None = None,
-        qk_norm: Callable[[int, int], nn.Module] | None = None,
+        qk_norm: Callable[..., nn.Module] | None = None,
         bias: bool = True,
         dropout: float = 0.0,
     ):
@@ -174,20 +178,22 @@ class MultiHeadAttention(nn.Module):
         self.d_model, self.d_context, self.d_k, self.d_v = d_model, d_context, d_k, d_v
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         if scale is not None:
-            check_number("scale", scale)
-            if not math.isfinite(scale):
-                raise ValueError(f"scale must be finite, got {scale}")
+            check_finite("scale", scale)
+        if softcap is not None:
+            check_positive("softcap", softcap)
+        if rotate is not None and not callable(rotate):
+            raise TypeError(f"rotate must be a function (x, positions) -> x, got {rotate!r}")
         self.scale = 1.0 / math.sqrt(d_k) if scale is None else scale
         self.softcap, self.window, self.rotate, self.dropout = softcap, window, rotate, dropout
-        self.cache_key = new_cache_key()
         self.q_proj = nn.Linear(d_model, num_heads * d_k, bias=bias)
         self.k_proj = nn.Linear(d_context, num_kv_heads * d_k, bias=bias)
         self.v_proj = nn.Linear(d_context, num_kv_heads * d_v, bias=bias)
         self.out_proj = nn.Linear(num_heads * d_v, d_model, bias=bias)
-        self.q_norm = None if qk_norm is None else qk_norm(num_heads, d_k)
-        self.k_norm = None if qk_norm is None else qk_norm(num_kv_heads, d_k)
+        self.q_norm = None if qk_norm is None else _norm_of(qk_norm, num_heads, d_k)
+        self.k_norm = None if qk_norm is None else _norm_of(qk_norm, num_kv_heads, d_k)
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
 
+    @one_pass
     def forward(
         self,
         x: Tensor,
@@ -197,6 +203,7 @@ class MultiHeadAttention(nn.Module):
         attn_bias: Tensor | None = None,
         causal: bool = False,
         cache: Cache | None = None,
+        layer: int = 0,
     ) -> Tensor:
         """Let the positions of ``x`` attend to those of ``context``.
 
@@ -212,6 +219,7 @@ class MultiHeadAttention(nn.Module):
             cache: keys and values of a sequence that is given piece by piece; the same in every
                 call. Without ``context``, those of ``x`` are appended, and S counts them all;
                 with it, they are computed once.
+            layer: the index of this layer among those that share the cache; a stack counts its own.
 
         Returns:
             (B, T, d_model); for a query that may attend to nothing, the output projection of
@@ -219,26 +227,14 @@ class MultiHeadAttention(nn.Module):
 
         Raises:
             ValueError: shapes that do not fit; NaN or +inf in ``attn_bias``; a cache of another
-                batch or context; a window without ``causal``; a context for a layer that rotates
-                or has a window.
+                batch, context or layer; a window without ``causal``; a context for a layer that
+                rotates or has a window.
             TypeError: a mask that is not bool; an attn_bias of another dtype.
         """
         check_flag("causal", causal)
         self._check_inputs(x, context, causal)
-        with one_pass(cache, self):
-            return self._forward(x, context, mask, attn_bias, causal, cache)
-
-    def _forward(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        mask: Tensor | None,
-        attn_bias: Tensor | None,
-        causal: bool,
-        cache: Cache | None,
-    ) -> Tensor:
         source = x if context is None else context
-        seen = 0 if cache is None or context is not None else cache.seen(self)
+        seen = 0 if cache is None or context is not None else cache.length
         B, T, S = x.shape[0], x.shape[1], seen + source.shape[1]
         shape, closed = torch.Size((B, self.num_heads, T, S)), None
         if mask is not None:
@@ -252,19 +248,23 @@ class MultiHeadAttention(nn.Module):
                 attn_bias = attn_bias.to(q.dtype)
             check_attn_bias(attn_bias, shape, q)
         if cache is not None and context is not None:
-            k, v = cache.of_context(self, context, self._keys_values)
+            k, v = cache._of_context(layer, context, self._keys_values, self)
         else:
             k, v = self._keys_values(source)  # (B, H_kv, S, d_k), (B, H_kv, S, d_v)
         if self.rotate is not None:
-            positions = _positions(seen, S, x.device, cache)
+            if cache is None or torch.compiler.is_compiling():
+                positions = torch.arange(seen, S, device=x.device)
+            else:
+                positions = cache._counted(S, x.device)
             both = self.rotate(torch.cat([q, k], dim=1), positions)  # the angles are computed once
             q, k = both[:, : self.num_heads], both[:, self.num_heads :]
         if cache is not None and context is None:
-            k, v = cache.append(self, k, v, window=self.window)
+            k, v = cache.append(layer, k, v, owner=self, window=self.window)
             kept = k.shape[2]
             if kept < S:  # the others are outside of every query's window
-                closed = None if closed is None else closed[..., -kept:, :]
-                mask, attn_bias = (t if t is None else t[..., -kept:] for t in (mask, attn_bias))
+                last = slice(-kept or S, None)  # all of an axis of size 1
+                closed = None if closed is None else closed[..., last, :]
+                mask, attn_bias = (t if t is None else t[..., last] for t in (mask, attn_bias))
         if cache is not None and closed is not None and not _harmless(k, v):
             # cleared in this call only: a later query may attend to it
             k, v = (t.masked_fill(closed.unsqueeze(-3), 0.0) for t in (k, v))
@@ -286,7 +286,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor:
         """(B, H, T, d_v), by the fused kernel where it can."""
         T, S, dropout_p = q.shape[2], k.shape[2], self.dropout if self.training else 0.0
-        if self.window is not None and S > self.window:
+        # an exported graph is for all lengths: its mask is always there
+        if self.window is not None and (torch.compiler.is_compiling() or S > self.window):
             near = window_mask(T, S, window=self.window).to(q.device)
             mask = near if mask is None else mask & near
         if self.sinks is not None:
@@ -385,6 +386,18 @@ def _check_width(name: str, x: Tensor, width: int) -> None:
         raise ValueError(f"{name} must be (batch, length, {width}), got {tuple(x.shape)}")
 
 
+def _norm_of(factory: Callable[..., nn.Module], heads: int, d_k: int) -> nn.Module:
+    """A norm over d_k, or over (heads, d_k), by what the factory needs."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(factory).parameters.values()
+    needed = sum(p.kind in kinds and p.default is p.empty for p in parameters)
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters) or needed == 2:
+        return factory(heads, d_k)
+    if needed != 1:
+        raise TypeError(f"qk_norm must be a factory of (heads, d_k), or of d_k, got {factory!r}")
+    return factory(d_k)
+
+
 def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
     """(B, heads, ·, d_k); the norm sees the heads of a position side by side."""
     return x if norm is None else norm(x.transpose(1, 2)).transpose(1, 2)
@@ -403,13 +416,6 @@ def _with_sinks(
         mask = F.pad(mask.expand(*mask.shape[:-1], S), (1, 0), value=True)
     k, v = (F.pad(t, (0, 0, 1, 0)) for t in (k, v))
     return k, v, mask, attn_bias
-
-
-def _positions(seen: int, S: int, device: torch.device, cache: Cache | None) -> Tensor:
-    """Of the tokens in this call: with a cache, the layers of a pass share their angles."""
-    if cache is None or torch.compiler.is_compiling():
-        return torch.arange(seen, S, device=device)
-    return counted(seen, S, device, cache.once((seen, S, device), dict))
 
 
 def _repeated(x: Tensor, q: Tensor) -> Tensor:

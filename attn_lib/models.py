@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from attn_lib._checks import (
     check_at_least_one,
+    check_finite,
     check_flag,
     check_indices,
     check_no_cross_attention,
-    check_number,
+    check_positive,
 )
 from attn_lib._embedding import Embedding, check_tokens
 from attn_lib.cache import Cache, one_pass
@@ -127,6 +128,7 @@ class Transformer(nn.Module):
         """
         return self.encoder(self.source(source, mask), mask=mask)
 
+    @one_pass
     def decode(
         self,
         target: Tensor,
@@ -147,9 +149,8 @@ class Transformer(nn.Module):
             cache: keys and values of earlier calls.
         """
         x = self.target(target, mask, 0 if cache is None else cache.length)
-        with one_pass(cache, self):
-            x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache)
-            return self.output(x)
+        x = self.decoder(x, context, mask=mask, context_mask=context_mask, cache=cache)
+        return self.output(x)
 
 
 class DecoderLM(nn.Module):
@@ -216,9 +217,9 @@ class DecoderLM(nn.Module):
         super().__init__()
         check_no_cross_attention("DecoderLM", block)
         check_flag("tied", tied)
-        check_number("embedding_scale", embedding_scale)
-        if logit_softcap is not None and not logit_softcap > 0.0:
-            raise ValueError(f"logit_softcap must be positive, got {logit_softcap}")
+        check_finite("embedding_scale", embedding_scale)
+        if logit_softcap is not None:
+            check_positive("logit_softcap", logit_softcap)
         bias, self.max_len, self.logit_softcap = block.get("bias", True), max_len, logit_softcap
         common: dict[str, Any] = {"d_model": d_model, "dropout": dropout}
         block |= {"num_heads": num_heads, "d_ff": d_ff, "num_layers": num_layers}
@@ -229,6 +230,7 @@ class DecoderLM(nn.Module):
         )
         self.output = None if tied else nn.Linear(d_model, vocab_size, bias=bias)
 
+    @one_pass
     def forward(
         self, tokens: Tensor, *, mask: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
@@ -248,12 +250,11 @@ class DecoderLM(nn.Module):
             TypeError: tokens that are not integers; a mask that is not bool.
         """
         x = self.embedding(tokens, mask, 0 if cache is None else cache.length)
-        with one_pass(cache, self):
-            x = self.decoder(x, mask=mask, cache=cache)
-            if self.output is None:
-                logits = F.linear(x, self.embedding.vectors.weight)
-            else:
-                logits = self.output(x)
+        x = self.decoder(x, mask=mask, cache=cache)
+        if self.output is None:
+            logits = F.linear(x, self.embedding.vectors.weight)
+        else:
+            logits = self.output(x)
         if self.logit_softcap is None:
             return logits
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
@@ -387,6 +388,9 @@ class SentenceEncoder(nn.Module):
             raise ValueError("texts must hold at least one text, got none")
         rows = [torch.tensor(self.tokenizer.encode(text).ids) for text in texts]
         lengths = torch.tensor([len(row) for row in rows])
+        if not lengths.all():
+            empty = texts[int(lengths.argmin())]
+            raise ValueError(f"a text must have at least one token, got none for {empty!r}")
         tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         mask = padding_mask(lengths, tokens.shape[1])
         padding = ~mask[:, 0, 0, :, None]  # (B, T, 1)

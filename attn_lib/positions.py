@@ -4,6 +4,8 @@ Two change the vectors that enter a layer (sinusoidal, learned), one rotates que
 (rotary), and one changes the scores (ALiBi). The book's page on positions derives each.
 """
 
+import threading
+
 import torch
 from torch import Tensor, nn
 
@@ -156,12 +158,28 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
     return rotated.to(x.dtype)
 
 
-def counted(start: int, stop: int, device: torch.device, turns: dict) -> Tensor:
-    """Positions start … stop − 1, with the rotation tables cached on them until they change."""
+class _Tables(threading.local):
+    """The positions that were counted last, and the rotation tables made of them so far."""
+
+    def __init__(self) -> None:
+        self.positions: Tensor | None = None
+        self.made: dict[tuple[int, float, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def of(self, positions: Tensor) -> dict[tuple[int, float, torch.dtype], tuple[Tensor, Tensor]]:
+        """Those of these positions: none if they are others, or were written into since."""
+        if torch.compiler.is_compiling() or positions is not self.positions or positions._version:
+            return {}
+        return self.made
+
+
+_tables = _Tables()
+
+
+def counted(start: int, stop: int, device: torch.device) -> Tensor:
+    """Positions start … stop − 1; the layers that are given this very tensor share their tables."""
     with torch.inference_mode(False):  # tensors of inference mode do not count their changes
-        positions = torch.arange(start, stop, device=device)
-    positions.__dict__["turns"] = turns
-    return positions
+        _tables.positions, _tables.made = torch.arange(start, stop, device=device), {}
+    return _tables.positions
 
 
 def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
@@ -206,13 +224,11 @@ def _alibi_slopes(num_heads: int) -> list[float]:
 
 def _turns(positions: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(..., T, width / 2) cosines and sines of the angles of every position."""
-    kept: dict[tuple, tuple[Tensor, Tensor]] = {}
-    if not torch.compiler.is_compiling() and "turns" in positions.__dict__:
-        kept = positions.__dict__["turns"] if positions._version == 0 else kept
-    if (width, base, dtype) not in kept:
+    tables = _tables.of(positions)
+    if (width, base, dtype) not in tables:
         angles = _angles(positions, width, base)
-        kept[width, base, dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
-    return kept[width, base, dtype]
+        tables[width, base, dtype] = angles.cos().to(dtype), angles.sin().to(dtype)
+    return tables[width, base, dtype]
 
 
 def _angles(positions: Tensor, width: int, base: float) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_lib._checks import check_at_least_one
+from attn_lib._checks import check_at_least_one, check_finite
 from attn_lib.cache import Cache, one_pass
 from attn_lib.layers import FeedForward, MultiHeadAttention
 
@@ -99,11 +99,13 @@ class TransformerBlock(nn.Module):
 
         self.attention_gain = self.cross_gain = self.feed_forward_gain = None
         if layer_scale is not None:
+            check_finite("layer_scale", layer_scale)
             start = torch.full((d_model,), float(layer_scale))
             self.attention_gain = nn.Parameter(start.clone())
             self.cross_gain = nn.Parameter(start.clone()) if cross_attention else None
             self.feed_forward_gain = nn.Parameter(start.clone())
 
+    @one_pass
     def forward(
         self,
         x: Tensor,
@@ -114,6 +116,7 @@ class TransformerBlock(nn.Module):
         causal: bool = False,
         context_mask: Tensor | None = None,
         cache: Cache | None = None,
+        layer: int = 0,
     ) -> Tensor:
         """The residual stream after this block.
 
@@ -128,6 +131,7 @@ class TransformerBlock(nn.Module):
                 ``x`` may attend to.
             cache: keys and values of earlier calls, as in
                 :meth:`attn_lib.layers.MultiHeadAttention.forward`.
+            layer: the index of this block among those that share the cache; a stack counts its own.
 
         Returns:
             (B, T, d_model).
@@ -142,17 +146,17 @@ class TransformerBlock(nn.Module):
         if context is None and context_mask is not None:
             raise ValueError("context_mask needs a context")
 
-        with one_pass(cache, self):
-            y = self._given(x, self.attention_norm)
-            y = self.attention(y, mask=mask, attn_bias=attn_bias, causal=causal, cache=cache)
-            x = self._added(x, y, self.attention_norm, self.attention_norm_2, self.attention_gain)
-            if self.cross is not None and self.cross_norm is not None:
-                y = self._given(x, self.cross_norm)
-                y = self.cross(y, context, mask=context_mask, cache=cache)
-                x = self._added(x, y, self.cross_norm, self.cross_norm_2, self.cross_gain)
-            y = self.feed_forward(self._given(x, self.feed_forward_norm))
-            gain = self.feed_forward_gain
-            return self._added(x, y, self.feed_forward_norm, self.feed_forward_norm_2, gain)
+        y = self._given(x, self.attention_norm)
+        place: dict[str, Any] = {"cache": cache, "layer": layer}
+        y = self.attention(y, mask=mask, attn_bias=attn_bias, causal=causal, **place)
+        x = self._added(x, y, self.attention_norm, self.attention_norm_2, self.attention_gain)
+        if self.cross is not None and self.cross_norm is not None:
+            y = self._given(x, self.cross_norm)
+            y = self.cross(y, context, mask=context_mask, **place)
+            x = self._added(x, y, self.cross_norm, self.cross_norm_2, self.cross_gain)
+        y = self.feed_forward(self._given(x, self.feed_forward_norm))
+        gain = self.feed_forward_gain
+        return self._added(x, y, self.feed_forward_norm, self.feed_forward_norm_2, gain)
 
     def _given(self, x: Tensor, norm: nn.Module) -> Tensor:
         """What a sublayer reads."""
@@ -215,6 +219,7 @@ class TransformerEncoder(nn.Module):
         last = nn.Identity() if first.norm_at == "after" else copy.deepcopy(first.attention_norm)
         self.norm = last
 
+    @one_pass
     def forward(
         self,
         x: Tensor,
@@ -242,10 +247,9 @@ class TransformerEncoder(nn.Module):
                 "a cache needs causal=True: otherwise earlier tokens would have to attend to later "
                 "ones; if that is meant, say causal=False"
             )
-        with one_pass(cache, self):
-            for block in self.blocks:
-                x = block(x, context, cache=cache, **options)
-            return self.norm(x)
+        for i, block in enumerate(self.blocks):
+            x = block(x, context, cache=cache, layer=i, **options)
+        return self.norm(x)
 
 
 class TransformerDecoder(TransformerEncoder):

@@ -1,8 +1,8 @@
 """How fast a model writes, beside the least work it could be and another library.
 
-Whole texts, greedy and one at a time: ``attn_lib.generate`` against a bare loop over memory that is
-there before the first step, with the model's own ``nn.Linear``, ``nn.LayerNorm`` and ``nn.GELU``;
-against the same without modules, its projections packed; and against Hugging Face's ``generate``.
+Whole texts, greedy and one at a time: ``attn_lib.generate`` against a bare loop, functional calls
+on the model's weights over memory that is there before the first step; against the same loop over
+its own ``nn.Linear``, ``nn.LayerNorm`` and ``nn.GELU``; and against Hugging Face's ``generate``.
 All have the same weights and write the same tokens. Then one step of one layer onto a long cache,
 beside what it cannot do without: the new token's four matrix products and one read of the cache.
 """
@@ -24,10 +24,13 @@ def pair(part: nn.Module) -> tuple[Tensor, Tensor]:
     return part.weight.detach(), part.bias.detach()
 
 
+def projections(layer: MultiHeadAttention) -> list[tuple[Tensor, Tensor]]:
+    return [pair(part) for part in (layer.q_proj, layer.k_proj, layer.v_proj)]
+
+
 def packed(layer: MultiHeadAttention) -> tuple[Tensor, Tensor]:
-    """Weight and bias of one product that gives queries, keys and values."""
-    parts = [pair(part) for part in (layer.q_proj, layer.k_proj, layer.v_proj)]
-    weights, biases = zip(*parts, strict=True)
+    """Weight and bias of one product that gives queries, keys and values, as GPT-2 has it."""
+    weights, biases = zip(*projections(layer), strict=True)
     return torch.cat(weights), torch.cat(biases)
 
 
@@ -44,7 +47,7 @@ class Floor:
         self.blocks = [
             (
                 pair(block.attention_norm),
-                packed(block.attention),
+                projections(block.attention),
                 pair(block.attention.out_proj),
                 pair(block.feed_forward_norm),
                 pair(block.feed_forward.up),
@@ -65,8 +68,8 @@ class Floor:
         for (norm, qkv, out, norm_2, up, down), (keys, values) in zip(
             self.blocks, self.cache, strict=True
         ):
-            y = F.linear(F.layer_norm(x, widths, *norm), *qkv)
-            q, k, v = y.view(1, T, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+            y = F.layer_norm(x, widths, *norm)
+            q, k, v = (F.linear(y, *p).view(1, T, self.heads, -1).transpose(1, 2) for p in qkv)
             keys[:, :, start:end], values[:, :, start:end] = k, v
             seen = keys[:, :, :end], values[:, :, :end]
             y = F.scaled_dot_product_attention(q, *seen, is_causal=T > 1)
@@ -157,8 +160,8 @@ def test_speed_of_writing(benchmark, capsys):
     prompt = torch.randint(VOCABULARY, (1, PROMPT))
     real = torch.ones_like(prompt)
     writers = {
-        "bare loop": lambda: loop.generate(prompt, NEW),
-        "packed, no modules": lambda: floor.generate(prompt, NEW),
+        "bare loop": lambda: floor.generate(prompt, NEW),
+        "bare loop over modules": lambda: loop.generate(prompt, NEW),
         "attn_lib": lambda: generate(model, prompt, max_new_tokens=NEW),
         "GPT2LMHeadModel.generate": lambda: theirs.generate(
             prompt, attention_mask=real, max_new_tokens=NEW, do_sample=False, use_cache=True

@@ -6,9 +6,11 @@ from functools import partial
 import torch
 from hypothesis import strategies as st
 from oracle import attention_by_loops
+from torch import nn
 
-from attn_lib import padding_mask
+from attn_lib import causal_mask, interop, padding_mask
 from attn_lib.layers import MultiHeadAttention
+from attn_lib.masks import to_blocked
 from attn_lib.models import DecoderLM
 from attn_lib.positions import apply_rope
 
@@ -25,7 +27,8 @@ PADDING = {  # side: which of the source's and of the target's tokens are real
     ),
 }
 ROTATE = partial(apply_rope, base=100.0)
-SIZES = {"d_model": 6, "num_heads": 3, "d_ff": 11, "num_layers": 2}
+BLOCK = {"d_model": 6, "num_heads": 3, "d_ff": 11}
+SIZES = {**BLOCK, "num_layers": 2}
 
 
 def draw(*shape, seed=0, dtype=torch.float64, size=1.0):
@@ -65,9 +68,23 @@ def cases(draw_from, dtypes=(torch.float64,), closed_rows=True):
 # ---------------------------------------------------------------- layers
 
 
-def layer_of(seed=0, dtype=torch.float64, **options):
+def layer_of(seed=0, dtype=torch.float64, *, d_model=6, num_heads=3, **options):
     torch.manual_seed(seed)
-    return MultiHeadAttention(6, options.pop("num_heads", 3), **options).to(dtype)
+    return MultiHeadAttention(d_model, num_heads, **options).to(dtype)
+
+
+def masks_for_both(masked, mask_name="attn_mask", padding_name="key_padding_mask"):
+    """Options for five positions, of which the second example has three: ours, and PyTorch's."""
+    padding, ours, torchs = padding_mask(torch.tensor([5, 3]), 5), {}, {}
+    if masked in ("padding", "both"):
+        ours["mask"], torchs[padding_name] = padding, to_blocked(padding)[:, 0, 0]
+    if masked in ("causal", "both"):
+        ours["causal"], torchs[mask_name] = True, to_blocked(causal_mask(5))
+    return ours, torchs
+
+
+def random_mask(*shape, seed=0):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.6
 
 
 def by_loops(layer, x, context, mask, attn_bias, causal):
@@ -110,6 +127,18 @@ def shaken(module, seed=0):
         for p in module.parameters():
             p.copy_(torch.randn(p.shape, generator=generator) * 0.5)
     return module.double()
+
+
+def torch_stack(stack):
+    """PyTorch's own stack of PyTorch's own layers, with our weights; unchanged without dropout."""
+    layers = [interop.to_torch(block) for block in stack.blocks]
+    norm = None if isinstance(stack.norm, nn.Identity) else stack.norm
+    if isinstance(layers[0], nn.TransformerDecoderLayer):
+        found = nn.TransformerDecoder(layers[0], len(layers), norm=norm)
+    else:
+        found = nn.TransformerEncoder(layers[0], len(layers), norm, enable_nested_tensor=False)
+    found.layers = nn.ModuleList(layers)
+    return found.train()  # in evaluation PyTorch may take another way
 
 
 # with these seeds what is written on is more than one token over and over

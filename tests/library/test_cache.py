@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 import torch
 from cases import ROTATE, SIZES, draw, language_model, layer_of
-from torch import nn
 
-from attn_lib import Cache, Transformer, TransformerDecoder, generate
+from attn_lib import Cache, Transformer, TransformerBlock, TransformerDecoder, generate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = torch.randint(13, (2, 6), generator=torch.Generator().manual_seed(1))
@@ -48,25 +47,24 @@ def test_two_copies_of_a_cache_go_their_own_ways(copier, grad):
     with torch.set_grad_enabled(grad):
         model(TOKENS[:, :3], cache=cache)
         twin = copier(cache)
-        outs = [model(tokens[:, 3:5], cache=c) for tokens, c in ((TOKENS, cache), (other, twin))]
-        for tokens, out in zip((TOKENS, other), outs, strict=True):
-            whole = torch.cat([TOKENS[:, :3], tokens[:, 3:5]], dim=1)
-            torch.testing.assert_close(out, model(whole)[:, 3:])
-        assert cache.length == twin.length == 5
+        for start, stop in ((3, 5), (5, 6)):  # in turn: the second step reads the first
+            for tokens, one in ((TOKENS, cache), (other, twin)):
+                whole = torch.cat([TOKENS[:, :3], tokens[:, 3:stop]], dim=1)
+                out = model(tokens[:, start:stop], cache=one)
+                torch.testing.assert_close(out, model(whole)[:, start:])
+        assert cache.length == twin.length == 6
 
 
 def test_the_cache_of_a_layer_alone_can_be_stored():
-    """It knows its layer by a weak reference, which no file can hold."""
+    """It knows the layer that has filled it; a stored one belongs to nobody yet."""
     layer, x, cache = layer_of(), draw(1, 5, 6), Cache()
     layer(x[:, :3].detach(), causal=True, cache=cache)
     with torch.no_grad():
         full, cache = layer(x, causal=True), Cache()
         layer(x[:, :3], causal=True, cache=cache)
         stored = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
-        twin = copy.deepcopy(layer)  # the stored cache belongs to nobody yet
+        twin = copy.deepcopy(layer)
         torch.testing.assert_close(twin(x[:, 3:], causal=True, cache=stored), full[:, 3:])
-        with cache.forward_pass(layer):
-            assert not pickle.loads(pickle.dumps(cache)).in_pass  # noqa: S301
 
 
 @pytest.mark.parametrize("where", ["second block", "output", "output of a pair"])
@@ -107,27 +105,93 @@ def test_a_refused_call_of_a_layer_leaves_the_cache_as_it_was():
     torch.testing.assert_close(out, layer(x, causal=True)[:, 2:])
 
 
-def test_a_layer_used_twice_in_a_stack_has_two_places():
+@pytest.mark.parametrize("copier", [lambda block: block, copy.deepcopy])
+@pytest.mark.parametrize("cross", [False, True])
+def test_a_layer_used_again_in_a_stack_has_a_place_each_time(copier, cross):
     torch.manual_seed(0)
-    stack = TransformerDecoder(**SIZES, cross_attention=False).double()
-    stack.blocks[1] = stack.blocks[0]
+    stack = TransformerDecoder(**{**SIZES, "num_layers": 3}, cross_attention=cross).double()
+    for i in (1, 2):
+        stack.blocks[i] = copier(stack.blocks[0])
     x, cache = draw(2, 5, 6), Cache()
-    got = torch.cat([stack(piece, cache=cache) for piece in x.split([3, 1, 1], dim=1)], dim=1)
-    torch.testing.assert_close(got, stack(x))
+    context = draw(2, 7, 6, seed=1) if cross else None
+    pieces = x.split([3, 1, 1], dim=1)
+    got = torch.cat([stack(piece, context, cache=cache) for piece in pieces], dim=1)
+    torch.testing.assert_close(got, stack(x, context))
+    assert cache.length == 5
 
 
-def test_layers_made_by_copying_share_a_cache_without_mixing():
-    torch.manual_seed(0)
-    stack = TransformerDecoder(**SIZES, cross_attention=False).double()
-    stack.blocks[1] = copy.deepcopy(stack.blocks[0])
-    x, cache = draw(2, 5, 6), Cache()
-    got = torch.cat([stack(piece, cache=cache) for piece in x.split([3, 1, 1], dim=1)], dim=1)
-    torch.testing.assert_close(got, stack(x))
-    first, x, cache = layer_of(), draw(1, 3, 6), Cache()
-    second = copy.deepcopy(first)
-    first(x, causal=True, cache=cache)
-    with pytest.raises(ValueError, match=r"^a layer and its copy would share one place in the"):
-        second(x, causal=True, cache=cache)
+@pytest.mark.parametrize("options", [{"causal": True}, {"context": draw(1, 3, 6, seed=1)}])
+@pytest.mark.parametrize("kind", ["layer", "its copy", "block", "a copy of the block"])
+def test_layers_called_alone_share_a_cache_by_their_index_or_not_at_all(kind, options):
+    first, second = layer_of(), layer_of(1)
+    if "block" in kind:
+        cross = "context" in options
+        torch.manual_seed(0)
+        first, second = (
+            TransformerBlock(d_model=6, num_heads=3, d_ff=11, cross_attention=cross).double()
+            for _ in range(2)
+        )
+    if "copy" in kind:
+        second = copy.deepcopy(first)
+    x, cache = draw(1, 4, 6), Cache()
+    full = second(first(x, **{**options, "causal": True}), **{**options, "causal": True})
+    got = [
+        second(first(piece, cache=cache, layer=0, **options), cache=cache, layer=1, **options)
+        for piece in x.split([2, 1, 1], dim=1)
+    ]
+    if "causal" in options:
+        torch.testing.assert_close(torch.cat(got, dim=1), full)
+        assert cache.length == 4
+    cache = Cache()
+    first(x, cache=cache, **options)
+    with pytest.raises(ValueError, match=r"^another layer has filled this place of the cache: gi"):
+        second(x, cache=cache, **options)
+
+
+def test_another_model_does_not_continue_what_a_model_began():
+    first, second, cache = language_model(), language_model(seed=6), Cache()
+    first(TOKENS[:, :4], cache=cache)
+    with pytest.raises(ValueError, match=r"^another layer has filled this place of the cache: gi"):
+        second(TOKENS[:, 4:], cache=cache)
+    torch.testing.assert_close(first(TOKENS[:, 4:], cache=cache), first(TOKENS)[:, 4:])
+
+
+def test_a_cache_of_ones_own_is_handed_to_every_layer():
+    """As the book's page does, which counts bytes; a call that raises leaves the count as well."""
+
+    class Counting(Cache):
+        bytes = 0
+
+        def append(self, layer, k, v, **options):
+            self.bytes += k.nbytes + v.nbytes
+            return super().append(layer, k, v, **options)
+
+    model, cache = language_model(), Counting()
+    each = 2 * 2 * 2 * 6 * 8  # of one token: layers, keys and values, rows, width, bytes
+    for end in (3, 5):
+        model(TOKENS[:, cache.length : end], cache=cache)
+        assert cache.bytes == copy.copy(cache).bytes == each * end
+    with pytest.raises(ValueError, match="the same batch size"):
+        model(TOKENS[:1], cache=cache)
+    assert (cache.bytes, cache.length) == (each * 5, 5)
+
+
+def test_a_copy_taken_during_a_call_is_at_rest():
+    model, cache, taken = language_model(), Cache(), []
+
+    def look(block, args, options):
+        seen = options["cache"]
+        taken.extend([copy.copy(seen), pickle.loads(pickle.dumps(seen))])  # noqa: S301
+        assert cache.length == seen.length == 3
+
+    with torch.no_grad():
+        model(TOKENS[:, :3], cache=cache)
+        handle = model.decoder.blocks[0].register_forward_pre_hook(look, with_kwargs=True)
+        expected = model(TOKENS[:, 3:], cache=cache)
+        handle.remove()
+        for other in taken:
+            torch.testing.assert_close(model(TOKENS[:, 3:], cache=other), expected)
+            assert other.length == 6
 
 
 def test_a_layer_that_other_layers_have_overtaken_is_refused():
@@ -213,27 +277,7 @@ def test_a_step_copies_no_cache():
 def test_a_cache_of_another_kind_is_refused(change, message):
     layer, x, cache = layer_of(), draw(2, 4, 6), Cache()
     layer(x, causal=True, cache=cache)
-    other = copy.deepcopy(layer).to(change(x).dtype)
-    other.cache_key, cache._owners = layer.cache_key, {}
+    layer.to(change(x).dtype)
     with pytest.raises(ValueError, match=message):
-        other(change(x), causal=True, cache=cache)
+        layer(change(x), causal=True, cache=cache)
     assert cache.length == 4
-
-
-def test_modules_without_a_key_are_told_apart_by_where_they_are():
-    cache, first, second = Cache(), nn.Identity(), nn.Identity()
-    for layers in ((first, second), (second, first)):
-        with cache.forward_pass(nn.Identity()):
-            for layer in layers:
-                own = torch.full((1, 1, 1, 1), float(layer is second))
-                k, _ = cache.append(layer, own, own)
-                assert torch.equal(k, own.expand_as(k))
-
-
-def test_a_cache_outside_of_a_pass_is_refused():
-    for use in (
-        lambda cache: cache.append(layer_of(), draw(1, 1, 2, 4), draw(1, 1, 2, 4)),
-        lambda cache: cache.once("angles", list),
-    ):
-        with pytest.raises(ValueError, match=r"^a cache is used within its forward_pass$"):
-            use(Cache())

@@ -134,3 +134,21 @@ def test_top_p_draws_among_the_most_probable():
 def test_choices_that_cannot_be_are_named(options, error, message):
     with pytest.raises(error, match=message):
         generate(language_model(max_len=40), TOKENS, max_new_tokens=1, **options)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_each_row_is_asked_whether_its_logits_are_finite(temperature):
+    """In float16 the sum of four best logits of 20,000 is infinite."""
+
+    def call(tokens, mask=None, cache=None):
+        return torch.tensor([0.0, 20_000.0, 1.0]).half().expand(*tokens.shape, 3)
+
+    rows = torch.zeros(4, 1).long()
+    out = generate(call, rows, max_new_tokens=2, temperature=temperature)
+    assert out.tolist() == [[0, 1, 1]] * 4
+
+    def spoiled(tokens, mask=None, cache=None):
+        return call(tokens).index_fill(0, torch.tensor([2]), float("nan"))
+
+    with pytest.raises(ValueError, match=r"^the model's logits must be finite"):
+        generate(spoiled, rows, max_new_tokens=2, temperature=temperature)

@@ -4,102 +4,142 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import draw
+from safetensors.torch import load_file
 from torch import nn
-from transformers import BertConfig, BertModel, Dinov2Config, Dinov2Model, ViTConfig, ViTModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    Dinov2Config,
+    Dinov2Model,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTModel,
+)
 
 from attn_lib import SentenceEncoder, VisionTransformer, interop, padding_mask
 
 SIZES = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3}
-IMAGES = {**SIZES, "image_size": 15, "patch_size": 5, "num_channels": 2}
+IMAGE = {"image_size": 15, "patch_size": 5, "num_channels": 2}
+MODELS = {
+    "bert": (
+        BertModel,
+        BertConfig,
+        {"vocab_size": 17, "max_position_embeddings": 11, "intermediate_size": 19},
+    ),
+    "vit": (ViTModel, ViTConfig, {**IMAGE, "intermediate_size": 19}),
+    "dinov2": (Dinov2Model, Dinov2Config, {**IMAGE, "mlp_ratio": 2}),
+}
+IDS = torch.tensor([[3, 16, 4, 5, 7], [2, 9, 1, 1, 1]])  # transformers gives none to token 0
 
 
-def bert(**options):
+def witness(kind="bert", **options):
     """Random weights, none of them special: an initialisation would leave biases at zero."""
     torch.manual_seed(0)
-    config = BertConfig(
-        **SIZES, vocab_size=17, max_position_embeddings=11, intermediate_size=19, **options
-    )
-    model = BertModel(config)
+    model, config, sizes = MODELS[kind]
+    model = model(config(**SIZES, **sizes, **options))
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn(p.shape) * 0.4)
     return model.double().eval()
 
 
-IDS = torch.tensor([[3, 16, 4, 5, 7], [2, 9, 1, 1, 1]])  # theirs gives no gradient to token 0
+def converted(kind, state):
+    """By the names of the weights alone."""
+    if kind == "bert":
+        return interop.sentence_encoder(state, num_heads=3)
+    eps = {"eps": 1e-6} if kind == "dinov2" else {}  # not the default
+    return interop.vision_transformer(state, num_heads=3, **eps)
+
+
+def outputs_of(witness, ours, images=None):
+    """(ours, expected), wherever a token is real."""
+    if images is None:
+        real = MASK[:, 0, 0]
+        expected = witness(IDS, attention_mask=real.long()).last_hidden_state
+        return ours(IDS, mask=MASK)[real], expected[real]
+    return ours.features(images), witness(images).last_hidden_state
+
+
+def images_of(kind):
+    return None if kind == "bert" else draw(2, 2, 15, 15).requires_grad_()
+
+
+every_kind = pytest.mark.parametrize("kind", MODELS)
+
+
 MASK = padding_mask(torch.tensor([5, 3]), 5)
 
 
-def expected_of(theirs):
-    mask = MASK[:, 0, 0]
-    return theirs(IDS, attention_mask=mask.long()).last_hidden_state[mask], mask
-
-
-@pytest.mark.parametrize("eps", [1e-12, 0.1])
-def test_equals_bert_outputs_and_gradients(eps):
-    theirs = bert(layer_norm_eps=eps)
-    ours = interop.from_transformers(theirs)
-    assert isinstance(ours, SentenceEncoder)
+@every_kind
+@pytest.mark.parametrize("names", ["in memory", "published", "eps"])
+def test_equals_transformers_in_double_precision(kind, names, tmp_path):
+    """Outputs, and the gradients of every weight, which find their places as the weights do."""
+    options = {"layer_norm_eps": 0.1} if names == "eps" else {}
+    model, images = witness(kind, **options), images_of(kind)
+    ours = interop.from_transformers(model)
+    if names == "published":
+        model.save_pretrained(tmp_path)
+        state = load_file(tmp_path / "model.safetensors")
+        assert kind == "bert" or "encoder.layer.1.attention.attention.query.weight" in state
+        ours = converted(kind, state)
+    assert isinstance(ours, SentenceEncoder if kind == "bert" else VisionTransformer)
     assert not any(module.training for module in ours.modules())
-    expected, mask = expected_of(theirs)
-    out = ours(IDS, mask=MASK)[mask]
+    out, expected = outputs_of(model, ours, images)
     torch.testing.assert_close(out, expected, atol=1e-11, rtol=0)
-    weight = torch.randn(out.shape, dtype=torch.float64)
+    weight = draw(*out.shape, seed=3)
     (out * weight).sum().backward()
+    if images is not None:
+        found, images.grad = images.grad, None
     (expected * weight).sum().backward()
-    words, positions = theirs.embeddings.word_embeddings, theirs.embeddings.position_embeddings
-    torch.testing.assert_close(ours.words.weight.grad, words.weight.grad, atol=1e-10, rtol=0)
-    torch.testing.assert_close(ours.positions.table.grad, positions.weight.grad, atol=1e-10, rtol=0)
-    kinds = theirs.embeddings.token_type_embeddings.weight.grad[0]
-    torch.testing.assert_close(ours.segment.grad, kinds, atol=1e-10, rtol=0)
+    if images is not None:
+        torch.testing.assert_close(found, images.grad, atol=1e-9, rtol=1e-7)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
+    places = dict(interop.from_transformers(model).named_parameters())
+    for name, p in ours.named_parameters():
+        torch.testing.assert_close(p.grad, places[name].detach(), atol=1e-9, rtol=1e-7, msg=name)
 
 
-def test_every_tensor_of_bert_has_its_place():
-    """Altering any of them alters the output as it alters theirs; the pooler alters nothing."""
-    theirs = bert()
-    for name, p in theirs.named_parameters():
+@every_kind
+def test_every_tensor_has_its_place(kind):
+    """Altering any of them alters the output as it alters the other's; but for what is left out."""
+    model, images = witness(kind), images_of(kind)
+    for name, p in model.named_parameters():
         with torch.no_grad():
             p.mul_(1.25)
-        expected, mask = expected_of(theirs)
-        ours = interop.sentence_encoder(theirs.state_dict(), num_heads=3)
-        torch.testing.assert_close(
-            ours(IDS, mask=MASK)[mask], expected, atol=1e-9, rtol=0, msg=name
-        )
+        out, expected = outputs_of(model, converted(kind, model.state_dict()), images)
+        torch.testing.assert_close(out, expected, atol=1e-9, rtol=0, msg=name)
 
 
-def test_a_converted_model_is_its_own():
-    """It shares no memory with the model that it came from, and trains."""
-    theirs = bert()
-    ours = interop.from_transformers(theirs)
-    before = ours(IDS, mask=MASK)
-    with torch.no_grad():
-        for p in theirs.parameters():
-            p.zero_()
-    assert torch.equal(ours(IDS, mask=MASK), before)
-    assert all(p.requires_grad and p.is_leaf for p in ours.parameters())
-
-
-def test_converting_draws_no_random_numbers():
-    theirs = bert()
+@every_kind
+def test_a_converted_model_is_its_own(kind):
+    """It shares no memory with the model that it came from, draws no random number, and trains."""
+    model, images = witness(kind), images_of(kind)
     torch.manual_seed(5)
-    interop.from_transformers(theirs)
+    ours = interop.from_transformers(model)
     after = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), after)
+    before, _ = outputs_of(model, ours, images)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert torch.equal(outputs_of(model, ours, images)[0], before)
+    assert all(p.requires_grad and p.is_leaf for p in ours.parameters())
 
 
-@pytest.mark.parametrize(("kind", "config"), [(ViTModel, ViTConfig), (Dinov2Model, Dinov2Config)])
-@pytest.mark.parametrize("size", [15, 10])
-def test_equals_models_of_images(kind, config, size):
-    torch.manual_seed(0)
-    theirs = kind(config(**IMAGES, layer_norm_eps=0.01)).double().eval()
-    ours = interop.from_transformers(theirs, image_size=None if size == 15 else size)
-    assert isinstance(ours, VisionTransformer)
+@pytest.mark.parametrize("kind", ["vit", "dinov2"])
+@pytest.mark.parametrize("size", [5, 10, 25, 35])
+def test_equals_models_of_images_at_another_size(kind, size):
+    model, images = witness(kind, layer_norm_eps=0.01), draw(2, 2, size, size)
+    ours = interop.from_transformers(model, image_size=size)
     assert ours.image_size == size
-    images = torch.randn(2, 2, size, size, dtype=torch.float64)
-    options = {"interpolate_pos_encoding": True} if kind is ViTModel else {}
-    expected = theirs(images, **options).last_hidden_state
-    tolerance = 1e-10 if size == 15 else 1e-6  # Dinov2Model resamples in single precision
+    options = {"interpolate_pos_encoding": True} if kind == "vit" else {}
+    expected = model(images, **options).last_hidden_state
+    tolerance = 1e-9 if kind == "vit" else 1e-6  # Dinov2Model resamples in single precision
     torch.testing.assert_close(ours.features(images), expected, atol=tolerance, rtol=0)
 
 
@@ -110,10 +150,7 @@ def test_equals_models_of_images(kind, config, size):
             lambda: nn.Linear(2, 2),
             "^model must be of type bert, vit, dinov2, llama, qwen3, .*, got None$",
         ),
-        (
-            lambda: bert(is_decoder=False, hidden_act="relu"),
-            "^the activation must be gelu, got 'relu'$",
-        ),
+        (lambda: witness(hidden_act="relu"), "^the activation must be gelu, got 'relu'$"),
     ],
 )
 def test_models_without_a_counterpart_are_named(model, message):
@@ -122,31 +159,44 @@ def test_models_without_a_counterpart_are_named(model, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "ours"),
+    ("kind", "name", "ours"),
     [
-        ("embeddings.word_embeddings.weight", "words.weight"),
-        ("embeddings.position_embeddings.weight", "positions.table"),
-        ("embeddings.token_type_embeddings.weight", "segment"),
-        ("embeddings.LayerNorm.bias", "norm.bias"),
-        ("encoder.layer.0.intermediate.dense.weight", "encoder.blocks.0.feed_forward.up.weight"),
-        ("encoder.layer.1.output.LayerNorm.weight", "encoder.blocks.1.feed_forward_norm.weight"),
+        ("bert", "embeddings.word_embeddings.weight", "words.weight"),
+        ("bert", "embeddings.position_embeddings.weight", "positions.table"),
+        ("bert", "embeddings.token_type_embeddings.weight", "segment"),
+        ("bert", "embeddings.LayerNorm.bias", "norm.bias"),
+        ("bert", "encoder.layer.0.intermediate.dense.weight", "BLOCKS.0.feed_forward.up.weight"),
+        ("bert", "encoder.layer.1.output.LayerNorm.weight", "BLOCKS.1.feed_forward_norm.weight"),
+        ("vit", "embeddings.cls_token", "class_token"),
+        ("vit", "embeddings.position_embeddings", "positions.table"),
+        ("vit", "embeddings.patch_embeddings.projection.weight", "patches.projection.weight"),
+        ("vit", "layers.0.mlp.fc1.weight", "BLOCKS.0.feed_forward.up.weight"),
+        ("vit", "layers.1.attention.k_proj.bias", "BLOCKS.1.attention.k_proj.bias"),
+        ("vit", "layernorm.bias", "encoder.norm.bias"),
     ],
 )
-def test_a_missing_weight_of_bert_is_named(name, ours):
-    state = bert().state_dict()
+def test_a_missing_weight_is_named(kind, name, ours):
+    state, ours = witness(kind).state_dict(), ours.replace("BLOCKS", "encoder.blocks")
     del state[name]
     with pytest.raises(ValueError, match=f"^the weights have no counterpart of {ours}$"):
-        interop.sentence_encoder(state, num_heads=3)
+        converted(kind, state)
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["cls.bias", "encoder.layer.0.crossattention.self.query.weight", "embeddings.extra.gain"],
+    ("kind", "name"),
+    [
+        ("bert", "cls.bias"),
+        ("bert", "encoder.layer.0.crossattention.self.query.weight"),
+        ("bert", "embeddings.extra.gain"),
+        ("vit", "head.weight"),
+        ("vit", "encoder.layer.0.gate.weight"),
+        ("vit", "vit.layernorm"),
+    ],
 )
-def test_a_weight_without_a_counterpart_in_the_encoder_is_named(name):
-    state = {**bert().state_dict(), name: torch.zeros(3)}
-    with pytest.raises(ValueError, match=f"^{name} has no counterpart in SentenceEncoder$"):
-        interop.sentence_encoder(state, num_heads=3)
+def test_a_weight_without_a_counterpart_is_named(kind, name):
+    model = "SentenceEncoder" if kind == "bert" else "VisionTransformer"
+    with pytest.raises(ValueError, match=f"^{name} has no counterpart in {model}$"):
+        converted(kind, {**witness(kind).state_dict(), name: torch.zeros(3)})
 
 
 @pytest.mark.parametrize(
@@ -169,39 +219,31 @@ def test_other_layers_are_refused_by_name(convert, kinds):
     [
         (torch.zeros(1, 12).long(), ValueError, "^a sentence must have at most 11 tokens, got 12$"),
         (torch.tensor([[17]]), ValueError, "^tokens must be 0 to 16, got 17 to 17$"),
-        (
-            torch.zeros(1, 2),
-            TypeError,
-            "^tokens must be integers, int64 or int32, got torch.float32",
-        ),
+        (torch.zeros(1, 2), TypeError, "^tokens must be integers, int64 or int32, got torch.float"),
     ],
 )
 def test_tokens_that_do_not_fit_are_named(tokens, error, message):
-    ours = interop.from_transformers(bert())
     with pytest.raises(error, match=message):
-        ours(tokens)
+        interop.from_transformers(witness())(tokens)
 
 
 def test_a_sentence_may_be_as_long_as_the_positions_and_one_token_short():
-    ours = interop.from_transformers(bert())
+    ours = interop.from_transformers(witness())
     for ids in (torch.ones(2, 11).long(), torch.ones(2, 1).long()):
         assert ours(ids).shape == (*ids.shape, 12)
     assert ours.embed(torch.ones(11).long()).shape == (11, 12)
 
 
-def test_an_encoder_keeps_its_tokenizer_and_norms_last():
+def test_an_encoder_has_its_tokenizer_or_reads_no_texts_and_norms_last():
     words = SimpleNamespace(encode=lambda text: SimpleNamespace(ids=[len(w) for w in text.split()]))
-    ours = interop.sentence_encoder(bert().state_dict(), num_heads=3, tokenizer=words)
+    ours = interop.sentence_encoder(witness().state_dict(), num_heads=3, tokenizer=words)
     assert ours.tokenizer is words
     vectors = ours.encode(["a cat drank", "the milk"])
     alone = ours(torch.tensor([[1, 3, 5]]))[0].mean(dim=0)
     torch.testing.assert_close(vectors[0], alone / alone.norm())
     assert [block.norm_at for block in ours.encoder.blocks] == ["after", "after"]
-
-
-def test_texts_need_a_tokenizer():
     with pytest.raises(ValueError, match=r"^to encode texts, the model needs a tokenizer$"):
-        interop.from_transformers(bert()).encode(["a"])
+        interop.from_transformers(witness()).encode(["a"])
 
 
 def test_sizes_of_an_encoder_are_checked():
@@ -211,3 +253,41 @@ def test_sizes_of_an_encoder_are_checked():
             SentenceEncoder(**wrong, **sizes)
     norms = SentenceEncoder(vocab_size=5, max_len=5, **sizes).modules()
     assert {norm.eps for norm in norms if isinstance(norm, nn.LayerNorm)} == {1e-12}
+
+
+def tiny_llama(**options):
+    torch.manual_seed(0)
+    sizes = {**SIZES, "vocab_size": 17, "intermediate_size": 19, "num_key_value_heads": 3}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **options)).eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: witness(is_decoder=True),
+            "^is_decoder has no counterpart: a SentenceEncoder is not causal$",
+        ),
+        (
+            lambda: ViTModel(ViTConfig(**SIZES, image_size=(8, 32), patch_size=4)),
+            "^the images must be square, got a model of 8 x 32 pixels$",
+        ),
+        (
+            lambda: witness().to("meta"),
+            "^model is on the meta device and has no weights: load it first$",
+        ),
+    ],
+    ids=["a causal Bert", "wide images", "meta"],
+)
+def test_what_would_give_other_outputs_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        interop.from_transformers(model())
+
+
+def test_types_of_layers_that_llama_ignores_are_ignored():
+    model = tiny_llama()
+    expected = model(IDS).logits
+    model.config.layer_types, model.config.sliding_window = ["sliding_attention"] * 2, 2
+    torch.testing.assert_close(model(IDS).logits, expected, atol=0, rtol=0)
+    found = interop.from_transformers(model)(IDS)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

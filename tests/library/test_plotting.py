@@ -33,13 +33,20 @@ def test_the_style_is_set_and_in_a_notebook_at_double_resolution(monkeypatch, sh
     assert asked == formats
 
 
+TOKENS = {"queries": ["a", "b"], "keys": ["x", "y", "z"]}
+
+
+def check_labels(ax, queries, keys):
+    for labels, expected in ((ax.get_yticklabels(), queries), (ax.get_xticklabels(), keys)):
+        assert [label.get_text() for label in labels] == expected
+
+
 def test_the_drawn_numbers_are_the_weights_on_a_fixed_scale():
     weights = torch.tensor([[0.1, 0.2, 0.7], [0.0, 0.5, 0.5]])
-    ax = plotting.plot_weights(weights, queries=["a", "b"], keys=["x", "y", "z"])
+    ax = plotting.plot_weights(weights, **TOKENS)
     assert torch.allclose(torch.tensor(ax.images[0].get_array().filled(0.0)).float(), weights)
     assert ax.images[0].get_clim() == (0.0, 1.0)
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x", "y", "z"]
-    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
+    check_labels(ax, **TOKENS)
     written = {text.get_position(): text.get_text() for text in ax.texts}
     assert written[(2, 0)] == "0.70"  # column of the key, row of the query
     assert set(written) == {(0, 0), (1, 0), (2, 0), (1, 1), (2, 1)}  # zero is closed: no number
@@ -112,8 +119,7 @@ def test_keys_stand_above_and_queries_beside():
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("key", "query")
     assert (ax.xaxis.get_ticks_position(), ax.xaxis.get_label_position()) == ("top", "top")
     assert ax.xaxis.labelpad == 8
-    for labels, tokens in ((ax.get_xticklabels(), "012"), (ax.get_yticklabels(), "01")):
-        assert [label.get_text() for label in labels] == list(tokens)
+    check_labels(ax, ["0", "1"], ["0", "1", "2"])
 
 
 @pytest.mark.parametrize(("key", "angle"), [("the", 0.0), ("then", 90.0)])
@@ -134,14 +140,9 @@ def test_it_draws_on_the_axes_it_is_given_and_keeps_nothing():
 def test_labels_are_shown_as_they_are():
     ax = plotting.plot_weights(torch.eye(2), queries=[0, "$$"], keys=["$x^$", "_"])
     ax.figure.canvas.draw()
-    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["0", "$$"]
+    check_labels(ax, ["0", "$$"], ["$x^$", "_"])
     for label in [*ax.get_xticklabels(), *ax.get_yticklabels()]:
         assert label.get_parse_math() is False
-
-
-def test_an_array_is_no_tensor():
-    with pytest.raises(TypeError, match="got ndarray"):
-        plotting.plot_weights(torch.eye(2).numpy())
 
 
 def test_large_tables_show_no_numbers():
@@ -157,11 +158,10 @@ def test_a_rounding_step_above_the_scale_is_no_error():
 
 def test_a_mask_is_drawn_as_it_is():
     mask = torch.tensor([[True, False, True], [False, True, True]])
-    ax = plotting.plot_mask(mask, queries=["a", "b"], keys=["x", "y", "z"])
+    ax = plotting.plot_mask(mask, **TOKENS)
     assert ax.images[0].get_array().filled(0.0).tolist() == mask.double().tolist()
     assert ax.images[0].get_clim() == (0.0, 1.0)
-    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["a", "b"]
-    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x", "y", "z"]
+    check_labels(ax, **TOKENS)
 
 
 BOXES = {
@@ -176,6 +176,7 @@ def test_a_diagram_joins_its_boxes_in_the_colours_of_the_book():
     where = {text.get_text(): text.get_position() for text in ax.texts}
     assert where["queries"][0] < where["tokens"][0] < where["values"][0]
     assert where["tokens"][1] > where["queries"][1] == where["values"][1]  # row 0 is the top
+    assert len(set(plotting.ROLES.values())) == len(plotting.ROLES) == 5
     boxes = [p for p in ax.patches if isinstance(p, mpl.patches.FancyBboxPatch)]
     colors = [mpl.colors.to_hex(box.get_edgecolor()).upper() for box in boxes]
     assert colors == ["#888888", plotting.ROLES["query"], plotting.ROLES["value"]]
@@ -213,8 +214,8 @@ def test_arrows_run_from_edge_to_edge_and_labels_are_read_on_white():
     ax = plotting.plot_diagram(BOXES, [("x", "q", "(T, 2)")])
     start, end, _, arrow = ax.patches
     ax.figure.canvas.draw()
-    drawn, top, bottom = (patch.get_window_extent() for patch in (arrow, start, end))
-    assert bottom.y1 < drawn.y0 < bottom.y1 + 5 < top.y0 - 5 < drawn.y1 < top.y0
+    middle, top, bottom = (patch.get_window_extent() for patch in (arrow, start, end))
+    assert bottom.y1 < middle.y0 < bottom.y1 + 5 < top.y0 - 5 < middle.y1 < top.y0
     assert type(arrow.get_arrowstyle()).__name__ == "CurveFilledB"
     assert arrow.get_mutation_scale() == 12
     assert mpl.colors.to_hex(arrow.get_edgecolor()) == mpl.colors.to_hex(arrow.get_facecolor())
@@ -231,31 +232,6 @@ def test_arrows_run_from_edge_to_edge_and_labels_are_read_on_white():
     assert {text._linespacing for text in texts} == {1.4}
 
 
-def test_every_role_has_a_colour_of_its_own():
-    assert len(set(plotting.ROLES.values())) == len(plotting.ROLES) == 5
-
-
-@pytest.mark.parametrize(
-    ("boxes", "arrow", "message"),
-    [
-        (BOXES, ("x", "k", ""), "joins boxes.*'x' to 'k'"),
-        ({"a": (0, 0, "a", "asker")}, ("a", "a", ""), "'asker'"),
-    ],
-)
-def test_a_wrong_diagram_is_named(boxes, arrow, message):
-    with pytest.raises(ValueError, match=message):
-        plotting.plot_diagram(boxes, [arrow])
-
-
-@pytest.mark.parametrize(
-    ("mask", "error"),
-    [(torch.eye(2), TypeError), (torch.ones(2, 2, 2, dtype=torch.bool), ValueError)],
-)
-def test_what_is_no_mask_is_refused(mask, error):
-    with pytest.raises(error, match="mask must be"):
-        plotting.plot_mask(mask)
-
-
 @pytest.mark.parametrize(
     ("weights", "options", "message"),
     [
@@ -270,6 +246,21 @@ def test_what_is_no_mask_is_refused(mask, error):
         (torch.eye(2), {"keys": ["a", "b", "c"]}, "keys must hold 2 labels, got 3"),
     ],
 )
-def test_bad_input_is_named(weights, options, message):
+def test_bad_weights_are_named(weights, options, message):
     with pytest.raises(ValueError, match=message):
         plotting.plot_weights(weights, **options)
+
+
+@pytest.mark.parametrize(
+    ("draw", "args", "error", "message"),
+    [
+        (plotting.plot_weights, [torch.eye(2).numpy()], TypeError, "got ndarray"),
+        (plotting.plot_mask, [torch.eye(2)], TypeError, "mask must be"),
+        (plotting.plot_mask, [torch.ones(2, 2, 2).bool()], ValueError, "mask must be"),
+        (plotting.plot_diagram, [BOXES, [("x", "k", "")]], ValueError, "joins boxes.*'x' to 'k'"),
+        (plotting.plot_diagram, [{"a": (0, 0, "a", "asker")}, []], ValueError, "'asker'"),
+    ],
+)
+def test_bad_input_is_named(draw, args, error, message):
+    with pytest.raises(error, match=message):
+        draw(*args)

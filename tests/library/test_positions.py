@@ -4,15 +4,14 @@ import math
 
 import pytest
 import torch
-from cases import draw
+from cases import FLOATS, draw
 
-from attn_lib import positions
-from attn_lib.positions import alibi_bias, apply_rope
+from attn_lib.positions import LearnedPositions, alibi_bias, apply_rope, sinusoidal
 
 
 @pytest.mark.parametrize("d_model", [1, 2, 5, 8])
 def test_sinusoidal_equals_the_formula(d_model):
-    table = positions.sinusoidal(7, d_model, base=50.0)
+    table = sinusoidal(7, d_model, base=50.0)
     for p in range(7):
         for column in range(d_model):
             angle = p / 50.0 ** (2 * (column // 2) / d_model)
@@ -20,51 +19,21 @@ def test_sinusoidal_equals_the_formula(d_model):
             assert table[p, column] == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_shift_is_a_rotation():
-    table = positions.sinusoidal(40, 6).double()
-    steps = 10_000.0 ** -(torch.arange(0, 6, 2).double() / 6)
-    for shift in (1, 5, 13):
-        cos, sin = (steps * shift).cos(), (steps * shift).sin()
-        s, c = table[:-shift, 0::2], table[:-shift, 1::2]
-        turned = torch.stack([s * cos + c * sin, c * cos - s * sin], dim=-1).flatten(1)
-        torch.testing.assert_close(turned, table[shift:], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_rope_multiplies_complex_numbers(dtype):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 5, 6, generator=generator, dtype=torch.float64).to(dtype)
-    places = torch.tensor([0.0, 1.0, 12345.0, 2.5, -3.0])
-    got = positions.apply_rope(x, places, base=100.0)
-    assert got.dtype == dtype
-    for b in range(2):
-        for t, place in enumerate(places.tolist()):
-            for i in range(3):
-                number = complex(float(x[b, t, i]), float(x[b, t, i + 3]))
-                turned = number * cmath.exp(1j * place * 100.0 ** (-2 * i / 6))
-                step = 2 * torch.finfo(dtype).eps * abs(number) + 1e-11  # of the large angle
-                assert abs(complex(float(got[b, t, i]), float(got[b, t, i + 3])) - turned) <= step
-
-
-def test_rope_scores_depend_on_the_distance_only():
-    generator = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 1, 8, generator=generator, dtype=torch.float64)
-
-    def score(i, j):
-        return float(
-            positions.apply_rope(q, torch.tensor([i]))
-            @ positions.apply_rope(k, torch.tensor([j])).T
-        )
-
-    for distance in (-3, 0, 4):
-        scores = [score(i, i - distance) for i in (0, 5, 100)]
-        assert scores == pytest.approx([scores[0]] * 3, abs=1e-9)
-    assert abs(score(0, 0) - score(4, 0)) > 1e-3
+    x, places = draw(2, 5, 6).to(dtype), torch.tensor([0.0, 1.0, 12345.0, 2.5, -3.0])
+    found = apply_rope(x, places, base=100.0)
+    assert found.dtype == dtype
+    for b, t, i in itertools.product(range(2), range(5), range(3)):
+        number = complex(float(x[b, t, i]), float(x[b, t, i + 3]))
+        turned = number * cmath.exp(1j * places[t].item() * 100.0 ** (-2 * i / 6))
+        step = 2 * torch.finfo(dtype).eps * abs(number) + 1e-11  # of the large angle
+        assert abs(complex(float(found[b, t, i]), float(found[b, t, i + 3])) - turned) <= step
 
 
 def test_learned_positions_are_added_and_trained():
     torch.manual_seed(0)
-    layer = positions.LearnedPositions(max_len=5, d_model=4)
+    layer = LearnedPositions(max_len=5, d_model=4)
     x = torch.zeros(2, 3, 4)
     assert torch.equal(layer(x), layer.table[:3].expand(2, 3, 4))
     layer(x).sum().backward()
@@ -78,13 +47,13 @@ def test_learned_positions_are_added_and_trained():
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 def test_learned_positions_may_be_given(dtype):
     torch.manual_seed(0)
-    layer, x = positions.LearnedPositions(max_len=7, d_model=4), torch.randn(2, 3, 4)
+    layer, x = LearnedPositions(max_len=7, d_model=4), torch.randn(2, 3, 4)
     own = torch.tensor([[6, 0, 0], [2, 3, 4]], dtype=dtype)
     for places in (own, own[0]):
-        got = layer(x, places)
+        found = layer(x, places)
         for b, t in itertools.product(range(2), range(3)):
             place = int(places.expand(2, 3)[b, t])
-            assert torch.equal(got[b, t], x[b, t] + layer.table[place])
+            assert torch.equal(found[b, t], x[b, t] + layer.table[place])
     assert torch.equal(layer(x, torch.arange(3)), layer(x))
     layer(x, own).sum().backward()
     counts = torch.tensor([2.0, 0, 1, 1, 1, 0, 1])
@@ -93,16 +62,14 @@ def test_learned_positions_may_be_given(dtype):
 
 
 def test_learned_positions_may_start_later():
-    layer, x = positions.LearnedPositions(max_len=7, d_model=4), torch.randn(2, 3, 4)
+    layer, x = LearnedPositions(max_len=7, d_model=4), torch.randn(2, 3, 4)
     assert torch.equal(layer(x, start=4), layer(x, torch.tensor([4, 5, 6])))
     for start, last in ((5, 7), (-1, 1)):
         with pytest.raises(ValueError, match=f"^positions must be 0 to 6, got {start} to {last}$"):
             layer(x, start=start)
-
-
-def test_fewer_vectors_than_rows_suffice_where_positions_are_given():
-    layer, x = positions.LearnedPositions(max_len=2, d_model=4), torch.zeros(1, 5, 4)
-    assert layer(x, torch.tensor([0, 0, 0, 0, 1])).shape == (1, 5, 4)
+    # fewer vectors than rows suffice where positions are given
+    few, x = LearnedPositions(max_len=2, d_model=4), torch.zeros(1, 5, 4)
+    assert few(x, torch.tensor([0, 0, 0, 0, 1])).shape == (1, 5, 4)
 
 
 @pytest.mark.parametrize(
@@ -117,88 +84,61 @@ def test_fewer_vectors_than_rows_suffice_where_positions_are_given():
     ],
 )
 def test_positions_without_a_vector_are_named(places, error, message):
-    layer = positions.LearnedPositions(max_len=7, d_model=4)
+    layer = LearnedPositions(max_len=7, d_model=4)
     with pytest.raises(error, match=message):
         layer(torch.zeros(2, 3, 4), places)
     with pytest.raises(ValueError, match=r"got \(2, 3, 5\)$"):
         layer(torch.zeros(2, 3, 5), torch.arange(3))
 
 
-def test_learned_positions_start_small_and_reach_the_end():
-    torch.manual_seed(0)
-    layer = positions.LearnedPositions(max_len=100, d_model=50)
-    assert 0.015 < float(layer.table.detach().std()) < 0.025
-    assert layer(torch.zeros(1, 100, 50)).shape == (1, 100, 50)
-
-
-def test_each_example_may_have_its_own_positions():
-    x = torch.ones(2, 3, 4, dtype=torch.float64)
-    places = torch.tensor([[0, 1, 2], [5, 6, 7]])
-    both = positions.apply_rope(x, places)
-    for b in range(2):
-        assert torch.equal(both[b], positions.apply_rope(x[b], places[b]))
-
-
 def test_the_default_base_and_small_ones():
     x, places = torch.ones(1, 4, dtype=torch.float64), torch.tensor([10**6])
-    slow = positions.apply_rope(x, places)
-    assert torch.equal(slow, positions.apply_rope(x, places, base=10_000.0))
-    assert torch.equal(positions.sinusoidal(5, 4), positions.sinusoidal(5, 4, base=10_000.0))
-    assert positions.sinusoidal(3, 4, base=0.5).shape == (3, 4)
+    slow = apply_rope(x, places)
+    assert torch.equal(slow, apply_rope(x, places, base=10_000.0))
+    assert torch.equal(sinusoidal(5, 4), sinusoidal(5, 4, base=10_000.0))
+    assert sinusoidal(3, 4, base=0.5).shape == (3, 4)
 
 
 def test_everything_is_made_where_its_arguments_are():
     x, places = torch.empty(3, 4, device="meta"), torch.empty(3, device="meta")
-    assert positions.apply_rope(x, places).device.type == "meta"
+    assert apply_rope(x, places).device.type == "meta"
 
 
 def test_alibi_has_the_published_slopes():
-    assert (-positions.alibi_bias(8, 2)[:, 1, 0]).tolist() == [2.0**-h for h in range(1, 9)]
-    twelve = (-positions.alibi_bias(12, 2)[:, 1, 0]).tolist()
+    assert (-alibi_bias(8, 2)[:, 1, 0]).tolist() == [2.0**-h for h in range(1, 9)]
+    twelve = (-alibi_bias(12, 2)[:, 1, 0]).tolist()
     assert twelve[:8] == [2.0**-h for h in range(1, 9)]
     assert twelve[8:] == pytest.approx([2.0 ** -(h / 2) for h in (1, 3, 5, 7)])
 
 
 def test_alibi_is_the_distance_from_the_last_positions():
-    bias = positions.alibi_bias(1, 2, 5)[0] * 2**8
+    bias = alibi_bias(1, 2, 5)[0] * 2**8
     assert bias.tolist() == [[-3.0, -2.0, -1.0, 0.0, 0.0], [-4.0, -3.0, -2.0, -1.0, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: positions.sinusoidal(-1, 4), ValueError, "T=-1"),
-        (lambda: positions.sinusoidal(2, 0), ValueError, "d_model must be at least 1"),
-        (lambda: positions.sinusoidal(2, 4, base=0.0), ValueError, "base must be positive"),
-        (
-            lambda: positions.apply_rope(torch.ones(2, 3), torch.arange(2)),
-            ValueError,
-            "even width d_k, got 3",
-        ),
-        (
-            lambda: positions.apply_rope(torch.ones(2, 4), torch.arange(3)),
-            ValueError,
-            r"end in T=2, got shape \(3,\)",
-        ),
-        (
-            lambda: positions.apply_rope(torch.ones(2, 4).long(), torch.arange(2)),
-            TypeError,
-            "torch.int64",
-        ),
-        (
-            lambda: positions.apply_rope(torch.ones(2, 0), torch.arange(2)),
-            ValueError,
-            "even width d_k, got 0",
-        ),
-        (lambda: positions.sinusoidal(2, 4.0), TypeError, "d_model must be an integer"),
-        (lambda: positions.LearnedPositions(max_len=-1, d_model=4), ValueError, "max_len=-1"),
-        (lambda: positions.LearnedPositions(max_len=4, d_model=-1), ValueError, "d_model=-1"),
-        (lambda: positions.alibi_bias(0, 2), ValueError, "num_heads must be at least 1"),
-        (lambda: positions.alibi_bias(2.0, 2), TypeError, "num_heads must be an integer"),
-        (lambda: positions.alibi_bias(2, -1), ValueError, "T=-1"),
-        (lambda: positions.alibi_bias(2, 2, -1), ValueError, "S=-1"),
-    ],
-)
+def rotated(*shape, T=2, dtype=torch.float32):
+    return apply_rope(torch.ones(shape, dtype=dtype), torch.arange(T))
+
+
+BAD = [
+    (lambda: sinusoidal(-1, 4), ValueError, "T=-1"),
+    (lambda: sinusoidal(2, 0), ValueError, "d_model must be at least 1"),
+    (lambda: sinusoidal(2, 4, base=0.0), ValueError, "base must be positive"),
+    (lambda: rotated(2, 3), ValueError, "even width d_k, got 3"),
+    (lambda: rotated(2, 4, T=3), ValueError, r"end in T=2, got shape \(3,\)"),
+    (lambda: rotated(2, 4, dtype=torch.int64), TypeError, "torch.int64"),
+    (lambda: rotated(2, 0), ValueError, "even width d_k, got 0"),
+    (lambda: sinusoidal(2, 4.0), TypeError, "d_model must be an integer"),
+    (lambda: LearnedPositions(max_len=-1, d_model=4), ValueError, "max_len=-1"),
+    (lambda: LearnedPositions(max_len=4, d_model=-1), ValueError, "d_model=-1"),
+    (lambda: alibi_bias(0, 2), ValueError, "num_heads must be at least 1"),
+    (lambda: alibi_bias(2.0, 2), TypeError, "num_heads must be an integer"),
+    (lambda: alibi_bias(2, -1), ValueError, "T=-1"),
+    (lambda: alibi_bias(2, 2, -1), ValueError, "S=-1"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), BAD)
 def test_bad_input_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
@@ -213,11 +153,12 @@ def test_positions_of_another_rank_are_not_guessed(x, positions):
         apply_rope(torch.ones(x), torch.zeros(positions))
 
 
-def test_positions_of_each_example_have_an_axis_for_the_heads():
-    x, positions = draw(2, 3, 5, 4), torch.arange(10).view(2, 1, 5)
-    got = apply_rope(x, positions)
+@pytest.mark.parametrize("heads", [(), (3,)])
+def test_positions_of_each_example_have_an_axis_for_the_heads(heads):
+    x, positions = draw(2, *heads, 5, 4), torch.arange(10).view(2, 5)
+    found = apply_rope(x, positions.view(2, *(1 for _ in heads), 5))
     for b in range(2):
-        torch.testing.assert_close(got[b], apply_rope(x[b], positions[b, 0]))
+        torch.testing.assert_close(found[b], apply_rope(x[b], positions[b]), rtol=0, atol=0)
 
 
 def test_alibi_has_the_default_dtype_as_it_says():

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
-from cases import draw, layer_of
+from cases import draw, layer_of, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
@@ -24,7 +24,6 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.modules import module as torch_module
 from torch.utils.checkpoint import checkpoint
 
-import attn_lib
 from attn_lib import attention_weights, record_attention
 from attn_lib.layers import split_heads
 
@@ -80,6 +79,18 @@ def inputs(*shape, seed=0):
     return draw(*shape, seed=seed, dtype=torch.float32)
 
 
+def recorded(model, *args, **options):
+    """The weights of a call, and what it returned."""
+    with record_attention(model) as maps:
+        out = model(*args, **options)
+    return maps, out
+
+
+def of_kernel(*args, **options):
+    maps, out = recorded(Kernel(), *args, **options)
+    return maps[""], out
+
+
 def hooks():
     return [
         *torch_module._global_forward_hooks.values(),
@@ -120,47 +131,32 @@ def hugging_face(name, kind):
 def test_hugging_face_models_give_their_own_eager_weights(name):
     _, padded, layer_name = HUGGING_FACE[name]
     model, eager = (hugging_face(name, kind) for kind in ("sdpa", "eager"))
-    real = torch.ones(2, 7, dtype=torch.long)
+    real, given_to = torch.ones(2, 7, dtype=torch.long), {"pixel_values": inputs(2, 2, 8, 8)}
     if padded:
         real[1, slice(0, 3) if padded == "left" else slice(4, 7)] = 0
-        given_to = {
-            "input_ids": torch.randint(31, (2, 7), generator=torch.Generator().manual_seed(1)),
-            "attention_mask": real,
-        }
-    else:
-        given_to = {"pixel_values": inputs(2, 2, 8, 8)}
-    plain = model(**given_to).last_hidden_state
-    with record_attention(model) as maps:
-        assert torch.equal(model(**given_to).last_hidden_state, plain)
+        tokens = torch.randint(31, (2, 7), generator=torch.Generator().manual_seed(1))
+        given_to = {"input_ids": tokens, "attention_mask": real}
+    maps, out = recorded(model, **given_to)
+    assert torch.equal(out.last_hidden_state, model(**given_to).last_hidden_state)
     expected = eager(**given_to, output_attentions=True).attentions
     assert list(maps) == [layer_name.format(i) for i in range(2)]
-    for got, weights in zip(maps.values(), expected, strict=True):
-        assert got.shape == weights.shape
-        rows = real.bool() if padded else torch.ones(2, got.shape[-2], dtype=torch.bool)
-        got, weights = (w.transpose(1, 2)[rows] for w in (got, weights))
-        torch.testing.assert_close(got, weights, rtol=1e-5, atol=1e-6)
-        assert (got - 1 / got.shape[-1]).abs().max() > 1e-3  # no uniform rows compared
+    for found, weights in zip(maps.values(), expected, strict=True):
+        assert found.shape == weights.shape
+        rows = real.bool() if padded else torch.ones(2, found.shape[-2], dtype=torch.bool)
+        found, weights = (w.transpose(1, 2)[rows] for w in (found, weights))
+        torch.testing.assert_close(found, weights, rtol=1e-5, atol=1e-6)
+        assert (found - 1 / found.shape[-1]).abs().max() > 1e-3  # no uniform rows compared
 
 
-def test_an_eager_model_of_hugging_face_is_told_what_to_do():
-    model = hugging_face("Bert", "eager")
-    with (
-        pytest.raises(RuntimeError, match=r"BertModel ran.*attn_implementation='sdpa'"),
-        record_attention(model),
-    ):
-        model(torch.zeros(1, 3, dtype=torch.long))
-
-
+CLOSED = {"attn_mask": torch.ones(5, 7, dtype=torch.bool).triu(3)}
+PADDED = {"key_padding_mask": torch.arange(7) >= torch.tensor([[7], [4]])}
 MASKS = {
     "none": {},
-    "bool": {"attn_mask": torch.ones(5, 7, dtype=torch.bool).triu(3)},
+    "bool": CLOSED,
     "float": {"attn_mask": torch.full((5, 7), -INF).triu(3)},
     "per head": {"attn_mask": draw(6, 5, 7, dtype=torch.float32)},
-    "padding": {"key_padding_mask": torch.arange(7) >= torch.tensor([[7], [4]])},
-    "both": {
-        "attn_mask": torch.ones(5, 7, dtype=torch.bool).triu(3),
-        "key_padding_mask": torch.arange(7) >= torch.tensor([[7], [4]]),
-    },
+    "padding": PADDED,
+    "both": {**CLOSED, **PADDED},
 }
 LAYERS = {
     "plain": {},
@@ -205,34 +201,33 @@ def test_the_layer_of_pytorch_gives_its_own_weights_per_head(masked, options, la
     torch.testing.assert_close(maps[""], expected)
 
 
-@pytest.mark.parametrize("by", ["bool", "float", "padding", "unbatched", "per head"])
+NO_KEY = torch.zeros(5, 7, dtype=torch.bool).index_fill(0, torch.tensor(2), True)
+ONE_HEAD = torch.zeros(6, 5, 7, dtype=torch.bool)
+ONE_HEAD[4, 2] = True  # of example 1, head 1
+EMPTY_ROWS = {  # how they are closed, and which are empty
+    "bool": ({"attn_mask": NO_KEY}, (slice(None), slice(None), 2)),
+    "float": (
+        {"attn_mask": torch.zeros(5, 7).masked_fill(NO_KEY, -INF)},
+        (slice(None), slice(None), 2),
+    ),
+    "padding": ({"key_padding_mask": torch.tensor([[False] * 7, [True] * 7])}, 1),
+    "unbatched": ({"key_padding_mask": torch.tensor([True] * 7)}, 0),
+    "per head": ({"attn_mask": ONE_HEAD}, (1, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("by", EMPTY_ROWS)
 def test_a_query_of_pytorchs_layer_without_a_key_has_zeros(by):
-    layer = nn.MultiheadAttention(6, 3, batch_first=True)
+    layer, (options, empty) = nn.MultiheadAttention(6, 3, batch_first=True), EMPTY_ROWS[by]
     x, context = inputs(2, 5, 6), inputs(2, 7, 6, seed=1)
-    closed = torch.zeros(5, 7, dtype=torch.bool)
-    closed[2] = True
-    empty = (slice(None), slice(None), 2)
-    if by == "padding":
-        options = {"key_padding_mask": torch.tensor([[False] * 7, [True] * 7])}
-        empty = (1,)
-    elif by == "unbatched":
-        x, context, empty = x[0], context[0], (0,)
-        options = {"key_padding_mask": torch.tensor([True] * 7)}
-    elif by == "per head":
-        options = {"attn_mask": torch.zeros(6, 5, 7, dtype=torch.bool)}
-        options["attn_mask"][4, 2] = True  # of example 1, head 1
-        empty = (1, 1, 2)
-    else:
-        mask = closed if by == "bool" else torch.zeros(5, 7).masked_fill(closed, -INF)
-        options = {"attn_mask": mask}
-    with record_attention(layer) as maps:
-        layer(x, context, context, need_weights=False, **options)
+    if by == "unbatched":
+        x, context = x[0], context[0]
+    maps, _ = recorded(layer, x, context, context, need_weights=False, **options)
     expected = torch.ones(maps[""].shape[:-1])
     expected[empty] = 0.0
     torch.testing.assert_close(maps[""].sum(-1), expected)
     layer.in_proj_weight.data[0, 0] = math.nan  # what is NaN itself stays so
-    with record_attention(layer) as maps:
-        layer(x, context, context, need_weights=False, **options)
+    maps, _ = recorded(layer, x, context, context, need_weights=False, **options)
     assert torch.equal(maps[""].isnan().all(-1)[:, 0], expected[:, 0] == 1)
 
 
@@ -249,8 +244,7 @@ def test_the_function_behind_pytorchs_layer_may_be_called_with_a_bool_mask():
 
     mask = torch.eye(5, dtype=torch.bool)  # True = closed
     mask[2] = True
-    with record_attention(model := Direct()) as maps:
-        model(inputs(5, 2, 6), mask)
+    maps, _ = recorded(Direct(), inputs(5, 2, 6), mask)
     assert torch.equal(maps[""] > 0, ~mask.expand(2, 3, 5, 5))
     assert torch.equal(maps[""][:, :, 2], torch.zeros(2, 3, 5))
 
@@ -276,11 +270,11 @@ def test_the_encoder_of_pytorch_is_recorded_in_every_mode(train, grad):
             part.self_attn._forward_pre_hooks.clear()
         plain = model(x, src_key_padding_mask=closed)
     assert list(maps) == ["layers.0.self_attn", "layers.1.self_attn"]
-    for i, got in enumerate(maps.values()):
+    for i, found in enumerate(maps.values()):
         expected = model.layers[i].self_attn(
             seen[i], seen[i], seen[i], key_padding_mask=closed, average_attn_weights=False
         )[1]
-        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(found, expected)
     if train or grad:
         assert torch.equal(out, plain)
     else:
@@ -291,14 +285,11 @@ def test_the_encoder_of_pytorch_is_recorded_in_every_mode(train, grad):
 
 def test_the_transformer_of_pytorch_names_every_call():
     model = nn.Transformer(6, 2, 1, 2, 11, batch_first=True).eval()
-    with record_attention(model) as maps:
-        model(inputs(3, 5, 6), inputs(3, 7, 6))
+    maps, _ = recorded(model, inputs(3, 5, 6), inputs(3, 7, 6))
     assert {name: tuple(weights.shape) for name, weights in maps.items()} == {
         "encoder.layers.0.self_attn": (3, 2, 5, 5),
-        "decoder.layers.0.self_attn": (3, 2, 7, 7),
-        "decoder.layers.0.multihead_attn": (3, 2, 7, 5),
-        "decoder.layers.1.self_attn": (3, 2, 7, 7),
-        "decoder.layers.1.multihead_attn": (3, 2, 7, 5),
+        **{f"decoder.layers.{i}.self_attn": (3, 2, 7, 7) for i in range(2)},
+        **{f"decoder.layers.{i}.multihead_attn": (3, 2, 7, 5) for i in range(2)},
     }
 
 
@@ -307,10 +298,8 @@ def test_the_transformer_of_pytorch_names_every_call():
 
 def check_against_loops(q, k, v, **options):
     """Recorded weights times v is what the call returned; each head's weights are the loops'."""
-    with record_attention(model := Kernel()) as maps:
-        out = model(q, k, v, **options)
-    assert torch.equal(out, model(q, k, v, **options))
-    weights = maps[""]
+    weights, out = of_kernel(q, k, v, **options)
+    assert torch.equal(out, Kernel()(q, k, v, **options))
     assert weights.dtype == q.dtype
     if options.get("enable_gqa"):
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
@@ -334,11 +323,8 @@ def calls(draw_from):
     seed, group = draw_from(st.integers(0, 2**20)), draw_from(st.integers(1, 3))
     leading = draw_from(st.sampled_from([(), (2,), (3, 2)]))
     grouped = draw_from(st.booleans())
-    q = draw(*leading, heads * (group if grouped else 1), T, d_k, seed=seed)
-    k, v = (
-        draw(*leading, heads, S, d_k, seed=seed + 1),
-        draw(*leading, heads, S, d_v, seed=seed + 2),
-    )
+    sizes = [(heads * (group if grouped else 1), T, d_k), (heads, S, d_k), (heads, S, d_v)]
+    q, k, v = (draw(*leading, *size, seed=seed + i) for i, size in enumerate(sizes))
     options = {"enable_gqa": True} if grouped else {}
     if draw_from(st.booleans()):
         options["scale"] = draw_from(st.sampled_from([0.1, 1.0, 3.0]))
@@ -347,13 +333,9 @@ def calls(draw_from):
         options["is_causal"] = True
     elif masked:
         shape = draw_from(st.sampled_from([(T, S), (1, S), (*q.shape[:-2], T, S), (1, T, 1)]))
-        keep = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 3)) < 0.6
-        attn_bias = draw(*shape, seed=seed + 4)
-        options["attn_mask"] = {
-            "bool": keep,
-            "float": attn_bias,
-            "closed": attn_bias.masked_fill(~keep, -INF),
-        }[masked]
+        keep, attn_bias = random_mask(*shape, seed=seed + 3), draw(*shape, seed=seed + 4)
+        closed = attn_bias.masked_fill(~keep, -INF)
+        options["attn_mask"] = {"bool": keep, "float": attn_bias, "closed": closed}[masked]
     return (q, k, v), options
 
 
@@ -371,11 +353,7 @@ EMPTY[1, 0, 2] = False
 @pytest.mark.parametrize(
     ("tensors", "options"),
     [
-        ((Q, K, V), {}),
-        ((Q, K, V), {"is_causal": True}),  # T < S: from the top left
-        ((K, Q, V[..., :5, :]), {"is_causal": True}),
         ((Q[0, 0], K[0, 0], V[0, 0]), {"is_causal": True}),
-        ((Q[0], K[0], V[0]), {"scale": 0.3}),
         ((Q[:, None], K[:, None], V[:, None]), {"attn_mask": torch.rand(5, 11) < 0.5}),
         ((Q, K, V), {"attn_mask": EMPTY}),
         ((Q, K, V), {"attn_mask": torch.zeros(EMPTY.shape).double().masked_fill(~EMPTY, -INF)}),
@@ -404,45 +382,41 @@ def test_positional_and_keyword_arguments_are_one():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(dtype):
     q, k, v = (30 * x.to(dtype) for x in (Q, K, V))  # q·k is far beyond what dtype tells apart
-    with record_attention(model := Kernel()) as maps:
-        out = model(q, k, v, scale=0.01)
+    weights, out = of_kernel(q, k, v, scale=0.01)
     expected = attention_weights(q.double(), k.double(), scale=0.01)
-    assert maps[""].dtype == out.dtype == dtype
-    torch.testing.assert_close(maps[""].double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+    assert weights.dtype == out.dtype == dtype
+    torch.testing.assert_close(weights.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"attn_mask": EMPTY}])
-def test_under_autocast_a_mask_stays_one(options):
+@pytest.mark.parametrize(
+    "options", [{}, {"attn_mask": EMPTY}, {"attn_mask": inputs(5, 11)}], ids=["", "bool", "float"]
+)
+def test_under_autocast_the_kernels_own_inputs_count(options):
     q, k, v = (x.float() for x in (Q, K, V))
-    with torch.autocast("cpu", torch.bfloat16), record_attention(model := Kernel()) as maps:
-        model(q, k, v, **options)
-    expected = attention_weights(q.bfloat16(), k.bfloat16(), mask=options.get("attn_mask"))
-    torch.testing.assert_close(maps[""], expected, rtol=2**-8, atol=1e-6)
-
-
-def test_under_autocast_the_kernels_own_inputs_count():
-    q, k, v = (x.float() for x in (Q, K, V))
-    attn_bias = inputs(5, 11)
     with torch.autocast("cpu", torch.bfloat16):
-        plain = Kernel()(q, k, v, attn_mask=attn_bias)
-        with record_attention(model := Kernel()) as maps:
-            assert torch.equal(model(q, k, v, attn_mask=attn_bias), plain)
-    assert maps[""].dtype == plain.dtype == torch.bfloat16
-    seen = [x.bfloat16().double() for x in (q, k, attn_bias)]
-    expected = attention_weights(*seen[:2], attn_bias=seen[2])
-    torch.testing.assert_close(maps[""].double(), expected, rtol=2**-8, atol=1e-6)
-    rounded = attention_weights(q, k, attn_bias=attn_bias).double()
-    assert not torch.allclose(maps[""].double(), rounded, rtol=2**-8, atol=1e-6)
+        plain = Kernel()(q, k, v, **options)
+        weights, out = of_kernel(q, k, v, **options)
+    assert torch.equal(out, plain)
+    assert weights.dtype == plain.dtype == torch.bfloat16
+    mask = options.get("attn_mask")
+    kind = "mask" if mask is None or mask.dtype == torch.bool else "attn_bias"
+
+    def expected(round_to):
+        given = [x if x is None or x.dtype == torch.bool else round_to(x) for x in (q, k, mask)]
+        return attention_weights(*given[:2], **{kind: given[2]}).double()
+
+    near, weights = {"rtol": 2**-8, "atol": 1e-6}, weights.double()
+    torch.testing.assert_close(weights, expected(lambda x: x.bfloat16().double()), **near)
+    assert not torch.allclose(weights, expected(torch.Tensor.double), **near)
 
 
 @pytest.mark.parametrize("variant", [causal_upper_left, causal_lower_right])
 def test_a_causal_bias_of_pytorch_is_its_triangle(variant):
     triangle = torch.ones(5, 11, dtype=torch.bool).tril(6 if variant is causal_lower_right else 0)
     for q, k, v in ((Q, K, V), (Q[0], K[0], V[0])):
-        with record_attention(model := Kernel()) as maps:
-            out = model(q, k, v, attn_mask=variant(5, 11))
-        torch.testing.assert_close(maps[""] @ v, out)
-        assert torch.equal(maps[""] > 0, triangle.expand(maps[""].shape))
+        weights, out = of_kernel(q, k, v, attn_mask=variant(5, 11))
+        torch.testing.assert_close(weights @ v, out)
+        assert torch.equal(weights > 0, triangle.expand(weights.shape))
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -454,28 +428,23 @@ def test_nested_tensors_are_padded_with_zeros():
         ).transpose(1, 2)
         for seed, lengths in enumerate([queries, keys, keys])
     )
-    with record_attention(model := Kernel()) as maps:
-        out = model(q, k, v, scale=0.3)
-    assert maps[""].shape == (2, 3, 5, 11)
+    weights, out = of_kernel(q, k, v, scale=0.3)
+    assert weights.shape == (2, 3, 5, 11)
     for b, (T, S) in enumerate(zip(queries, keys, strict=True)):
-        torch.testing.assert_close(maps[""][b, :, :T, :S] @ v.unbind()[b], out.unbind()[b])
-        assert not maps[""][b, :, T:].any()
-        assert not maps[""][b, :, :, S:].any()
+        torch.testing.assert_close(weights[b, :, :T, :S] @ v.unbind()[b], out.unbind()[b])
+        assert not weights[b, :, T:].any()
+        assert not weights[b, :, :, S:].any()
 
 
 def test_a_nan_that_the_kernel_loses_is_seen_in_the_weights():
-    q, k, v = Q[..., :1, :], K.clone(), V
-    k[..., 0, 0] = math.nan
-    with record_attention(model := Kernel()) as maps:
-        model(q, k, v)
-    assert bool(maps[""].isnan().all())
+    spoilt = K.clone()
+    spoilt[..., 0, 0] = math.nan
+    assert bool(of_kernel(Q[..., :1, :], spoilt, V)[0].isnan().all())
 
 
 def test_meta_tensors_have_shapes():
-    q = torch.empty(2, 3, 5, 7, device="meta")
-    with record_attention(model := Kernel()) as maps:
-        model(q, q, q, is_causal=True)
-    assert (maps[""].shape, maps[""].device.type) == ((2, 3, 5, 5), "meta")
+    weights, _ = of_kernel(*[torch.empty(2, 3, 5, 7, device="meta")] * 3, is_causal=True)
+    assert (weights.shape, weights.device.type) == ((2, 3, 5, 5), "meta")
 
 
 # ---------------------------------------------------------------- this library's layers
@@ -484,34 +453,22 @@ def test_meta_tensors_have_shapes():
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"d_k": 5, "d_v": 7},
-        {"d_k": 7, "d_v": 5},
+        *[{}, {"d_k": 5, "d_v": 7}, {"d_k": 7, "d_v": 5}, {"scale": 2.0}],
+        {"softcap": 0.5, "scale": 2.0},
         {"num_heads": 6, "num_kv_heads": 2, "d_k": 5},
-        {"softcap": 0.5},
-        {"scale": 2.0},
     ],
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_our_layer_gives_the_weights_of_the_formula(options, causal):
     layer, x, context = layer_of(**options), draw(2, 5, 6), draw(2, 7, 6, seed=1)
-    mask = torch.rand(2, 1, 5, 7, generator=torch.Generator().manual_seed(0)) < 0.6
+    mask = random_mask(2, 1, 5, 7)
     mask[1, :, 2] = False
-    attn_bias = draw(layer.num_heads, 5, 7, seed=2)[None]
-    with record_attention(layer) as maps:
-        layer(x, context, mask=mask, attn_bias=attn_bias, causal=causal)
-    q, k = split_heads(layer.q_proj(x), layer.num_heads), layer.k_proj(context)
-    k = split_heads(k, layer.num_kv_heads)
+    masks = {"mask": mask, "attn_bias": draw(layer.num_heads, 5, 7, seed=2)[None], "causal": causal}
+    maps, _ = recorded(layer, x, context, **masks)
+    q = split_heads(layer.q_proj(x), layer.num_heads)
+    k = split_heads(layer.k_proj(context), layer.num_kv_heads)
     k = k.repeat_interleave(layer.num_heads // layer.num_kv_heads, dim=1)
-    expected = attention_weights(
-        q,
-        k,
-        mask=mask,
-        attn_bias=attn_bias,
-        scale=layer.scale,
-        softcap=layer.softcap,
-        causal=causal,
-    )
+    expected = attention_weights(q, k, scale=layer.scale, softcap=layer.softcap, **masks)
     assert list(maps) == [""]
     torch.testing.assert_close(maps[""], expected, rtol=1e-10, atol=1e-12)
     assert not maps[""][1, :, 2].any()
@@ -520,8 +477,7 @@ def test_our_layer_gives_the_weights_of_the_formula(options, causal):
 def test_what_is_recorded_of_the_explicit_path_is_a_copy():
     layer, x = layer_of(softcap=2.0), draw(1, 5, 6).requires_grad_()
     (expected,) = torch.autograd.grad(layer(x).square().sum(), x)
-    with record_attention(layer) as maps:
-        out = layer(x)
+    maps, out = recorded(layer, x)
     maps[""].zero_()
     assert torch.equal(torch.autograd.grad(out.square().sum(), x)[0], expected)
 
@@ -534,9 +490,9 @@ def test_what_is_recorded_of_the_explicit_path_is_a_copy():
 def test_outputs_gradients_and_random_numbers_are_the_same(kind, train):
     model, x = model_of(kind, dropout=0.3).train(train), inputs(2, 5, 6).requires_grad_()
     results = []
-    for recorded in (False, True):
+    for block in (nullcontext(), record_attention(model)):
         torch.manual_seed(3)
-        with record_attention(model) if recorded else nullcontext() as maps:
+        with block as maps:
             outs = [model(x) for _ in range(2)]
         (grad,) = torch.autograd.grad(sum(out.square().sum() for out in outs), x)
         results.append([*outs, grad, torch.random.get_rng_state()])
@@ -551,8 +507,7 @@ def test_outputs_gradients_and_random_numbers_are_the_same(kind, train):
 @every_kind
 def test_nothing_is_kept_but_the_weights(kind):
     model, x = model_of(kind), inputs(2, 5, 6).requires_grad_()
-    with record_attention(model) as maps:
-        out = model(x)
+    maps, out = recorded(model, x)
     (weights,) = maps.values()
     alive = [weakref.ref(thing) for thing in (model, x, out)]
     assert weights.grad_fn is None
@@ -612,26 +567,13 @@ def test_a_further_call_in_one_pass_has_a_name_of_its_own(kind):
         assert torch.equal(maps[names[0]], one)
         assert torch.equal(maps[names[1]], single[inner[1:]])
         assert not torch.equal(maps[names[1]], maps[names[2]])
-        kept = dict(maps)
+        before = dict(maps)
         model(x[:1], times=2)
         assert list(maps) == [names[0], names[3], names[1]]  # none of an earlier pass
         assert {weights.shape[0] for weights in maps.values()} == {1}
         model.first(x)  # a part, called from outside, is a pass of its own
     assert {name: len(weights) for name, weights in maps.items()} == {names[0]: 2, names[3]: 1}
-    assert len(kept[names[1]]) == 2
-
-
-def test_two_calls_in_one_forward_are_two():
-    class Two(nn.Module):
-        def forward(self, q):
-            return F.scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(-q, q, q)
-
-    with record_attention(model := Two()) as maps:
-        for _ in range(2):
-            model(Q)
-    assert list(maps) == ["", "#2"]
-    torch.testing.assert_close(maps[""], attention_weights(Q, Q))
-    torch.testing.assert_close(maps["#2"], attention_weights(-Q, Q))
+    assert len(before[names[1]]) == 2
 
 
 def test_only_what_runs_inside_the_model_is_recorded():
@@ -648,8 +590,7 @@ def test_only_what_runs_inside_the_model_is_recorded():
         F.scaled_dot_product_attention(x, x, x)
     assert list(maps) == ["first", "first#2", "second"]
     assert all(maps[name] is weights for name, weights in found.items())
-    with record_attention(wrapped) as maps:
-        wrapped(x)
+    maps, _ = recorded(wrapped, x)
     assert list(maps) == ["0", "1.0.first", "1.0.first#2", "1.0.second"]
     assert all(torch.equal(maps[f"1.0.{name}"], weights) for name, weights in found.items())
 
@@ -674,8 +615,7 @@ def test_a_recomputed_part_keeps_its_name(reentrant):
 def test_recordings_nest(kind):
     model, other, x = model_of(kind), model_of(kind, seed=1), inputs(2, 5, 6)
     name = "inner" if kind == "multi" else ""
-    with record_attention(model) as expected:
-        model(x)
+    expected, _ = recorded(model, x)
     with record_attention(model) as outer, record_attention(other) as others:
         other(x)
         with record_attention(model) as inner:
@@ -739,11 +679,7 @@ def test_two_threads_do_not_mix(kind, shared):
     models = [model_of(kind, seed=0 if shared else i) for i in range(2)]
     models = [models[0]] * 2 if shared else models
     xs, wrong = [inputs(2, 5, 6, seed=i) for i in range(2)], []
-    expected = []
-    for model, x in zip(models, xs, strict=True):
-        with record_attention(model) as maps:
-            model(x)
-        expected.append(dict(maps))
+    expected = [recorded(model, x)[0] for model, x in zip(models, xs, strict=True)]
     barrier = threading.Barrier(2, timeout=60)
 
     def work(i):
@@ -797,13 +733,9 @@ def test_a_recording_hears_its_own_thread_alone():
             return x
 
     model = nn.Sequential(Model(), Calls(), Model())
-    with record_attention(model) as maps:
-        model(x)
-    assert {name: tuple(w.shape) for name, w in maps.items()} == {
-        "0": (2, 3, 5, 5),
-        "1": (2, 1, 5, 5),
-        "2": (2, 3, 5, 5),
-    }
+    maps, _ = recorded(model, x)
+    shapes = {"0": (2, 3, 5, 5), "1": (2, 1, 5, 5), "2": (2, 3, 5, 5)}
+    assert {name: tuple(w.shape) for name, w in maps.items()} == shapes
 
 
 def test_a_model_that_runs_in_another_thread_alone_is_reported():
@@ -822,18 +754,38 @@ def test_a_model_that_runs_in_another_thread_alone_is_reported():
 # ---------------------------------------------------------------- what cannot be seen
 
 
-def test_a_model_without_attention_is_reported():
-    message = (
-        "Linear ran, but nothing could be recorded: it never called F.scaled_dot_product_attention "
-        "or nn.MultiheadAttention where this thread can see it. Load a transformers model with "
-        "attn_implementation='sdpa'; run a compiled, scripted or traced model as the plain module "
-        "that it was made from"
-    )
-    with (
-        pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"),
-        record_attention(model := nn.Linear(6, 6)),
-    ):
-        model(inputs(2, 6))
+UNSEEN = (
+    "Linear ran, but nothing could be recorded: it never called F.scaled_dot_product_attention "
+    "or nn.MultiheadAttention where this thread can see it. Load a transformers model with "
+    "attn_implementation='sdpa'; run a compiled, scripted or traced model as the plain module "
+    "that it was made from"
+)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.parametrize(
+    ("make", "args", "error", "message"),
+    [
+        (lambda: nn.Linear(6, 6), [inputs(2, 6)], RuntimeError, f"^{re.escape(UNSEEN)}$"),
+        (
+            lambda: hugging_face("Bert", "eager"),
+            [torch.zeros(1, 3).long()],
+            RuntimeError,
+            "BertModel ran.*attn_implementation='sdpa'",
+        ),
+        (
+            lambda: torch.jit.trace(Kernel(), (Q, K, V)),
+            (Q, K, V),
+            RuntimeError,
+            r"ran, but nothing.*traced",
+        ),
+        (lambda: print, "x", TypeError, r"model must be an nn\.Module, got builtin_function"),
+    ],
+)
+def test_a_model_without_attention_is_reported(make, args, error, message):
+    model = make()
+    with pytest.raises(error, match=message), record_attention(model):
+        model(*args)
 
 
 def test_a_model_that_did_not_run_is_reported():
@@ -849,48 +801,27 @@ def test_a_model_that_did_not_run_is_reported():
         copy.deepcopy(model)(inputs(2, 5, 6))
 
 
-def test_what_is_no_module_is_refused():
-    with (
-        pytest.raises(TypeError, match=r"model must be an nn\.Module, got function"),
-        record_attention(lambda x: x),
-    ):
-        pass
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
-def test_a_traced_model_is_reported():
-    model = torch.jit.trace(Kernel(), (Q, K, V))
-    with pytest.raises(RuntimeError, match=r"ran, but nothing.*traced"), record_attention(model):
-        model(Q, K, V)
-
-
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")
 @pytest.mark.parametrize("part", ["whole", "one layer", "in place", "elsewhere"])
 @torch.no_grad()
 def test_a_compiled_model_is_reported_and_can_be_helped(part):
     torch._dynamo.reset()
     model, x = Twice(lambda: model_of("kernel")), inputs(2, 5, 6)
-    plain, called = model(x), None
-    if part == "whole":
-        model = torch.compile(model, backend="aot_eager")
+    plain, called = model(x), model
+    if part in ("whole", "elsewhere"):
+        called = torch.compile(model, backend="aot_eager")
+        model = called if part == "whole" else model
     elif part == "one layer":
         model.second = torch.compile(model.second, backend="aot_eager")
-    elif part == "in place":
-        model.second.compile(backend="aot_eager")
     else:
-        called = torch.compile(model, backend="aot_eager")
-    called = model if called is None else called
+        model.second.compile(backend="aot_eager")
     called(x)  # compiled before the recording, too
-    said = r"ran compiled.*cannot be recorded: run the block under .*'force_eager'\)$"
-    said = "did not run.*only compiled" if part == "elsewhere" else said
+    message = r"ran compiled.*cannot be recorded: run the block under .*'force_eager'\)$"
+    message = "did not run.*only compiled" if part == "elsewhere" else message
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=said), record_attention(model):
+        with pytest.raises(RuntimeError, match=message), record_attention(model):
             torch.testing.assert_close(called(x), plain)
     with torch.compiler.set_stance("force_eager"), record_attention(model) as maps:
         assert torch.equal(called(x), plain)
     assert len(maps) == 3
     torch._dynamo.reset()
-
-
-def test_it_is_what_the_package_offers():
-    assert attn_lib.record_attention is record_attention is attn_lib.recording.record_attention

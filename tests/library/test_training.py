@@ -36,44 +36,27 @@ def adam_by_hand(model, *, steps, lr, seed):
     return history
 
 
-def test_it_is_adam_as_published():
-    ours, theirs = linear(), linear()
-    history = train(ours, squares, steps=23, lr=0.03, seed=5)
-    expected = adam_by_hand(theirs, steps=23, lr=[0.03] * 23, seed=5)
-    torch.testing.assert_close(
-        history, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0
-    )
-    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-10, atol=0)
-    assert not history.requires_grad
-
-
-def test_a_schedule_is_adam_with_a_rate_for_each_step():
+def schedule(step):
     """Up, then down, as in the paper, and not in use at first."""
-
-    def schedule(step):
-        return 0.05 * min(step / 7, (step + 1) ** -0.5)
-
-    ours, theirs, rates = linear(), linear(), [schedule(step) for step in range(23)]
-    assert rates[0] == 0.0 < rates[1] < rates[2] > rates[22]
-    history = train(ours, squares, steps=23, lr=schedule, seed=5)
-    expected = adam_by_hand(theirs, steps=23, lr=rates, seed=5)
-    torch.testing.assert_close(
-        history, torch.tensor(expected, dtype=torch.float64), rtol=1e-10, atol=0
-    )
-    torch.testing.assert_close(ours.weight, theirs.weight, rtol=1e-10, atol=0)
-    start = linear().weight
-    train(once := linear(), squares, steps=1, lr=lambda step: step + 0.5)
-    assert not torch.equal(once.weight, start)  # the first step is step 0
+    return 0.05 * min(step / 7, (step + 1) ** -0.5)
 
 
-def test_a_constant_schedule_equals_the_number():
-    models = linear(), linear()
-    numbers = [
-        train(model, squares, steps=11, lr=lr, seed=5)
-        for model, lr in zip(models, (0.03, lambda step: 0.03), strict=True)
-    ]
-    assert torch.equal(*numbers)
-    assert torch.equal(models[0].weight, models[1].weight)
+@pytest.mark.parametrize(
+    ("lr", "rates"),
+    [
+        (0.03, [0.03] * 23),
+        (lambda step: 0.03, [0.03] * 23),
+        (schedule, [schedule(step) for step in range(23)]),  # the first step is step 0
+    ],
+)
+def test_it_is_adam_as_published(lr, rates):
+    trained, by_hand = linear(), linear()
+    history = train(trained, squares, steps=23, lr=lr, seed=5)
+    numbers = adam_by_hand(by_hand, steps=23, lr=rates, seed=5)
+    expected = torch.tensor(numbers, dtype=torch.float64)
+    torch.testing.assert_close(history, expected, rtol=1e-10, atol=0)
+    torch.testing.assert_close(trained.weight, by_hand.weight, rtol=1e-10, atol=0)
+    assert not history.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -103,15 +86,17 @@ def test_the_same_seed_gives_the_same_run_dropout_included():
     def dropped(model, generator):  # nothing random but dropout
         return model(torch.ones(7, 3, dtype=torch.float64)).square().mean()
 
-    def run(seed):
+    def run(seed, outside):
         model = nn.Sequential(linear(), nn.Dropout(0.5))
-        return train(model, dropped, steps=11, lr=0.01, seed=seed)
+        torch.manual_seed(outside)
+        before = torch.get_rng_state()
+        history = train(model, dropped, steps=11, lr=0.01, seed=seed)
+        assert torch.equal(torch.get_rng_state(), before)  # the global state is left alone
+        return history
 
-    torch.manual_seed(1)
-    first = run(3)
-    torch.manual_seed(2)
-    assert torch.equal(first, run(3))
-    assert not torch.equal(first, run(4))
+    first = run(3, outside=1)
+    assert torch.equal(first, run(3, outside=2))
+    assert not torch.equal(first, run(4, outside=1))
 
 
 def test_the_batches_do_not_depend_on_what_dropout_draws():
@@ -136,13 +121,6 @@ def test_the_batches_do_not_depend_on_what_dropout_draws():
     assert torch.equal(batches(dropped, seed=5), expected(5))
 
 
-def test_the_global_random_state_is_left_alone():
-    model = nn.Sequential(linear(), nn.Dropout(0.5))
-    before = torch.get_rng_state()
-    train(model, squares, steps=3, lr=0.01)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 @pytest.mark.parametrize("outer", [True, False])
 def test_every_part_gets_back_its_mode(outer):
     model = nn.Sequential(linear(), nn.Dropout(0.5)).train(outer)
@@ -158,31 +136,25 @@ def test_every_part_gets_back_its_mode(outer):
     assert [module.training for module in model.modules()] == [outer, outer, not outer]
 
 
-def test_the_mode_comes_back_after_an_error_too():
-    model = linear().eval()
-    with pytest.raises(ValueError, match=r"the loss is nan at step 0"):
-        train(model, lambda m, g: m.weight.sum() * torch.nan, steps=2, lr=0.01)
-    assert not model.training
-
-
 @pytest.mark.parametrize(
-    ("options", "loss", "message"),
+    ("steps", "lr", "loss", "message"),
     [
-        ({"steps": 0, "lr": 0.1}, squares, "steps must be at least 1, got 0"),
-        ({"steps": 1, "lr": 0.0}, squares, r"lr must be positive, got 0\.0 in each of 1 steps"),
-        (
-            {"steps": 1, "lr": float("nan")},
-            squares,
-            "lr must be positive and finite, got nan at step 0",
-        ),
-        ({"steps": 1, "lr": 0.1}, lambda m, g: m.weight, r"no axes, got shape \(1, 3\)"),
-        ({"steps": 1, "lr": 0.1}, lambda m, g: 1.0, "no axes, got float"),
-        ({"steps": 1, "lr": 0.1}, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0"),
+        (0, 0.1, squares, "steps must be at least 1, got 0"),
+        (1, 0.0, squares, r"lr must be positive, got 0\.0 in each of 1 steps"),
+        (1, float("nan"), squares, "lr must be positive and finite, got nan at step 0"),
+        (1, 0.1, lambda m, g: m.weight, r"no axes, got shape \(1, 3\)"),
+        (1, 0.1, lambda m, g: 1.0, "no axes, got float"),
+        (1, 0.1, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0"),
+        (1, 0.1, lambda m, g: m.weight.sum() * torch.nan, "the loss is nan at step 0"),
     ],
 )
-def test_what_cannot_be_trained_is_named(options, loss, message):
+@pytest.mark.parametrize("mode", [True, False])
+def test_what_cannot_be_trained_is_named(steps, lr, loss, message, mode):
+    """And the model has its mode again."""
+    model = linear().train(mode)
     with pytest.raises(ValueError, match=message):
-        train(linear(), loss, **options)
+        train(model, loss, steps=steps, lr=lr)
+    assert model.training == mode
 
 
 class Notebook:
