@@ -10,7 +10,7 @@ from browsing import browser, served, site  # noqa: F401, fixtures of the pages'
 from attn_lib import files
 
 # files that take minutes begin first, or the last of them runs alone
-LONGEST = ("test_site.py", "test_access.py", "test_checks.py", "test_records.py")
+LONGEST = ("test_figures.py", "test_site.py", "test_access.py", "test_checks.py", "test_records.py")
 LONGEST += ("test_mutation.py", "test_alone.py")
 
 # the same examples everywhere, so that a red run can be repeated

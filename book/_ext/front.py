@@ -44,18 +44,13 @@ def figure(name: str, cells: dict[str, list]) -> tuple[str, dict, bytes]:
                     for output in cell["outputs"]
                     if "image/png" in output.get("data", {})
                 ]
-                return page, cell, base64.b64decode("".join(png))
+                return page, cell, base64.b64decode(png)
     raise ValueError(f"no page has a figure {name}")
-
-
-def source(cell: dict) -> str:
-    """The text of a cell, however it is stored."""
-    return "".join(cell["source"])
 
 
 def title(cells: list) -> str:
     """The heading of a page."""
-    return source(cells[0]).partition("\n")[0].removeprefix("# ")
+    return cells[0]["source"].partition("\n")[0].removeprefix("# ")
 
 
 def needs(cells: list) -> tuple[str, str]:
@@ -63,7 +58,7 @@ def needs(cells: list) -> tuple[str, str]:
     (line,) = [
         line
         for cell in cells
-        for line in re.split(r"\n\n", source(cell))
+        for line in cell["source"].split("\n\n")
         if line.startswith("**What you'll need.** ")
     ]
     line = " ".join(line.removeprefix("**What you'll need.** ").split())
@@ -85,13 +80,13 @@ def quoted(names: list[str], until: str | None, cells: dict[str, list]) -> tuple
     if lost := [name for name in names if name not in known]:
         raise ValueError(f"no page has a cell {lost[0]}")
     chosen = [known[name] for name in names]
-    printed = "".join("".join(output.get("text", "")) for output in chosen[-1]["outputs"])
+    printed = "".join(output.get("text", "") for output in chosen[-1]["outputs"])
     if until is not None:
         printed, cut, _ = printed.partition(f"\n   {until}")
         if not cut:
             raise ValueError(f"{names[-1]} prints no line {until!r}")
         printed += "\n   …"
-    return "\n\n".join(map(source, chosen)), printed
+    return "\n\n".join(cell["source"] for cell in chosen), printed
 
 
 # ---------------------------------------------------------------- what is made of it
@@ -189,11 +184,11 @@ def reference(citation: dict, address: str) -> str:
 def described(citation: dict, base: str | None) -> str:
     """What search engines, and who passes the address on, are told of the page."""
     start = f"{base.rstrip('/')}/" if base else "../"
-    told = html.escape(" ".join(citation["abstract"].split()))
+    abstract = html.escape(" ".join(citation["abstract"].split()))
     named = html.escape(citation["title"])
-    properties = {"type": "book", "title": named, "description": told}
+    properties = {"type": "book", "title": named, "description": abstract}
     properties["image"] = f"{start}_static/page.png"
-    lines = [f'<meta name="description" content="{told}">']
+    lines = [f'<meta name="description" content="{abstract}">']
     lines += [f'<meta property="og:{key}" content="{value}">' for key, value in properties.items()]
     return "\n".join(lines)
 

@@ -4,8 +4,8 @@
 that a phone may continue it on the next with a mark; a formula keeps the comma behind it; Chinese
 words say that they are Chinese; and a screen reader is told rightly what the theme shows.
 :func:`fix_page` is for a page as it is stored: scripts that it needs, at its end, and pictures with
-their sizes, large ones stored again without loss. And a ✓ stands at the output of a cell that
-compares something.
+their sizes, large ones stored again without loss; :func:`fix_styles` leaves it one stylesheet. And
+a ✓ stands at the output of a cell that compares something.
 """
 
 import ast
@@ -94,6 +94,7 @@ LARGE = 100_000  # bytes; a smaller picture gains little
 _SCRIPT = (
     r' *<script(?:([^>]*) src="([^"]*)"([^>]*)>|>(?=DOCUMENTATION_OPTIONS))([^<]*)</script>\n?'
 )
+STYLE = r'<link [^>]*href="(?:\.\./)?([^"?]*\.css)[^"]*"[^>]*>\n?'
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
 _IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
 
@@ -111,6 +112,12 @@ def fix_page(html: str, folder: Path) -> str:
     late.sort(key=lambda wanted: "tex-chtml.js" in wanted)  # the largest, for which all would wait
     html = html.replace("</body>", "\n".join([*late, "</body>"]))
     return _IMAGE.sub(lambda found: _sized(found, folder), html)
+
+
+def fix_styles(html: str, address: str) -> str:
+    """A page with one stylesheet in place of all."""
+    link = f'<link rel="stylesheet" href="{address}" />\n'
+    return re.sub(STYLE, "", html).replace("</head>", f"{link}</head>", 1)
 
 
 def _needed(found: re.Match, body: str) -> str:

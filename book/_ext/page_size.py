@@ -18,7 +18,7 @@ from pathlib import Path
 
 from docutils import nodes
 from fontTools import subset, ttLib
-from html_fixes import fix_page
+from html_fixes import STYLE, fix_page, fix_styles
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -26,7 +26,6 @@ EXCERPT = 240  # characters
 INDEX, SET = "searchindex.js", "Search.setIndex("
 BOOTSTRAP = {"fade", "show", "tooltip", "tooltip-inner", "tooltip-arrow", "bs-tooltip-auto"}
 ONE = "book-and-theme.css"
-_STYLE = r'<link [^>]*href="(?:\.\./)?([^"?]*\.css)[^"]*"[^>]*>\n?'
 _FONT = r"url\([^)]*fa-solid-900\.woff2\) format\(\"woff2\"\),url\([^)]*\) format\(\"truetype\"\)"
 # a property of one's own; an address in quotation marks may hold whatever ends another value
 _PROPERTY = r'(?<=[{;])\s*(--[\w-]+):(?:"[^"]*"|[^;{}"])*;?'
@@ -105,7 +104,7 @@ def _finish(app: Sphinx, exception: Exception | None) -> None:
     pages = [path for folder in (out, out / "book") for path in folder.glob("*.html")]
     written = {path: fix_page(path.read_text(), path.parent) for path in pages}
     name = f"_static/styles/{ONE}"
-    linked = re.findall(_STYLE, written[out / "search.html"])
+    linked = re.findall(STYLE, written[out / "search.html"])
     names = used(written.values(), out / "_static")
     css = _merged([out / link for link in linked], names)
     meant = names.union(re.findall(r"var\((--[\w-]+)", css + "".join(written.values())))
@@ -116,8 +115,7 @@ def _finish(app: Sphinx, exception: Exception | None) -> None:
     version = hashlib.sha256(css.encode()).hexdigest()[:8]
     for path, html in written.items():
         up = "" if path.parent == out else "../"
-        link = f'<link rel="stylesheet" href="{up}{name}?v={version}" />\n'
-        path.write_text(re.sub(_STYLE, "", html).replace("</head>", f"{link}</head>", 1))
+        path.write_text(fix_styles(html, f"{up}{name}?v={version}"))
 
 
 def used(pages: Iterable[str], static: Path) -> set[str]:

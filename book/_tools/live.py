@@ -27,8 +27,8 @@ def moving(notebook) -> list:
 
 def question(cell) -> str:
     """Code that prints what the figure of a cell reads."""
-    wishes = {name: wish for name, wish in cell.metadata.live.items() if name != "kind"}
-    pairs = ", ".join(f"{name!r}: {wish}" for name, wish in wishes.items())
+    live = cell.metadata.live
+    pairs = ", ".join(f"{name!r}: {live[name]}" for name in live if name != "kind")
     return f"import json\nprint(json.dumps({{{pairs}}}, default=lambda value: value.tolist()))"
 
 

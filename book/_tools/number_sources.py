@@ -153,7 +153,6 @@ class Page:
         """The lines of one cell."""
         cell, found = self.cells[at], []
         old = list(cell.metadata.get("numbers", []))
-        old += [f"{n} <- ? {why}" for n, why in cell.metadata.get("given", {}).items()]
         for number in read(cell):
             same_number = [line for line in old if line.startswith(f"{number} <- ")]
             true = [line for line in same_number if not fault(line, self.everywhere)]
@@ -229,7 +228,6 @@ def bind(path: Path) -> int:
     found = [page.bound(at) for at in range(len(page.cells))]
     for cell, now in zip(page.cells, found, strict=True):
         before = cell.metadata.pop("numbers", [])
-        cell.metadata.pop("given", None)
         if now:
             cell.metadata["numbers"] = now
         if now != before:

@@ -65,7 +65,7 @@ class _Run:
             self.losses += [] if self.aside else [[]]
             begin(optimizer, *args, **kwargs)
 
-        def hear(loss, *args, **kwargs):
+        def note(loss, *args, **kwargs):
             if self.losses and not self.aside:
                 if len(self.losses[-1]) == self.first:
                     raise _Enough
@@ -74,7 +74,7 @@ class _Run:
 
         stack = ExitStack()
         stack.enter_context(patch.object(torch.optim.Optimizer, "__init__", __init__))
-        stack.enter_context(patch.object(torch.Tensor, "backward", hear))
+        stack.enter_context(patch.object(torch.Tensor, "backward", note))
         stack.enter_context(patch.object(training, "train", self.ended(training.train)))
         return stack
 
@@ -86,9 +86,9 @@ class _Run:
             try:
                 return function(*args, **kwargs)
             except _Enough:
-                heard = torch.tensor(self.losses[-1])  # as long as asked for
-                missing = kwargs.get("steps", len(heard)) - len(heard)
-                return nn.functional.pad(heard, (0, missing), value=math.nan)
+                losses = torch.tensor(self.losses[-1])  # as long as asked for
+                missing = kwargs.get("steps", len(losses)) - len(losses)
+                return nn.functional.pad(losses, (0, missing), value=math.nan)
 
         return call
 
@@ -100,12 +100,12 @@ class _Run:
             if (kind == "once" and again) or (kind == "measures" and self.first):
                 return None
             before, self.aside = self.aside, True  # what is trained in here is no recorded model
-            said = next(self.given) if kind == "clocks" and again else function(*args, **kwargs)
+            answer = next(self.given) if kind == "clocks" and again else function(*args, **kwargs)
             self.aside = before
             if kind == "clocks":
-                said = _plain(said)
-                self.clocks.append(said)
-            return said
+                answer = _plain(answer)
+                self.clocks.append(answer)
+            return answer
 
         return call
 
@@ -113,12 +113,12 @@ class _Run:
 def plan(path: Path) -> tuple[dict[str, list], list[str]]:
     """What a page's metadata says about its record, and the cells of its experiment."""
     page = nbformat.read(path, as_version=4)
-    said = page.metadata.get("record", {})
+    settings = page.metadata.get("record", {})
     cells = (c.source for c in page.cells if "experiment" in c.metadata.get("tags", []))
     sources = [re.sub(r"(?m)^( *)%.*", r"\1pass", cell) for cell in cells]  # as in the set-up
-    if not said.get("seeds") or not sources:
+    if not settings.get("seeds") or not sources:
         raise ValueError(f'{path} needs cells tagged `experiment` and metadata "record" with seeds')
-    return said, sources
+    return settings, sources
 
 
 @contextmanager
@@ -143,15 +143,15 @@ def repeat(path: Path, seed: int, *, clocks: list | None = None, first: int | No
     With ``clocks``, what the page's clocks said before is given back; with ``first``, every
     training ends after so many steps, and the measures are left out.
     """
-    said, heard = plan(path)[0], _Run(clocks, first)
-    with heard.listening(), experiment(path) as space:
+    settings, run = plan(path)[0], _Run(clocks, first)
+    with run.listening(), experiment(path) as space:
         for name, value in space.items():
             if first and isinstance(value, FunctionType) and value.__globals__ is space:
-                space[name] = heard.ended(value)
+                space[name] = run.ended(value)
         for kind in ("clocks", "measures", "once"):
-            space |= {name: heard.apart(kind, space[name]) for name in said.get(kind, ())}
+            space |= {name: run.apart(kind, space[name]) for name in settings.get(kind, ())}
         found = space["run"](seed)
-    return {"first losses": heard.losses, "clocks": heard.clocks, **found}
+    return {"first losses": run.losses, "clocks": run.clocks, **found}
 
 
 def _plain(value: Any) -> Any:
@@ -218,30 +218,31 @@ def checksums(data: Path) -> None:
 
 def differences(path: Path, *, first: int | None = None) -> list[str]:
     """Where a record is not what today's cells and library find: sentences."""
-    kept, seeds = json.loads((DATA / f"{path.stem}.json").read_text()), plan(path)[0]["seeds"]
-    if seeds != kept["seeds"]:
-        return [f"the page has seeds {seeds}, its record {kept['seeds']}"]
+    stored, seeds = json.loads((DATA / f"{path.stem}.json").read_text()), plan(path)[0]["seeds"]
+    if seeds != stored["seeds"]:
+        return [f"the page has seeds {seeds}, its record {stored['seeds']}"]
     if first:
-        runs = [repeat(path, seeds[-1], clocks=kept["clocks"][-1], first=first)]
-        kept, seeds = {name: value[-1:] for name, value in kept.items()}, seeds[-1:]
+        runs = [repeat(path, seeds[-1], clocks=stored["clocks"][-1], first=first)]
+        stored, seeds = {name: value[-1:] for name, value in stored.items()}, seeds[-1:]
     else:
-        runs = _runs(path, seeds, [None] * len(seeds), kept["clocks"])
+        runs = _runs(path, seeds, [None] * len(seeds), stored["clocks"])
     found = []
     for i, (seed, run) in enumerate(zip(seeds, runs, strict=True)):
-        trained, again = [losses[:first] for losses in kept["first losses"][i]], run["first losses"]
+        trained = [losses[:first] for losses in stored["first losses"][i]]
+        again = run["first losses"]
         if list(map(len, trained)) != list(map(len, again)):
             found.append(f"seed {seed}: {len(again)} models are trained, {len(trained)} recorded")
         for model, losses in enumerate(zip(trained, again, strict=False), start=1):
             for step, (old, new) in enumerate(zip(*losses, strict=False)):
                 if not math.isclose(old, new, rel_tol=LOSS):
-                    said = f"loss {new:.4g} at step {step}, recorded is {old:.4g}"
-                    found.append(f"seed {seed}, training {model}: {said}")
+                    difference = f"loss {new:.4g} at step {step}, recorded is {old:.4g}"
+                    found.append(f"seed {seed}, training {model}: {difference}")
                     break
         if not first:
-            heard = "first losses", "clocks"
-            old = {name: kept[name][i] for name in kept if name not in ("torch", "seeds", *heard)}
-            new = {name: value for name, value in run.items() if name not in heard}
-            found += [f"seed {seed}, {said}" for said in _unlike(old, new, "results")]
+            aside = ("torch", "seeds", "first losses", "clocks")
+            old = {name: stored[name][i] for name in stored if name not in aside}
+            new = {name: value for name, value in run.items() if name not in aside}
+            found += [f"seed {seed}, {difference}" for difference in _unlike(old, new, "results")]
     return found
 
 
@@ -252,10 +253,10 @@ def _unlike(old: Any, new: Any, name: str) -> list[str]:
     if isinstance(old, dict):
         if old.keys() != new.keys():
             return [f"{name}: {sorted(new)} instead of {sorted(old)}"]
-        return [said for part in old for said in _unlike(old[part], new[part], part)]
+        return [difference for part in old for difference in _unlike(old[part], new[part], part)]
     if isinstance(old, list):
         pairs = zip(old, new, strict=True)
-        return [said for pair in pairs for said in _unlike(*pair, name)]
+        return [difference for pair in pairs for difference in _unlike(*pair, name)]
     return [] if old == new or abs(old - new) <= NUMBER else [f"{name}: {new}, recorded is {old}"]
 
 
@@ -263,9 +264,9 @@ def main(arguments: list[str]) -> int:
     """The exit status: 1 where a record differs from what is found today."""
     check, differing = arguments[0] == "--check", False
     for path in map(Path, arguments[check:]):
-        told = differences(path) if check else write(path)
-        print(path, *(told or ["as recorded"]), sep="\n  ", flush=True)
-        differing |= check and bool(told)
+        lines = differences(path) if check else write(path)
+        print(path, *(lines or ["as recorded"]), sep="\n  ", flush=True)
+        differing |= check and bool(lines)
     return int(differing)
 
 

@@ -90,6 +90,22 @@ def opened(browser, *own, **options):
     context.close()
 
 
+@contextlib.contextmanager
+def loaded(browser, site, name, *screen, **options):
+    """A page of the book, loaded from disk."""
+    with opened(browser, site.as_uri(), **options) as page:
+        visit(page, f"{site.as_uri()}/book/{name}.html", *screen)
+        yield page
+
+
+@contextlib.contextmanager
+def styled(page, style):
+    """The same page with a mistake in its style."""
+    tag = page.add_style_tag(content=style)
+    yield
+    tag.evaluate("tag => tag.remove()")
+
+
 def visit(page, address, width=1280, scheme="light"):
     """Load a page, with formulas and pictures; an hour goes by: what asks late asks now."""
     page.set_viewport_size({"width": width, "height": 900})
@@ -98,3 +114,10 @@ def visit(page, address, width=1280, scheme="light"):
     page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)")
     page.evaluate(LOADED)
     page.clock.fast_forward("01:00:00")
+
+
+def luminance(colour) -> float:
+    """How bright a colour is to the eye; two are told apart by the ratio of theirs."""
+    parts = [a / 255 for a in colour]
+    linear = [((a + 0.055) / 1.055) ** 2.4 if a > 0.04045 else a / 12.92 for a in parts]
+    return 0.05 + sum(w * a for w, a in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

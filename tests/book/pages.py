@@ -23,7 +23,7 @@ CHAPTERS = [path for path in NOTEBOOKS if path.stem[:2].isdigit()]  # the others
 TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
-METADATA = {"tags", "mystnb", "given", "reason", "numbers", "shown", "live"}
+METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live"}
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "budget", "kernelspec", "language_info", "record", "teaches"}
 TAGS = r"hide-input|hide-cell|experiment|caption|(exercise|solution)-\d+\.\d+"  # others: reasons
@@ -37,6 +37,11 @@ def config() -> dict:
 
 def address() -> str:
     return config()["repository"]["url"]
+
+
+def tests_in(name: str) -> list[str]:
+    """The tests of a file."""
+    return re.findall(r"^def (test_\w+)", (ROOT / name).read_text(), re.MULTILINE)
 
 
 def read(path: Path) -> nbformat.NotebookNode:
@@ -212,15 +217,10 @@ def figures_legible(notebook) -> list[str]:
 
 def numbers_bound(notebook) -> list[str]:
     """Each number that is read comes from where the page's metadata say, and is written so."""
-    faults = number_sources.page_faults(notebook)
-    faults += [f"{cell.id}: given" for cell in notebook.cells if "given" in cell.metadata]
-    text = "".join(f"]({url})" for url in re.findall(r"https?://[^\s\"]+", _given(notebook)))
-    return faults + unlisted_links(text)
-
-
-def _given(notebook) -> str:
-    written = [line for cell in notebook.cells for line in cell.metadata.get("numbers", [])]
-    return "\n".join(line for line in written if " <- given: " in line)
+    lines = [line for cell in notebook.cells for line in cell.metadata.get("numbers", [])]
+    given = " ".join(line for line in lines if " <- given: " in line)
+    links = "".join(f"]({url})" for url in re.findall(r"https?://[^\s\"]+", given))
+    return number_sources.page_faults(notebook) + unlisted_links(links)
 
 
 def without_code(text: str) -> str:

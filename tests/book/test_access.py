@@ -5,7 +5,7 @@ from pathlib import Path
 import axe_playwright_python
 import pages
 import pytest
-from browsing import opened, visit
+from browsing import loaded, opened, visit
 
 AXE = (Path(axe_playwright_python.__path__[0]) / "axe.min.js").read_text()
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
@@ -78,16 +78,14 @@ def test_axe_finds_what_is_planted(browser, site):
     text = text.replace("</article>", "\n".join([*planted.values(), "</article>"]))
     text = text.replace("access.js", "nowhere.js")  # what the theme leaves unsaid
     (site / "book/unheard.html").write_text(text)
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/unheard.html")
+    with loaded(browser, site, "unheard") as page:
         found = {line.partition(":")[0] for line in violations(page)}
     assert found == {*planted, "region"}
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_tab_key_goes_through_a_page_in_sight(browser, site, width):
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/02_masks.html", width)
+    with loaded(browser, site, "02_masks", width) as page:
         assert unseen(page) == []
         hidden = "outline: none !important; box-shadow: none !important"
         page.add_style_tag(content=f"summary:focus-visible {{ {hidden} }}")
@@ -96,8 +94,7 @@ def test_the_tab_key_goes_through_a_page_in_sight(browser, site, width):
 
 def test_the_colours_say_which_they_are(browser, site):
     """By the keyboard: the focus stays; the first press changes what is seen, the next reverses."""
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/02_masks.html", scheme="dark")
+    with loaded(browser, site, "02_masks", 1280, "dark") as page:
         button = page.locator(".theme-switch-button").first
         button.focus()
         said = []
@@ -119,8 +116,7 @@ HERE = "button => button === document.activeElement"
 )
 def test_a_button_that_is_pressed_keeps_the_focus(browser, site, width, kind):
     """Pressed again, it brings the sidebar back; on a phone the sidebar is closed by Escape."""
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/02_masks.html", width)
+    with loaded(browser, site, "02_masks", width) as page:
         button = page.locator(f".{kind}-toggle").first
         link = page.locator(f".bd-sidebar-{kind} nav a").last
         seen = [link.is_visible()]
@@ -135,8 +131,7 @@ def test_a_button_that_is_pressed_keeps_the_focus(browser, site, width, kind):
 
 
 def test_each_copy_button_has_a_name_of_its_own(browser, site):
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/02_masks.html")
+    with loaded(browser, site, "02_masks") as page:
         buttons = page.locator("button.copybtn")
         names = buttons.evaluate_all("all => all.map(one => one.getAttribute('aria-label'))")
         assert names == [f"Copy block {i + 1}" for i in range(buttons.count())]

@@ -8,7 +8,6 @@ import itertools
 import json
 import re
 import subprocess
-import sys
 import tokenize
 from importlib.metadata import metadata
 
@@ -41,74 +40,64 @@ def test_text_pages_keep_the_rules(path):
 # ---------------------------------------------------------------- planted mistakes
 
 
-def code(notebook, number):
-    return pages.code_cells(notebook)[number]
+def code(number):
+    return lambda page: pages.code_cells(page)[number]
 
 
-def drawing(notebook, *, still=False):
+def lesson(page):
+    return [cell for cell in pages.code_cells(page) if not pages.tags(cell) & pages.FOLDED]
+
+
+def drawing(page, *, still=False):
     """The first figure, or the first that does not move."""
-    cells = [c for c in pages.code_cells(notebook) if "figure" in c.metadata.get("mystnb", {})]
+    cells = [c for c in pages.code_cells(page) if "figure" in c.metadata.get("mystnb", {})]
     return next(c for c in cells if not still or "live" not in c.metadata)
 
 
-def lesson(notebook):
-    return [cell for cell in pages.code_cells(notebook) if not pages.tags(cell) & pages.FOLDED]
-
-
-def having(notebook, text):
-    (cell,) = (cell for cell in notebook.cells if text in cell.source)
-    return cell
-
-
-def stores(number, kind="stream", **content):
-    """A mistake: another output in this cell."""
-    return lambda page: code(page, number).outputs.append(nbformat.v4.new_output(kind, **content))
-
-
-def says(text, of=lambda page: page.cells[0]):
-    """A mistake: more text, or more code, in a cell."""
-    return lambda page: of(page).update(source=of(page).source + text)
-
-
-def has(of, **metadata):
-    """A mistake: other metadata."""
-    return lambda page: of(page).metadata.update(metadata)
-
-
-def instead(old, new):
-    return lambda page: having(page, old).update(source=having(page, old).source.replace(old, new))
-
-
-def third(page):
-    return code(page, 2)
-
-
-def first_open(page):
-    return lesson(page)[0]
-
-
-def of_figure(page):
-    return drawing(page).metadata["mystnb"]
+def still(page):
+    return drawing(page, still=True)
 
 
 def caption(page):
     return page.cells[page.cells.index(drawing(page)) + 1]
 
 
-def caption_in_the_metadata(page):
-    of_figure(page)["figure"]["caption"] = caption(page).source
-    page.cells.remove(caption(page))
-
-
 def solution(page):
     return next(c for c in page.cells if "solution-1.4" in pages.tags(c)).metadata["mystnb"]
 
 
-def inserted(place, *cells):
+def has(of, **changes):
+    return lambda page: of(page).update(changes)
+
+
+def notes(of, **changes):
+    return lambda page: of(page).metadata.update(changes)
+
+
+def lacks(of, name):
+    return lambda page: of(page).pop(name)
+
+
+def says(text, of=lambda page: page.cells[0]):
+    """More text, or more code."""
+    return lambda page: of(page).update(source=of(page).source + text)
+
+
+def stores(kind="stream", **content):
+    """Another output."""
+    return lambda page: third(page).outputs.append(nbformat.v4.new_output(kind, **content))
+
+
+def cites(label):
     def plant(page):
-        page.cells[place:place] = [cell(page) if callable(cell) else cell for cell in cells]
+        (cell,) = (cell for cell in page.cells if "Vaswani et al. (2017)" in cell.source)
+        cell.source = cell.source.replace("Vaswani et al. (2017)", label)
 
     return plant
+
+
+def inserted(place, *cells):
+    return lambda page: page.cells.__setitem__(slice(place, place), copy.deepcopy(cells))
 
 
 def long_cells(page):
@@ -121,97 +110,82 @@ def without_figures(page):
         cell.metadata.pop("mystnb", None)
 
 
-def twice_as_wide(page):
-    drawing(page, still=True).outputs[0].metadata["image/png"]["width"] *= 2
-
-
-NEW = nbformat.v4.new_code_cell
+set_up, third, NEW = code(0), code(2), nbformat.v4.new_code_cell
 SCRIPT = '<script src="https://cdn.invalid/a.js"></script>'
 PLANTED = {
-    "never run": (pages.stored_as_it_ran, lambda p: code(p, 3).update(execution_count=None)),
-    "out of order": (pages.stored_as_it_ran, lambda p: code(p, 3).update(execution_count=99)),
-    "stderr": (pages.no_stray_output, stores(2, name="stderr", text="a warning")),
-    "an address": (pages.no_stray_output, stores(2, text="<object object at 0x7f51c2a3b4c0>")),
-    "minus zero": (pages.no_stray_output, stores(2, text="tensor([-0.000])")),
-    "skip mark": (pages.unusual_with_reason, has(third, tags=["nbval-skip"])),
-    "skip comment": (pages.unusual_with_reason, says("\n# NBVAL_IGNORE_OUTPUT\nx", third)),
-    "no output": (pages.unusual_with_reason, has(third, tags=["hide-input", "remove-output"])),
-    "no text": (pages.unusual_with_reason, has(lambda p: p.cells[0], tags=["remove-cell"])),
-    "an exception": (
-        pages.unusual_with_reason,
-        has(third, tags=["raises-exception"], reason="none"),
-    ),
-    "no outputs, by the builder": (
-        pages.unusual_with_reason,
-        lambda p: of_figure(p).update(remove_code_outputs=True),
-    ),
-    "no outputs of a page": (pages.clean_metadata, has(lambda p: p, mystnb={})),
-    "a time": (pages.clean_metadata, has(third, execution={"iopub.execute_input": "now"})),
-    "HTML": (pages.safe_outputs, stores(2, "display_data", data={"text/html": SCRIPT})),
-    "a script": (pages.safe_source, says(f"\n{SCRIPT}")),
-    "a picture": (pages.safe_source, says("\n![a picture](https://cdn.invalid/a.png)")),
-    "a shell line": (pages.safe_source, says("\n!ls", third)),
-    "a pickle": (pages.safe_source, says('\ntorch.load("x.pt")', third)),
-    "another solution": (
-        pages.exercises_named,
-        lambda p: solution(p).update(code_prompt_show="Solution 1.3"),
-    ),
-    "no name": (pages.folds_named, lambda p: code(p, 0).metadata.mystnb.pop("code_prompt_show")),
-    "any name": (
-        pages.folds_named,
-        lambda p: of_figure(p).update(code_prompt_show="Show the code"),
-    ),
-    "no alt text": (pages.figures_described, lambda p: of_figure(p)["image"].pop("alt")),
-    "no caption": (pages.figures_described, lambda p: p.cells.remove(caption(p))),
-    "no words in a caption": (
-        pages.figures_described,
-        lambda p: caption(p).update(source="**Fig. 1.1.** "),
-    ),
-    "a caption in the metadata": (pages.figures_described, caption_in_the_metadata),
-    "a caption elsewhere": (
-        pages.figures_described,
-        lambda p: p.cells.append(p.cells.pop(p.cells.index(caption(p)))),
-    ),
-    "a caption too many": (pages.figures_described, has(lambda p: p.cells[0], tags=["caption"])),
-    "a caption that does not say so": (
-        pages.figures_described,
-        lambda p: caption(p).metadata.pop("tags"),
-    ),
-    "a title": (pages.figures_described, says('\nax.set_title("Weights")', drawing)),
-    "too wide": (pages.figures_legible, twice_as_wide),
-    "too small": (
-        pages.figures_legible,
-        says("\nplt.legend(fontsize=5)", lambda p: drawing(p, still=True)),
-    ),
-    "a number": (pages.numbers_bound, says(" It keeps 0.16729 of its attention.")),
-    "a number in a formula": (pages.numbers_bound, says(" That is $w = 0.16729$.")),
-    "a long cell": (pages.within_one_sitting, says("\n1" * 20, first_open)),
-    "long cells": (pages.within_one_sitting, long_cells),
-    "a wide line": (pages.within_one_sitting, says("\nx = 1  #" + "-" * 80, first_open)),
-    "chatter": (pages.within_one_sitting, says(" word" * 4000)),
-    "a long caption": (
-        pages.within_one_sitting,
+    pages.stored_as_it_ran: [has(third, execution_count=None), has(third, execution_count=99)],
+    pages.no_stray_output: [
+        stores(name="stderr", text="a warning"),
+        stores(text="<object object at 0x7f51c2a3b4c0>"),
+        stores(text="tensor([-0.000])"),
+    ],
+    pages.unusual_with_reason: [
+        notes(third, tags=["nbval-skip"]),
+        notes(third, tags=["hide-input", "remove-output"]),
+        notes(third, tags=["raises-exception"], reason="none"),
+        notes(lambda page: page.cells[0], tags=["remove-cell"]),
+        says("\n# NBVAL_IGNORE_OUTPUT\nx", third),
+        has(lambda page: drawing(page).metadata["mystnb"], remove_code_outputs=True),
+    ],
+    pages.clean_metadata: [
+        notes(lambda page: page, mystnb={}),
+        notes(third, execution={"iopub.execute_input": "now"}),
+    ],
+    pages.safe_outputs: [stores("display_data", data={"text/html": SCRIPT})],
+    pages.safe_source: [
+        says(f"\n{SCRIPT}"),
+        says("\n![a picture](https://cdn.invalid/a.png)"),
+        says("\n!ls", third),
+        says('\ntorch.load("x.pt")', third),
+    ],
+    pages.exercises_named: [has(solution, code_prompt_show="Solution 1.3")],
+    pages.folds_named: [
+        lacks(lambda page: set_up(page).metadata["mystnb"], "code_prompt_show"),
+        has(lambda page: drawing(page).metadata["mystnb"], code_prompt_show="Show the code"),
+    ],
+    pages.figures_described: [
+        lacks(lambda page: drawing(page).metadata["mystnb"]["image"], "alt"),
+        lacks(lambda page: caption(page).metadata, "tags"),
+        lambda page: page.cells.remove(caption(page)),
+        lambda page: page.cells.append(page.cells.pop(page.cells.index(caption(page)))),
+        has(caption, source="**Fig. 1.1.** "),
+        notes(lambda page: page.cells[0], tags=["caption"]),
+        says('\nax.set_title("Weights")', drawing),
+    ],
+    pages.figures_legible: [
+        has(lambda page: still(page).outputs[0].metadata["image/png"], width=1600),
+        says("\nplt.legend(fontsize=5)", still),
+    ],
+    pages.numbers_bound: [
+        says(" It keeps 0.16729 of its attention."),
+        says(" That is $w = 0.16729$."),
+    ],
+    pages.within_one_sitting: [
+        says("\n1" * 20, lambda page: lesson(page)[0]),
+        says("\nx = 1  #" + "-" * 80, lambda page: lesson(page)[0]),
+        says(" word" * 4000),
         says(" word" * 1000, caption),
-    ),
-    "many cells": (pages.within_one_sitting, inserted(20, *[NEW("1") for _ in range(10)])),
-    "no figures": (pages.within_one_sitting, without_figures),
-    "code first": (pages.within_one_sitting, inserted(0, NEW("1"))),
-    "three folds": (
-        pages.within_one_sitting,
-        inserted(9, *[lambda p: copy.deepcopy(code(p, 0))] * 3),
-    ),
-    "a source": (pages.links_listed, says("\n[a source](https://example.org/paper)")),
-    "a year": (pages.links_listed, instead("Vaswani et al. (2017)", "Vaswani et al. (2015)")),
-    "an author": (pages.links_listed, instead("Vaswani et al. (2017)", "Bahdanau et al. (2017)")),
-    "a set-up": (
-        pages.starts_with_bootstrap,
-        lambda p: code(p, 0).update(source="import attn_lib"),
-    ),
-    "forgotten": (pages.valid_python, lambda p: third(p).update(source="1 == 2\n3")),
+        long_cells,
+        without_figures,
+        inserted(0, NEW("1")),
+        inserted(20, *[NEW("1")] * 10),
+        inserted(9, *[NEW("1", metadata={"tags": ["hide-input"]})] * 3),
+    ],
+    pages.links_listed: [
+        says("\n[a source](https://example.org/paper)"),
+        cites("Vaswani et al. (2015)"),
+        cites("Bahdanau et al. (2017)"),
+    ],
+    pages.starts_with_bootstrap: [has(set_up, source="import attn_lib")],
+    pages.valid_python: [has(third, source="1 == 2\n3")],
 }
 
 
-@pytest.mark.parametrize(("rule", "plant"), PLANTED.values(), ids=PLANTED)
+@pytest.mark.parametrize(
+    ("rule", "plant"),
+    [(rule, plant) for rule, plants in PLANTED.items() for plant in plants],
+    ids=lambda part: part.__name__,
+)
 def test_a_planted_mistake_is_found(rule, plant):
     notebook = pages.read(pages.NOTEBOOKS[0])
     assert rule(notebook) == []
@@ -238,8 +212,7 @@ def test_an_appendix_has_no_number_no_exercises_and_may_have_fewer_figures():
 
 def test_every_rule_is_shown_able_to_fail():
     elsewhere = {pages.can_fail, pages.conclusions_shown}
-    planted = {rule for rule, _ in PLANTED.values()} | elsewhere
-    assert planted == {*pages.RULES}
+    assert PLANTED.keys() | elsewhere == {*pages.RULES}
 
 
 WEAK = [
@@ -423,30 +396,6 @@ def test_one_address_everywhere():
     assert bool(pages.config()["launch_buttons"]["colab_url"]) == published
 
 
-def test_the_address_command_sets_it_everywhere(checkout):
-    url = "https://github.com/someone/attention-checked"
-    command = [sys.executable, "book/_tools/address.py"]
-    subprocess.run([*command, url], cwd=checkout, check=True)
-    config = yaml.safe_load((checkout / "_config.yml").read_text())
-    assert config["repository"]["url"] == url
-    assert config["launch_buttons"]["colab_url"] == "https://colab.research.google.com"
-    left = subprocess.run(
-        ["grep", "-rl", "attention-checked.invalid", "README.md", "book", "_config.yml"],
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-    ).stdout.split()
-    assert left == ["book/_tools/address.py"]
-    for path in (checkout / "book").glob("*.ipynb"):
-        assert f'"git+{url}"' in pages.code_cells(pages.read(path))[0].source
-        before = pages.read(pages.BOOK / path.name)
-        assert [c.get("outputs") for c in pages.read(path).cells] == [
-            c.get("outputs") for c in before.cells
-        ]
-    for refused in ("http://insecure.invalid/x", "https://a.invalid/x y", 'https://a.invalid/"'):
-        assert subprocess.run([*command, refused], cwd=checkout, capture_output=True).returncode
-
-
 # ---------------------------------------------------------------- what the five posts hold
 
 
@@ -461,8 +410,11 @@ def anchors(path):
     return {slug.strip().replace(" ", "-") for slug in slugs}
 
 
-def names_of_tests_in(path):
-    return set(re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE))
+def in_its_place(where):
+    """Whether a test, `tests/…::test_name`, or a heading, `page#heading`, is there."""
+    path, _, test = where.partition("::")
+    page, _, heading = path.partition("#")
+    return test in pages.tests_in(path) if test else heading in anchors(pages.ROOT / page)
 
 
 def test_every_row_of_the_five_posts_has_its_place():
@@ -476,16 +428,10 @@ def test_every_row_of_the_five_posts_has_its_place():
         rows = list(csv.DictReader(file))
     assert len(rows) == len(ids) == 234
     assert {row["id"] for row in rows} == ids
-    for row in rows:
-        place, _, name = row["where"].partition("::")
-        if row["where"] == "open":
-            continue
-        if name:
-            assert name in names_of_tests_in(pages.ROOT / place), row
-        else:
-            page, _, anchor = place.partition("#")
-            assert anchor in anchors(pages.ROOT / page), row
-    assert sum(row["where"] == "open" for row in rows) == COUNTS["open rows"]
+    places = [row["where"] for row in rows if row["where"] != "open"]
+    assert len(rows) - len(places) == COUNTS["open rows"]
+    assert [place for place in places if not in_its_place(place)] == []
+    assert not in_its_place(f"{places[0]}-nowhere")
 
 
 def test_every_bug_of_other_projects_is_answered():
@@ -493,9 +439,7 @@ def test_every_bug_of_other_projects_is_answered():
     with (pages.ROOT / "tests" / "library" / "known_bugs.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["id"] for row in rows} >= {f"2.{n}" for n in range(1, 42)}
-    for row in rows:
-        place, _, name = row["where"].partition("::")
-        assert name in names_of_tests_in(pages.ROOT / place), row
+    assert [row["where"] for row in rows if not in_its_place(row["where"])] == []
 
 
 def test_nothing_private_in_the_repository():
@@ -514,8 +458,6 @@ def test_nothing_private_in_the_repository():
         path = pages.ROOT / name
         if not path.exists():
             continue
-        if name == "tests/book/pages.py" and word == words[-1]:
-            continue  # the rule itself
         assert word.encode() not in path.read_bytes(), (name, word)
 
 

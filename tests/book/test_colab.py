@@ -9,11 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import address
 import colab
+import copies
 import nbformat
 import pages
 import pytest
+import yaml
 
 PUBLISHED = "https://github.com/someone/attention-checked"
 CAPTION = re.compile(r"\*\*(Fig\. \d+(?:\.\d+)?)\.\*\* \S")
@@ -62,13 +63,11 @@ def notebooks(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """The notebooks with an address."""
-    root = tmp_path_factory.mktemp("published")
-    (root / "book").mkdir()
-    for name in ("_config.yml", "_toc.yml", "README.md"):
-        (root / name).write_text((pages.ROOT / name).read_text())
-    for name, text in notebooks(pages.ROOT).items():
-        (root / "book" / name).write_text(text)
-    address.set_address(PUBLISHED, root)
+    root = copies.copy_tree(tmp_path_factory.mktemp("published") / "checkout")
+    command = [sys.executable, "book/_tools/address.py"]
+    subprocess.run([*command, PUBLISHED], cwd=root, check=True)
+    for refused in ("http://insecure.invalid/x", "https://a.invalid/x y", 'https://a.invalid/"'):
+        assert subprocess.run([*command, refused], cwd=root, capture_output=True).returncode
     return root
 
 
@@ -91,6 +90,17 @@ def test_links_lead_somewhere_once_there_is_an_address(path, published):
     assert "raise" not in pages.code_cells(again)[0].source
     pages.code_cells(again)[0].source = pages.code_cells(before)[0].source
     assert again == before
+
+
+def test_the_address_is_set_everywhere(published):
+    """And the buttons for Colab are on."""
+    assert pages.config()["repository"]["url"] != PUBLISHED
+    config = yaml.safe_load((published / "_config.yml").read_text())
+    assert config["repository"]["url"] == PUBLISHED
+    assert config["launch_buttons"]["colab_url"] == "https://colab.research.google.com"
+    places = [published / "README.md", published / "_config.yml", *published.glob("book/**/*.*")]
+    left = [path.name for path in places if b"attention-checked.invalid" in path.read_bytes()]
+    assert left == ["address.py"]
 
 
 def test_links_to_pages_are_not_lost(published):
@@ -117,85 +127,69 @@ def test_the_command_changes_nothing_and_an_address_can_be_taken_back(published,
 # ---------------------------------------------------------------- planted mistakes
 
 
-def solution_open(cells):
-    cell = next(cell for cell in cells if "hide-cell" in cell.metadata.get("tags", []))
-    del cell.metadata["jupyter"]
+def first(cells, holds):
+    return next(cell for cell in cells if holds(cell))
 
 
-def answer_open(cells):
-    cell = next(cell for cell in cells if "hide-cell" in cell.metadata.get("tags", []))
-    cell.metadata["jupyter"] = {"source_hidden": True}
+def solution(cells):
+    return first(cells, lambda cell: "hide-cell" in pages.tags(cell)).metadata
 
 
-def open_in_colab(cells):
-    del next(cell for cell in cells if "cellView" in cell.metadata).metadata["cellView"]
+def titled(cells):
+    return first(cells, lambda cell: cell.source.startswith("# @title "))
 
 
-def no_title(cells):
-    cell = next(cell for cell in cells if cell.source.startswith("# @title "))
-    cell.source = cell.source.partition("\n")[2]
+def lesson(cells):
+    return first(cells, lambda cell: cell.cell_type == "code" and not pages.tags(cell)).metadata
 
 
-def lesson_folded(cells):
-    cell = next(c for c in cells if c.cell_type == "code" and "tags" not in c.metadata)
-    cell.metadata |= {"cellView": "form", "jupyter": {"source_hidden": True}}
+def caption(cells):
+    return first(cells, colab.is_caption)
 
 
-def other_title(cells):
-    cell = next(cell for cell in cells if cell.source.startswith("# @title "))
-    cell.source = cell.source.replace("\n", " too\n", 1)
-
-
-def still_collapsed(cells):
-    del next(cell for cell in cells if "collapsed" in cell.metadata).metadata["collapsed"]
-
-
-def first_caption(cells):
-    return next(cell for cell in cells if colab.is_caption(cell))
-
-
-def caption_lost(cells):
-    cells.remove(first_caption(cells))
+def becomes(of, pattern, text):
+    return lambda cells: of(cells).update(source=re.sub(pattern, text, of(cells).source, count=1))
 
 
 def caption_elsewhere(cells):
-    cells.append(cells.pop(cells.index(first_caption(cells))))
+    cells.append(cells.pop(cells.index(caption(cells))))
 
 
-def without_number(cells):
-    first_caption(cells).source = colab.unnumbered(first_caption(cells).source)
+FORM = {"cellView": "form", "jupyter": {"source_hidden": True}}
+PLANTED = [
+    (left_open, lambda cells: solution(cells).pop("jupyter")),
+    (left_open, lambda cells: solution(cells).update(jupyter={"source_hidden": True})),
+    (left_open, lambda cells: solution(cells).pop("collapsed")),
+    (left_open, lambda cells: solution(cells).pop("cellView")),
+    (left_open, lambda cells: lesson(cells).update(FORM)),
+    (left_open, becomes(titled, r".*\n", "")),
+    (left_open, becomes(titled, r"\n", " too\n")),
+    (without_caption, becomes(caption, r".*?\*\* ", "")),
+    (
+        leading_nowhere,
+        becomes(
+            lambda cells: first(cells, lambda cell: "02_masks.ipynb" in cell.source),
+            r"https://[^)]*(?=02_masks)",
+            "",
+        ),
+    ),
+]
+TORN = [
+    (without_caption, lambda cells: cells.remove(caption(cells))),
+    (without_caption, caption_elsewhere),
+]
 
 
-def link_to_a_file(cells):
-    cell = next(cell for cell in cells if "02_masks.ipynb" in cell.source)
-    cell.source = re.sub(r"https://[^)]*(?=02_masks)", "", cell.source)
-
-
-PLANTED = {
-    solution_open: left_open,
-    answer_open: left_open,
-    open_in_colab: left_open,
-    no_title: left_open,
-    other_title: left_open,
-    still_collapsed: left_open,
-    lesson_folded: left_open,
-    caption_lost: without_caption,
-    caption_elsewhere: without_caption,
-    without_number: without_caption,
-    link_to_a_file: leading_nowhere,
-}
-
-
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_a_planted_mistake_is_found(plant, published):
+@pytest.mark.parametrize(("faults", "plant"), [*PLANTED, *TORN])
+def test_a_planted_mistake_is_found(faults, plant, published):
     """The command repairs it, but for a caption that is gone or torn from its figure."""
     path = published / "book" / "01_one_head.ipynb"
-    notebook, faults = pages.read(path), PLANTED[plant]
+    notebook = pages.read(path)
     assert faults(notebook) == []
     plant(notebook.cells)
     assert faults(notebook) != []
     repaired = colab.prepare(notebook, (f"1.{n}" for n in range(1, 99)), PUBLISHED)
-    if plant in (caption_lost, caption_elsewhere):
+    if (faults, plant) in TORN:
         assert pages.figures_described(repaired) != []
     else:
         assert nbformat.writes(repaired) + "\n" == path.read_text()

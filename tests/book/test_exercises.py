@@ -100,35 +100,29 @@ def test_a_check_has_words_for_anything(number):
             assert "it raised" not in verdict.message, (garbage, verdict.message)
 
 
+def raises(error):
+    def answer(_):
+        raise error
+
+    return answer
+
+
 def test_whatever_an_answer_raises_is_a_verdict():
     class Unspeakable(Exception):
         def __str__(self):
             raise RuntimeError
 
-    def leaves(_):
-        raise SystemExit
-
-    def unspeakable(_):
-        raise Unspeakable
-
-    def chatters(_):
-        raise ValueError("word " * 10**6)
-
-    for answer, message in (
-        (leaves, "SystemExit"),
-        (unspeakable, "Unspeakable"),
-        (chatters, "word"),
+    for error, message in (
+        (SystemExit(), "SystemExit"),
+        (Unspeakable(), "Unspeakable"),
+        (ValueError("word " * 10**6), "word"),
     ):
-        verdict = exercises.check("1.2", answer)
+        verdict = exercises.check("1.2", raises(error))
         assert not verdict
         assert message in verdict.message
         assert len(verdict.message) < 300
-
-    def interrupted(_):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        exercises.check("1.2", interrupted)
+        exercises.check("1.2", raises(KeyboardInterrupt()))
 
 
 def test_unknown_exercises_are_refused():

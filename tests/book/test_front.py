@@ -10,11 +10,10 @@ import front
 import live
 import nbformat
 import pages
-import playwright.sync_api
 import pytest
 import tomllib
 import yaml
-from browsing import opened, visit
+from browsing import loaded, opened, visit
 from copies import edit, run_nbval
 from PIL import Image, ImageChops, ImageStat
 
@@ -80,8 +79,7 @@ def test_what_a_page_needs(need, read):
 
 
 def test_a_card_shows_what_its_page_says(browser, site):
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/index.html")
+    with loaded(browser, site, "index") as page:
         cards = page.locator(".front-cards a").all()
         for card, path, name in zip(cards, pages.CHAPTERS, figures(INDEX), strict=True):
             cells = CELLS[path.stem]
@@ -101,20 +99,16 @@ def test_a_card_shows_what_its_page_says(browser, site):
             assert card.get_attribute("href") == f"{path.stem}.html"
 
 
-def test_another_figure_makes_another_picture():
-    """Of the same size, without the margins; and what is gone is an error, not a gap."""
-    for name in figures(INDEX):
-        png = front.figure(name, CELLS)[2]
+def test_pictures_of_cards_have_one_size_and_no_margins():
+    """And what is gone is an error, not a gap."""
+    made = {front.small(front.figure(name, CELLS)[2]) for name in figures(INDEX)}
+    assert len(made) == len(figures(INDEX))
+    for png in made:
         picture = Image.open(io.BytesIO(png)).convert("RGB")
-        small = Image.open(io.BytesIO(front.small(png))).convert("RGB")
-        assert small.size == front.SIZE
-        left, top, right, bottom = ImageChops.invert(small).point(lambda v: 255 * (v > 9)).getbbox()
-        margins = left + small.width - right, top + small.height - bottom
-        assert min(margins) <= 26
-        picture.paste("red", (0, 0, picture.width // 9, picture.height // 9))
-        changed = io.BytesIO()
-        picture.save(changed, "png")
-        assert front.small(changed.getvalue()) != front.small(png)
+        assert picture.size == front.SIZE
+        inked = ImageChops.invert(picture).point(lambda v: 255 * (v > 9)).getbbox()
+        left, top, right, bottom = inked
+        assert min(left + picture.width - right, top + picture.height - bottom) <= 26
     with pytest.raises(ValueError, match="no page has a figure fig-nowhere"):
         front.figure("fig-nowhere", CELLS)
 
@@ -123,8 +117,7 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
     notebook = pages.read(pages.BOOK / "14_clinic.ipynb")
     cells = {cell.id: cell for cell in notebook.cells}
     printed = cells["ch14-report"].outputs[0].text.splitlines()
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/index.html")
+    with loaded(browser, site, "index") as page:
         code = page.locator(".cell_input pre").text_content().splitlines()
         said = page.locator(".cell_output pre").text_content().splitlines()
     sources = [cells[name].source for name in ("ch14-mine", "ch14-report")]
@@ -154,8 +147,7 @@ def test_the_byline_says_whose_which_and_when(browser, site):
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
     seconds = (site.parent / "checked.json").stat().st_mtime
     day = datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/index.html")
+    with loaded(browser, site, "index") as page:
         said = page.locator(".byline").inner_text()
     assert said.split(" · ") == [
         "The Attention, Checked authors",
@@ -199,8 +191,7 @@ def test_what_is_said_as_soon_as_there_is_an_address(address, leads, opens):
 
 def test_the_page_says_what_its_address_allows(browser, site):
     address = pages.address()
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/index.html")
+    with loaded(browser, site, "index") as page:
         shown = page.locator("pre", has_text="@software").text_content()
         assert shown.strip() == front.reference(CITATION, address)
         assert page.locator(".byline", has_text="source").count() == (front.UNSET not in address)
@@ -210,16 +201,11 @@ def test_the_page_says_what_its_address_allows(browser, site):
         )
 
 
-def head(site):
-    """What the front page tells others of itself: description, picture, icon."""
-    text = (site / "book/index.html").read_text().partition("</head>")[0]
-    found = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="(.*?)"', text))
-    (icon,) = re.findall(r'<link rel="icon" href="(.*?)"', text)
-    return found, icon
-
-
 def test_what_others_are_told_of_the_page(site):
-    told, icon = head(site)
+    """Description, picture, icon."""
+    head = (site / "book/index.html").read_text().partition("</head>")[0]
+    told = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="(.*?)"', head))
+    (icon,) = re.findall(r'<link rel="icon" href="(.*?)"', head)
     abstract = " ".join(CITATION["abstract"].split())
     assert told["description"] == told["og:description"] == abstract
     assert 50 < len(abstract) < 300
@@ -263,34 +249,8 @@ def test_one_screen_and_one_order(browser, site):
                 assert tops[3] < 900  # the figure is on the first screen
 
 
-def states(page, site, name, width):
-    """The moving figure of a page, as it is and after three touches."""
-    visit(page, f"{site.as_uri()}/book/{name}.html", width)
-    drawn = page.locator(f"#{DRAG} .live")
-    seen = [drawn.inner_text()]
-    drawn.locator("fieldset span", has_text="milk").click()
-    seen.append(drawn.inner_text())
-    drawn.get_by_role("slider", name="query").focus()
-    page.keyboard.press("Shift+ArrowUp")
-    seen.append(drawn.inner_text())
-    drawn.get_by_role("slider", name="temperature").focus()
-    page.keyboard.press("ArrowRight")
-    return [*seen, drawn.inner_text()]
-
-
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_figure_moves_as_in_its_chapter(browser, site, width):
-    """Whose numbers are compared with those of `attn_lib`."""
-    with opened(browser, site.as_uri()) as page:
-        there = states(page, site, "01_one_head", width)
-        assert len(set(there)) == 4
-        assert states(page, site, "index", width) == there
-        assert page.errors == page.outside == []
-
-
 def test_without_scripts_the_page_is_whole(browser, site):
-    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
-        page.goto(f"{site.as_uri()}/book/index.html")
+    with loaded(browser, site, "index", java_script_enabled=False) as page:
         still = page.locator(f"#{DRAG} img")
         assert still.is_visible()
         image = front.figure(DRAG, CELLS)[1]["metadata"]["mystnb"]["image"]
@@ -302,8 +262,7 @@ def test_without_scripts_the_page_is_whole(browser, site):
 
 
 def test_the_words_have_the_colours_of_the_figure(browser, site):
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/index.html")
+    with loaded(browser, site, "index") as page:
         for word in ("query", "key", "values", "output"):
             named = page.locator(f"#{DRAG} strong", has_text=word)
             colour = named.evaluate("e => getComputedStyle(e).textDecorationColor")
@@ -312,60 +271,27 @@ def test_the_words_have_the_colours_of_the_figure(browser, site):
             assert drawn.evaluate("e => getComputedStyle(e).fill") == colour
 
 
-HEADING = ":target > :is(h2, h3), :target + :is(h2, h3)"  # or before it, where a span has the name
+def test_every_symptom_leads_somewhere(browser, site):
+    """Whether that heading is there, the strict build has seen."""
+    with loaded(browser, site, "index") as page:
+        rows = page.locator(".front-symptoms dd").all()
+        assert len(rows) == page.locator(".front-symptoms dt").count() > 12
+        assert all(row.locator("a").count() for row in rows)
+        leads = page.locator(".front-symptoms a, .front-paths a")
+        assert leads.count() > len(rows) + 5
 
 
-def lost(page, addresses):
-    """Those that do not lead to a heading on the screen, or to the start of a page."""
-    gone = []
-    for address in sorted(addresses):  # within a page the browser only scrolls
-        page.goto(address)
-        target = page.locator(HEADING if "#" in address else "article h1").first
-        box = target.bounding_box() if target.count() else None
-        if box is None or not 0 <= box["y"] < 900:
-            gone.append(address)
-    return gone
+ASKED = "NaN|too good|does nothing|opposite|weights of each head|RoPE|√d_k|cache".split("|")
 
 
-def test_every_symptom_and_path_leads_to_its_place(browser, site):
-    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
-        page.set_viewport_size({"width": 1280, "height": 900})
-        page.goto(f"{site.as_uri()}/book/index.html")
-        rows = page.locator(".front-symptoms dt").all_inner_texts()
-        assert len(rows) == page.locator(".front-symptoms dd").count() > 12
-        anchors = "all => all.map(a => a.href)"
-        leads = page.locator(".front-symptoms a, .front-paths a").evaluate_all(anchors)
-        assert len(leads) > len(rows) + 5
-        for row in page.locator(".front-symptoms dd").all():
-            assert row.locator("a").count() > 0
-        assert lost(page, leads) == []
-        planted = f"{site.as_uri()}/book/02_masks.html#nowhere"
-        assert lost(page, [planted]) == [planted]
-        with pytest.raises(playwright.sync_api.Error, match="ERR_FILE_NOT_FOUND"):
-            lost(page, [f"{site.as_uri()}/book/lost.html"])
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        "NaN",
-        "too good",
-        "does nothing",
-        "opposite",
-        "weights of each head",
-        "RoPE",
-        "√d_k",
-        "cache",
-    ],
-)
+@pytest.mark.parametrize("asked", ASKED)
 def test_what_readers_search_for_is_a_symptom(asked):
     table = INDEX.partition("## Look up a symptom")[2]
     assert [line for line in re.findall(r"^(.+)\n: ", table, re.MULTILINE) if asked in line] != []
 
 
 def test_after_the_front_page_comes_chapter_1(browser, site):
-    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
-        page.goto(f"{site.as_uri()}/book/index.html")
+    with loaded(browser, site, "index", java_script_enabled=False) as page:
         page.locator("a.right-next").click()
         assert page.url.endswith("/book/01_one_head.html")
 

@@ -10,7 +10,7 @@ import html_fixes
 import page_size
 import pages
 import pytest
-from browsing import opened, visit
+from browsing import loaded, luminance, opened, styled, visit
 
 from attn_lib import plotting
 
@@ -88,9 +88,8 @@ def test_what_matters_fits(browser, site, request):
             assert page.evaluate(CUT, pages.PHONE) == FITS, name
             page.set_viewport_size({"width": 390, "height": 900})
             for what, style in UNFIT.items():
-                tag = page.add_style_tag(content=style)
-                seen[what] |= bool(page.evaluate(CUT, pages.PHONE)[what])
-                tag.evaluate("tag => tag.remove()")
+                with styled(page, style):
+                    seen[what] |= bool(page.evaluate(CUT, pages.PHONE)[what])
     assert all(seen.values()), seen  # each mistake was seen on some page
 
 
@@ -101,8 +100,7 @@ MARKS = """pre => [...pre.querySelectorAll(".line")].map(line =>
 def test_a_line_that_is_continued_has_a_mark_and_is_copied_whole(browser, site):
     path = next(path for path in pages.NOTEBOOKS if path.stem == "02_masks")
     source = next(c.source for c in pages.code_cells(pages.read(path)) if "class Tiny" in c.source)
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/02_masks.html", 390)
+    with loaded(browser, site, "02_masks", 390) as page:
         block = page.locator("pre.lines", has_text="class TinyLM").first
         assert block.evaluate("pre => pre.textContent") == f"{source}\n"
         heights, marks = zip(*block.evaluate(MARKS), strict=True)
@@ -162,8 +160,7 @@ SEEN = """which => { const e = document.querySelector(`article ${which}`), s = g
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_parts_differ_at_a_glance(browser, site, scheme):
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/04_scaling.html", 1280, scheme)
+    with loaded(browser, site, "04_scaling", 1280, scheme) as page:
         boxes = ["div.exercise", "div.proof", "div.paper", "div.note"]
         for kinds in (boxes, ["div.cell_input", "div.cell_output pre"]):
             kinds = [kind for kind in kinds if page.locator(f"article {kind}").count()]
@@ -192,12 +189,6 @@ FILTERED = """colours => {
 STAY = {f"fig-large-vision-{name}" for name in ("hover", "sinks", "nearest", "taken")}
 STAY |= {"fig-scaling-map"}
 SHADES = r"\b(black|white|(dark|bright|pale|light)(er|est)?)\b"
-
-
-def luminance(colour) -> float:
-    parts = [a / 255 for a in colour]
-    linear = [((a + 0.055) / 1.055) ** 2.4 if a > 0.04045 else a / 12.92 for a in parts]
-    return 0.05 + sum(w * a for w, a in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
 def test_pictures_do_not_glare_in_the_dark(browser, site):

@@ -5,7 +5,7 @@ import re
 import pages
 import pdf
 import pytest
-from browsing import opened, visit
+from browsing import loaded, opened, styled, visit
 
 NAME = "04_scaling"  # formulas, proofs, figures, folded code, exercises
 SOME = [pdf.Page("index"), pdf.Page(NAME, "Foundations", True), pdf.Page("how_checked")]
@@ -47,14 +47,11 @@ def test_one_page_on_paper(browser, site):
         "cut at the right": "pre.lines { white-space: pre !important; font-size: 2em !important }",
         "a link like the text": "article a { text-decoration: none !important }",
     }
-    with opened(browser, site.as_uri()) as page:
-        visit(page, f"{site.as_uri()}/book/{NAME}.html")
+    with loaded(browser, site, NAME) as page:
         assert unfit(page) == []
         for what, style in planted.items():
-            tag = page.add_style_tag(content=style)
-            said = unfit(page)
-            tag.evaluate("tag => tag.remove()")
-            assert any(line.startswith(what) for line in said), (what, said)
+            with styled(page, style):
+                assert any(line.startswith(what) for line in unfit(page)), what
 
 
 # ---------------------------------------------------------------- the file, as it is

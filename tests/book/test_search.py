@@ -7,57 +7,13 @@ import html
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from browsing import opened
 
-# a section, words of the answer in it -> what visitors type
-ANSWERS = {
-    ("02_masks.html#when-a-row-is-empty-rows-of-nan", "0.333 each"): (
-        *("my rows are NaN", "nan", "rows nan softmax mask", "softmax returns nan"),
-    ),
-    ("14_clinic.html#the-mask-is-inverted", "nn.MultiheadAttention closed again"): (
-        *("my mask is inverted for nn.MultiheadAttention", "mask inverted", "inverted mask"),
-    ),
-    ("03_many_heads.html#switch-through-per-head-weights", "What do the twelve"): (
-        *("per-head weights", "attention weights per head", "weights of each head"),
-    ),
-    (
-        "conventions.html#what-comes-back-averaged-or-per-head-weights-of-multiheadattention",
-        "their mean over the heads",
-    ): ("per-head weights nn.MultiheadAttention", "average_attn_weights"),
-    ("04_scaling.html#where-d-k-comes-from-random-products", "takes that away"): (
-        *("√d_k", "sqrt d_k", "sqrt(d_k)", "sqrt dk", "why divide by sqrt(d_k)"),
-    ),
-    ("14_clinic.html#the-causal-mask-forgets-the-cache", "for the first positions"): (
-        *("causal mask with a cache", "kv cache causal", "is_causal cache"),
-    ),
-    (
-        "08_language_model.html#load-a-real-model-pretrained-weights-name-by-name",
-        "Our decoder has the same parts under names of its own",
-    ): ("load a real model", "load pretrained weights", "load hugging face weights"),
-    ("05_positions.html#rotate-queries-and-keys-rotary-positions-rope", "keep their score"): (
-        *("RoPE", "rotary", "rotary embedding", "rotary position embedding"),
-    ),
-    ("index.html#install-and-run-jupyter-colab", "Colab"): (
-        "install",
-        "run chapter 2 in Colab",
-        "run in colab",
-        "colab",
-    ),
-    ("reference.html#module-attn_check", "attn_check.diagnose("): (
-        *("check my own attention", "check my attention", "test my own attention code"),
-    ),
-    ("notation.html#symbols-b-t-s-h-d-model-d-k-d-v-d-ff", "number of heads"): (
-        *("what is H", "H", "what does H mean", "d_model", "symbols"),
-    ),
-}
-# asked first, whose answer is the first result
-FIRST = {
-    *("my rows are NaN", "my mask is inverted for nn.MultiheadAttention", "per-head weights"),
-    *("per-head weights nn.MultiheadAttention", "causal mask with a cache", "load a real model"),
-    *("RoPE", "run chapter 2 in Colab", "what is H"),
-}
+# a section, words of its answer -> what visitors type: the answer is the first result, or near it
+ANSWERS = json.loads(Path(__file__).with_name("questions.json").read_text())
 RESULTS = "ul.search > li > a"
 # the first three results of each question, as the search page shows them
 SEARCH = """async questions => {
@@ -78,23 +34,31 @@ THERE = """() => {
 }"""
 
 
-def said(root, address) -> str:
+def text_of(root, address) -> str:
     """The text of a section, without those inside it."""
     name, _, anchor = address.partition("#")
     _, *rest = (root / "book" / name).read_text().split(f'<section id="{anchor}">')
     return re.sub("<[^>]*>", "", rest[0].partition("<section ")[0]) if rest else ""
 
 
+def asked(answer) -> list[str]:
+    return answer["first"] + answer["among three"]
+
+
 def lost(browser, root) -> list[str]:
     """Questions whose answer is not among three results, and addresses where it does not stand."""
     with opened(browser, root.as_uri()) as page:
         page.goto(f"{root.as_uri()}/search.html")
-        shown = page.evaluate(SEARCH, [one for asked in ANSWERS.values() for one in asked])
+        shown = page.evaluate(
+            SEARCH, [question for answer in ANSWERS for question in asked(answer)]
+        )
         found = page.errors + page.outside
-    for (address, words), asked in ANSWERS.items():
-        link = f"{root.as_uri()}/book/{address}"
-        found += [one for one in asked if link not in shown[one][: 1 if one in FIRST else 3]]
-        found += [f"not there: {address}"] * (words not in said(root, address))
+    for answer in ANSWERS:
+        link = f"{root.as_uri()}/book/{answer['section']}"
+        for kind, results in (("first", 1), ("among three", 3)):
+            found += [one for one in answer[kind] if link not in shown[one][:results]]
+        if answer["words"] not in text_of(root, answer["section"]):
+            found.append(f"not there: {answer['section']}")
     return found
 
 
@@ -106,26 +70,27 @@ def test_what_visitors_ask_is_found(browser, site):
 def test_the_search_field_leads_to_the_answer(browser, site, served, disk):
     """From the front page by keyboard, and by one click."""
     own = site.as_uri() if disk else served
-    (address, words), (typed, *_) = next(iter(ANSWERS.items()))
+    answer = ANSWERS[0]
     with opened(browser, own) as page:
         page.goto(f"{own}/book/index.html")
         page.keyboard.press("Control+k")
-        page.keyboard.type(typed)
+        page.keyboard.type(answer["first"][0])
         page.keyboard.press("Enter")
         page.locator(RESULTS).first.click()
-        page.wait_for_url(f"{own}/book/{address}")
-        assert words in page.evaluate(THERE)
+        page.wait_for_url(f"{own}/book/{answer['section']}")
+        assert answer["words"] in page.evaluate(THERE)
         assert page.errors + page.outside == []
 
 
 def test_each_answer_that_is_lost_is_seen(browser, site, tmp_path):
     """Headings renamed in the index, all but the first; that one's section has lost the answer."""
-    (first, words), *others = ANSWERS
-    name = first.partition("#")[0]
+    first, *others = ANSWERS
+    name = first["section"].partition("#")[0]
+    anchors = {answer["section"].partition("#")[2] for answer in others}
     index = (site / "searchindex.js").read_text()
     titles = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))["alltitles"]
     for title, places in titles.items():
-        if {place for _, place in places} & {address.partition("#")[2] for address, _ in others}:
+        if {place for _, place in places} & anchors:
             index = index.replace(f"{json.dumps(title)}: [[", f'"Renamed {len(index)}": [[')
     (tmp_path / "searchindex.js").write_text(index)
     shutil.copy(site / "search.html", tmp_path)
@@ -134,9 +99,12 @@ def test_each_answer_that_is_lost_is_seen(browser, site, tmp_path):
     for page in (site / "book").glob("*.html"):
         (tmp_path / "book" / page.name).symlink_to(page)
     (tmp_path / "book" / name).unlink()
-    (tmp_path / "book" / name).write_text((site / "book" / name).read_text().replace(words, ""))
-    asked = [one for answer in others for one in ANSWERS[answer]]
-    assert sorted(lost(browser, tmp_path)) == sorted([*asked, f"not there: {first}"])
+    (tmp_path / "book" / name).write_text(
+        (site / "book" / name).read_text().replace(first["words"], "")
+    )
+    questions = [question for answer in others for question in asked(answer)]
+    expected = sorted([*questions, f"not there: {first['section']}"])
+    assert sorted(lost(browser, tmp_path)) == expected
 
 
 # each result: its address, its words, how many boxes a ring around it has, whether it has the focus
@@ -177,7 +145,7 @@ def test_a_result_says_where_it_stands_and_how_it_begins(browser, site, served, 
             name = address.partition("#")[0]
             title = re.search("<title>(.*?)( &#8212;|</)", (site / "book" / name).read_text())
             assert letters(title[1]) in letters(where)
-            assert letters(begins[:50]) in letters(said(site, address))
+            assert letters(begins[:50]) in letters(text_of(site, address))
         assert page.errors + page.outside == []
 
 

@@ -1,0 +1,259 @@
+"""What stands in several places agrees: licences, the README's code, defaults, titles, numbers."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pages
+import pytest
+import tomllib
+import torch
+import torch.nn.functional as F
+import yaml
+
+import attn_check
+import attn_lib
+from attn_lib import MultiHeadAttention
+
+ROOT = pages.ROOT
+README = (ROOT / "README.md").read_text()
+
+# ---------------------------------------------------------------- the README's Python
+
+
+def blocks(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(k.shape[-2]).bool())
+
+
+def run(block: str) -> None:
+    exec(compile(block, "README.md", "exec"), {"my_attention": attention})  # noqa: S102
+
+
+def test_the_python_of_the_readme_runs(capsys):
+    assert blocks(README)
+    for block in blocks(README):
+        run(block)
+    assert "attention: one mistake found." in capsys.readouterr().out  # it is not causal
+
+
+def test_a_wrong_argument_in_the_readme_is_seen():
+    (block,) = (block for block in blocks(README) if "diagnose" in block)
+    with pytest.raises(TypeError, match="is_causal"):
+        run(block.replace("causal=", "is_causal="))
+
+
+def test_the_commands_of_the_readme_name_what_is_there():
+    packages = re.findall(r"`(?:attn_check|attn_lib)\.\w+`", README)
+    assert packages
+    for name in packages:
+        package, member = name.strip("`").split(".")
+        assert hasattr({"attn_check": attn_check, "attn_lib": attn_lib}[package], member), name
+    for path in re.findall(r"`python (\S+\.py)", README):
+        assert (ROOT / path).is_file(), path
+
+
+# ---------------------------------------------------------------- licences
+
+
+def licences(text: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """Of code, and of text and figures, as each file says."""
+    project = tomllib.loads(text["pyproject.toml"])["project"]
+    citation = yaml.safe_load(text["CITATION.cff"])["license"]
+    readme = re.search(r"Code under (\S+), text and figures under ([^;]+);", text["README.md"])
+    code = re.search(r"under the (\w+) License below", text["LICENSE"])
+    words = re.search(
+        r"\((CC [^)]+)\), https://creativecommons.org/licenses/(\S+)/legalcode", text["LICENSE"]
+    )
+    assert readme
+    assert code
+    assert words
+    of_address = "CC " + words[2].upper().replace("/", " ")
+    return {
+        "LICENSE": (code[1], words[1]),
+        "the address": (code[1], of_address),
+        "README.md": (readme[1], readme[2]),
+        "CITATION.cff": (citation[0], re.sub(r"^CC-(.*)-(\S+)$", r"CC \1 \2", citation[1])),
+        "pyproject.toml": (project["license"]["text"], words[1]),
+    }
+
+
+FILES = ("LICENSE", "README.md", "CITATION.cff", "pyproject.toml")
+TEXTS = {name: (ROOT / name).read_text() for name in FILES}
+
+
+def test_all_files_name_the_same_licences():
+    assert set(licences(TEXTS).values()) == {("MIT", "CC BY 4.0")}
+
+
+def test_the_licence_is_of_every_folder():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"tests", "book/_tools"}
+    assert {"attn_check", "attn_lib"} < folders
+    assert {name for name in folders if f"{name}/" not in TEXTS["LICENSE"]} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("LICENSE", "(CC BY 4.0)", "(CC BY-NC 4.0)"),
+        ("LICENSE", "licenses/by/4.0", "licenses/by-nc/4.0"),
+        ("README.md", "Code under MIT", "Code under Apache-2.0"),
+        ("pyproject.toml", '"MIT"', '"Apache-2.0"'),
+        ("CITATION.cff", "CC-BY-4.0", "CC-BY-SA-4.0"),
+    ],
+)
+def test_another_licence_is_seen(name, old, new):
+    assert TEXTS[name].count(old) >= 1
+    changed = {**TEXTS, name: TEXTS[name].replace(old, new)}
+    assert len(set(licences(changed).values())) > 1
+
+
+# ---------------------------------------------------------------- defaults in docstrings
+
+
+def documented():
+    """Name, docstring and signature of every public function, class and method."""
+    for package in (attn_lib, attn_check):
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if info.name.endswith("__main__"):
+                continue
+            module = importlib.import_module(info.name)
+            for name, thing in vars(module).items():
+                if getattr(thing, "__module__", None) != info.name or name.startswith("_"):
+                    continue
+                if inspect.isfunction(thing):
+                    yield f"{info.name}.{name}", thing.__doc__, thing
+                elif inspect.isclass(thing):
+                    yield f"{info.name}.{name}", thing.__doc__, thing.__init__
+                    for inner, method in vars(thing).items():
+                        if inspect.isfunction(method) and not inner.startswith("_"):
+                            yield f"{info.name}.{name}.{inner}", method.__doc__, method
+
+
+ARGUMENT = re.compile(r"(?m)^    \*{0,2}(\w+): (.*(?:\n        .*)*)")
+# what None stands for, in words; test_what_none_stands_for executes them
+STANDS_FOR = {
+    "scale": {"1/sqrt(d_k)"},
+    "d_k": {"d_model / H", "8", "found out"},
+    "d_v": {"d_k"},
+    "d_context": {"d_model"},
+    "num_kv_heads": {"H"},
+    "kv_heads": {"H"},
+    "S": {"T"},
+    "offset": {"S − T"},
+}
+
+
+def wrong_defaults(doc: str, function) -> list[str]:
+    """Arguments whose default is not what the docstring says, and those that do not exist."""
+    doc = inspect.cleandoc(doc)
+    if "Args:\n" not in doc:
+        return []
+    section = re.split(r"\n\n(?=\S)|\n(?=[A-Z]\w+:\n)", doc.split("Args:\n", 1)[1])[0]
+    parameters, wrong = inspect.signature(function).parameters, []
+    for name, text in ARGUMENT.findall(section):
+        if name not in parameters:
+            wrong.append(name)
+            continue
+        stated = re.search(r"[Dd]efault:? (.+?)(?:[.;,](?: |$)|$)", " ".join(text.split()))
+        default = parameters[name].default
+        if stated is None:
+            continue
+        words = stated[1].strip("`")
+        try:
+            value = ast.literal_eval(words.replace(",", ""))
+        except (ValueError, SyntaxError):  # in words
+            if name in STANDS_FOR and default is None and words not in STANDS_FOR[name]:
+                wrong.append(name)
+            continue
+        if default is not None and (
+            value != default or isinstance(value, bool) != isinstance(default, bool)
+        ):
+            wrong.append(name)
+    return wrong
+
+
+def test_defaults_are_those_of_the_signature():
+    found = [(name, doc, function) for name, doc, function in documented() if doc]
+    assert len(found) > 100
+    wrong = {name: wrong_defaults(doc, function) for name, doc, function in found}
+    assert {name: names for name, names in wrong.items() if names} == {}
+
+
+def test_what_none_stands_for():
+    layer = MultiHeadAttention(12, 3)
+    assert (layer.d_k, layer.d_v, layer.d_context, layer.num_kv_heads) == (12 / 3, 4, 12, 3)
+    assert layer.scale == 1 / 4**0.5
+    assert MultiHeadAttention(12, 3, d_k=5).d_v == 5
+    full, cut = attn_lib.causal_mask(4), attn_lib.causal_mask(4, 7)
+    assert torch.equal(full, attn_lib.causal_mask(4, 4))
+    assert torch.equal(cut, attn_lib.causal_mask(4, 7, offset=7 - 4))
+    q, k, v = torch.randn(3, 2, 5, 9).double()
+    out = attn_lib.attention(q, k, v)[0]
+    assert torch.allclose(out, attn_lib.attention(q, k, v, scale=1 / 9**0.5)[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("scale: multiplies the scores; default 1/d_k.", ["scale"]),
+        ("scale: multiplies the scores; default 1/sqrt(d_k).", []),
+        ("dropout: a probability; default 0.1.", ["dropout"]),
+        ("dropout: a probability; default 0.", []),
+        ("bias: whether there are biases; default False.", ["bias"]),
+        ("is_causal: not an argument.", ["is_causal"]),
+    ],
+)
+def test_a_wrong_default_is_seen(line, wrong):
+    doc = f"A layer.\n\nArgs:\n    {line}\n\nReturns:\n    A tensor.\n"
+    assert wrong_defaults(doc, MultiHeadAttention.__init__) == wrong
+
+
+# ---------------------------------------------------------------- links go by title
+
+# pages that still say "chapter 5": how often. The list only gets shorter.
+BY_NUMBER = {
+    "01_one_head": 3,
+    "02_masks": 6,
+    "03_many_heads": 9,
+    "04_scaling": 4,
+    "05_positions": 5,
+    "06_block": 4,
+    "07_real_encoder": 7,
+    "08_language_model": 7,
+    "09_next_token": 2,
+    "10_encoder_decoder": 11,
+    "11_vision": 4,
+    "12_large_vision": 6,
+    "13_weather": 3,
+    "14_clinic": 3,
+    "conventions": 3,
+    "five_posts": 16,
+    "index": 1,
+    "notation": 2,
+}
+
+
+def by_number(path: Path) -> int:
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        text = "\n".join(cell.source for cell in pages.read(path).cells)
+    return len(re.findall(r"\bchapters? \d", text, re.IGNORECASE))
+
+
+def test_pages_refer_to_each_other_by_title():
+    counts = {path.stem: by_number(path) for path in [*pages.NOTEBOOKS, *pages.TEXTS]}
+    assert {name: n for name, n in counts.items() if n} == BY_NUMBER
+
+
+def test_a_number_that_is_named_is_that_of_the_page():
+    for path in pages.NOTEBOOKS:
+        text = "\n".join(cell.source for cell in pages.read(path).cells)
+        for number, page in re.findall(r"\[chapter (\d+)\]\((?:\S*/)?(\d\d)_\w+\.ipynb", text):
+            assert int(number) == int(page), f"{path.stem}: chapter {number} is page {page}"

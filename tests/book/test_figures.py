@@ -1,0 +1,873 @@
+"""The figures that move, in a browser: each control, and every number compared with `attn_lib`."""
+
+import contextlib
+import functools
+import itertools
+import math
+import re
+from typing import NamedTuple
+
+import live
+import pages
+import pytest
+import record
+import torch
+from browsing import luminance, opened, visit
+
+from attn_lib import attention, attention_weights, datasets, masks, pretrained, record_attention
+from attn_lib.plotting import ROLES
+from attn_lib.positions import apply_rope
+from attn_lib.records import shipped_tensors
+from attn_lib.vision import VisionTransformer
+
+SCREENS = [(1280, "light"), (390, "dark")]
+MANY = 100  # settings: with more of them, one control is moved after the other
+
+
+class Shown(NamedTuple):
+    """What a figure has to show."""
+
+    names: list[list[str]]  # the words at each setting of each control, as `SETTINGS` reads them
+    start: tuple[int, ...]
+    compare: object  # what looks at all the rest, given a `Moving` and the settings
+    follow: object = lambda settings, n, value: (*settings[:n], value, *settings[n + 1 :])
+
+
+# of each control where it stands, the words there, and of how many: radio buttons, sliders, rows
+SETTINGS = """([figure]) => {
+  const all = which => [...figure.querySelectorAll(which)];
+  const first = (parts, is, word) => {
+    const at = parts.findIndex(is);
+    return [at, parts[at].querySelector(word).innerText, parts.length];
+  };
+  return [
+    ...all("fieldset").map(row => first([...row.querySelectorAll("label")],
+      label => label.querySelector("input").checked, "span")),
+    ...all(".slide").map(label => {
+      const {value, min, step} = label.querySelector("input");
+      return [(value - min) / (step || 1), label.querySelector("output").innerText, null];
+    }),
+    ...all(".map tbody:has(button)").map(table => first([...table.rows],
+      row => row.classList.contains("chosen"), "button[aria-pressed=true]")),
+  ];
+}"""
+# the same controls -> the parts of each, what of them is focused, the keys back and on
+CONTROLS = {
+    "fieldset": ("label", "input", "ArrowLeft", "ArrowRight"),
+    ".slide input": (None, None, "ArrowLeft", "ArrowRight"),
+    ".map tbody:has(button)": ("tr", "button", "ArrowUp", "ArrowDown"),
+}
+READ = """([figure], questions) => questions.map(question => {
+  const [parts, what] = question.split(" @");
+  return [...figure.querySelectorAll(parts)].map(part => what === undefined ? part.innerText
+    : what === "text" ? part.textContent
+    : what.startsWith("--") ? part.style.getPropertyValue(what)
+    : part.getAttribute(what));
+})"""
+
+
+class Moving:
+    """A figure on its page, and what moves it: keys, and a mouse or a finger."""
+
+    def __init__(self, page, drawn, finger, shown):
+        self.page, self.drawn, self.finger, self.shown = page, drawn, finger, shown
+        self.settings = shown.start
+        self.controls = [
+            (part, *how) for kind, how in CONTROLS.items() for part in drawn.locator(kind).all()
+        ]
+
+    def read(self, *questions):
+        """The texts of the parts that a selector names, or, behind an @, what else they have.
+
+        All in one question to the browser: each costs as much as many.
+        """
+        return self.drawn.evaluate_all(READ, questions)
+
+    def press(self, part, **at):
+        part.tap(**at) if self.finger else part.click(**at)
+
+    def point(self, part):
+        part.tap() if self.finger else part.hover()
+
+    def keys(self, *names):
+        for name in names:
+            self.page.keyboard.press(name)
+
+    def check(self, **more):
+        """Settings and all the rest are those of the library."""
+        expected = [
+            [value, names[value], None if parts is None else len(names)]
+            for value, names, (_, parts, *_) in zip(
+                self.settings, self.shown.names, self.controls, strict=True
+            )
+        ]
+        assert self.drawn.evaluate_all(SETTINGS) == expected
+        self.shown.compare(self, *self.settings, **more)
+
+    def set(self, n, value, *, by_hand, **more):
+        """Move a control to this place, and look; a slider by hand, to one of its ends."""
+        control, parts, focused, back, on = self.controls[n]
+        here = self.settings[n]
+        if not by_hand:
+            (control.locator(focused).nth(here) if parts else control).focus()
+            self.keys(*[on if value > here else back] * abs(value - here))
+        elif parts == "label":
+            self.press(control.locator(parts).nth(value))
+        elif parts:
+            self.point(control.locator(parts).nth(value).locator("td").nth(3))
+        else:
+            box = control.bounding_box()
+            x = box["width"] - 2 if value else 2
+            self.press(control, position={"x": x, "y": box["height"] / 2})
+        self.settings = self.shown.follow(self.settings, n, value)
+        self.check(**more)
+
+    def again(self):
+        """Press the button that takes all back, if there is one."""
+        button = self.drawn.get_by_role("button", name="start again")
+        if button.count():
+            self.press(button)
+            self.settings = self.shown.start
+            self.check()
+
+
+@contextlib.contextmanager
+def figure(browser, site, name, width=1280, scheme="light", where=None):
+    """A figure on its page, from disk; on the narrow screen fingers touch it.
+
+    What it shows at the end must be the same in the other scheme.
+    """
+    what, first, *_ = FIGURES[name]
+    with opened(browser, site.as_uri(), has_touch=width < 500) as page:
+        page.route("**/mathjax/**", lambda call: call.abort())  # formulas take longer than figures
+        visit(page, (site / f"book/{where or first}.html").as_uri(), width, scheme)
+        drawn = page.locator(f"#{name}")
+        drawn.scroll_into_view_if_needed()
+        yield Moving(page, drawn, width < 500, what())
+        at_the_end = drawn.inner_text()
+        other = "dark" if scheme == "light" else "light"
+        page.emulate_media(color_scheme=other)
+        page.wait_for_selector(f"html[data-theme={other}]")
+        assert drawn.inner_text() == at_the_end
+        assert page.outside == page.errors == []
+
+
+# ---------------------------------------------------------------- what is compared
+
+NUMBER = re.compile(r"(-?\d*\.\d+)")
+
+
+def formatted(numbers, digits):
+    """Numbers as texts for `compare`, of a figure that shows so many digits."""
+    return [f"{number:.{digits + 3}f}" for number in torch.as_tensor(numbers).flatten().tolist()]
+
+
+def vector(numbers, digits):
+    return f"({', '.join(formatted(numbers, digits))})"
+
+
+def alike(found, expected, within):
+    """Whether texts have the same words, and numbers that are rounded to three digits less."""
+    parts = (NUMBER.split(text.replace("−", "-")) for text in (found, expected))
+    for n, (one, other) in enumerate(itertools.zip_longest(*parts, fillvalue="")):
+        digits = len(one.partition(".")[2])
+        if n % 2 == 0 and one != other:
+            return False
+        if n % 2 and (
+            len(other.partition(".")[2]) != digits + 3
+            or abs(float(one) - float(other)) > within * 10**-digits
+        ):
+            return False
+    return True
+
+
+def compare(found, expected, within=0.51):
+    """Texts of a figure with those of the library; ``within`` is of the last digit shown."""
+    pairs = zip(found, expected, strict=True)
+    assert [pair for pair in pairs if not alike(*pair, within)] == []
+
+
+@pytest.mark.parametrize(
+    ("found", "same"),
+    [
+        ("the cat puts 0.123 on (−0.5, .57)", True),
+        ("the cat puts 0.124 on (−0.5, .57)", False),
+        ("the cat puts 0.12 on (−0.5, .57)", False),
+        ("the cat puts 0.123 on (0.5, .57)", False),
+        ("the dog puts 0.123 on (−0.5, .57)", False),
+        ("the cat puts 0.123 on (−0.5)", False),
+    ],
+)
+def test_each_digit_of_a_text_is_compared(found, same):
+    assert alike(found, "the cat puts 0.123400 on (-0.5000, 0.57000)", 0.51) == same
+
+
+def floats(texts):
+    return [float(text) for text in texts]
+
+
+def holding(name, classes):
+    """The numbers of the parts that have this class."""
+    return [i for i, names in enumerate(classes) if name in (names or "").split()]
+
+
+def listed(names):
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def stored(name):
+    return live.stored()["figures"][name]
+
+
+# ---------------------------------------------------------------- one head, its query moved
+
+HEAD = "fig-one-head-drag"
+# where an arrow ends: its line, and its tip
+ENDS = [("line", "x2"), ("line", "y2"), ("circle.tip", "cx"), ("circle.tip", "cy")]
+
+
+def one_head():
+    """Token and temperature, or a query that was moved by hand: what attention makes of them."""
+    tokens, q, k, v = (stored(HEAD)[name] for name in ("tokens", *"qkv"))
+    k, v = torch.tensor(k), torch.tensor(v)
+
+    def check(moving, asking, step, query=None):
+        temperature, point = 2 ** (step / 4 - 2), query or q[asking]
+        out, weights = attention(torch.tensor([point]), k, v, scale=2**-0.5 / temperature)
+        handle, scores, shares, sentence, keys, dots, *arrows = moving.read(
+            *(".handle @aria-valuetext", "td.score", "td.weight", ".say"),
+            *("circle.key @r", "circle.value @r"),
+            *(f"{part}.{role} @{end}" for role in ("query", "output") for part, end in ENDS),
+        )
+        compare(handle, [vector(point, 1)])
+        compare(scores, formatted(torch.tensor(point) @ k.mT / 2**0.5, 2))
+        compare(shares, formatted(weights, 3))
+        whose = f"The query {vector(point, 1)}"
+        if query is None:
+            whose = f"With the query {vector(point, 1)}, {tokens[asking]}"
+        most = f"{weights.max():.6f} on {tokens[int(weights.argmax())]}"
+        flat = weights.max() - weights.min() < 5e-4
+        puts = "the same weight on every token" if flat else most
+        compare(sentence, [f"{whose} puts {puts} and gets {vector(out, 3)}."])
+        ends = [float(end) for (end,) in arrows]
+        for to, low, span, at in (
+            (point, -1.5, 6.0, ends[:4]),
+            (out[0].tolist(), -0.4, 3.3, ends[4:]),
+        ):
+            x, y = ((a - low) * 240 / span for a in to)
+            assert at == pytest.approx(2 * [x, 240 - y], abs=0.1)
+        for sizes in (keys, dots):
+            assert floats(sizes) == pytest.approx((3 + 14 * weights[0].sqrt()).tolist(), abs=0.05)
+
+    temperatures = [f"{2 ** (step / 4 - 2):.2f}" for step in range(21)]
+    return Shown([tokens, temperatures], (1, 8), check)
+
+
+def drag(moving, by):
+    """The end of the query, with the mouse, or with a finger; the page must not move along."""
+    page = moving.page
+    box = moving.drawn.locator(".handle").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    start, *steps = [(x + by[0] * part / 4, y + by[1] * part / 4) for part in range(5)]
+    before = page.evaluate("scrollY")
+    if moving.finger:
+        session = page.context.new_cdp_session(page)
+        for kind, at in [("touchStart", start), *(("touchMove", step) for step in steps)]:
+            points = [{"x": at[0], "y": at[1]}]
+            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    else:
+        page.mouse.move(*start)
+        page.mouse.down()
+        for step in steps:
+            page.mouse.move(*step)
+        page.mouse.up()
+    assert page.evaluate("scrollY") == before
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_the_query_can_be_moved_freely(browser, site, width, scheme):
+    """By keys, by dragging its end, by one click or touch; and start again takes it back."""
+    with figure(browser, site, HEAD, width, scheme) as moving:
+
+        def query():
+            (text,) = moving.read(".handle @aria-valuetext")[0]
+            point = floats(NUMBER.findall(text.replace("−", "-")))
+            moving.check(query=point)
+            return point
+
+        moving.drawn.get_by_role("slider", name="query").focus()
+        moving.keys("ArrowRight", "ArrowRight", "Shift+ArrowDown", "ArrowUp", "Shift+ArrowLeft")
+        assert query() == [-0.3, 1.6]
+        moving.again()
+        plane = moving.drawn.locator("svg").first
+        unit = plane.bounding_box()["width"] / 6.0  # from -1.5 to 4.5
+        drag(moving, (1.5 * unit, 3 * unit))
+        assert query() == pytest.approx([1.5, -1.0], abs=0.11)
+        drag(moving, (-900, 0))  # beyond the frame
+        assert query() == pytest.approx([-1.3, -1.0], abs=0.11)
+        moving.press(plane, position={"x": 4.5 * unit, "y": 4.0 * unit})
+        assert query() == pytest.approx([3.0, 0.5], abs=0.11)
+        moving.set(0, 0, by_hand=True)  # the: a query of zeros
+
+
+def test_a_drag_from_elsewhere_moves_nothing(browser, site):
+    """The mouse leaves no ring behind, and selects no names; the keyboard shows where it is."""
+    with figure(browser, site, HEAD, 1280, "dark") as moving:
+        page, drawn, handle = moving.page, moving.drawn, moving.drawn.locator(".handle")
+        ring = "e => { const s = getComputedStyle(e); return [s.outlineStyle, s.stroke].join(); }"
+        moving.set(0, 5, by_hand=True)
+        before = drawn.inner_text()
+        frame = drawn.locator("svg").first.bounding_box()
+        for x, y in ((0.25, 0.4), (0.3, 0.7)):  # over names
+            start = (frame["x"] + x * frame["width"], frame["y"] + y * frame["height"])
+            page.mouse.move(*start)
+            page.mouse.down()
+            page.mouse.move(start[0] + 50, start[1] + 44, steps=4)
+            page.mouse.move(start[0] + 80, start[1] - 16, steps=4)
+            page.mouse.up()
+            assert drawn.inner_text() == before
+            assert page.evaluate("String(getSelection())") == ""
+        drag(moving, (-40, -40))
+        assert drawn.inner_text() != before
+        assert handle.evaluate(ring) == "none,none"
+        moving.keys("ArrowUp")
+        assert handle.evaluate(ring) != "none,none"
+
+
+# ---------------------------------------------------------------- maps of trained heads
+
+HEADS, SINK = "fig-many-heads-twelve", "fig-real-encoder-sink"
+
+
+@functools.cache
+def trained():
+    """Tokens and weights of the heads of MiniLM's first two layers, from the whole model."""
+    model = pretrained.minilm()
+    pieces = model.tokenizer.encode("The cat drank the warm milk.")
+    with torch.no_grad(), record_attention(model) as maps:
+        model(torch.tensor([pieces.ids]))
+    layers = [maps[f"encoder.blocks.{i}.attention"][0] for i in (0, 1)]  # (12, 9, 9)
+    return pieces.tokens, layers
+
+
+def row_of_a_map(moving, weights, t, where=""):
+    """The numbers of the chosen row, which alone are seen, and the sentence."""
+    tokens = trained()[0]
+    numbers = moving.drawn.locator("td span:visible").evaluate_all(
+        "all => all.map(one => [one.innerText, one.closest('tr').className])"
+    )
+    marks, sentence = moving.read("tbody tr @class", ".say")
+    assert holding("chosen", marks) == [t]
+    assert {row for _, row in numbers} == {marks[t]}
+    compare([text for text, _ in numbers], formatted(weights[t], 2))
+    best, most = tokens[int(weights[t].argmax())], weights[t].max()
+    compare(sentence, [f"{where}{tokens[t]} puts {most:.6f} of its attention on {best}."])
+
+
+def trained_map():
+    """Each row of one head."""
+    tokens, weights = trained()[0], trained()[1][0][2]
+    return Shown([tokens], (6,), lambda moving, t: row_of_a_map(moving, weights, t))
+
+
+def heads(layer, start):
+    """Each head, the row staying: the large map is its own, and each small one names its best."""
+    tokens, maps = trained()[0], trained()[1][layer]
+
+    def check(moving, h, t):
+        row_of_a_map(moving, maps[h], t, f"In head {h}, ")
+        marks, most = moving.read(".heads svg .mark @y", ".most")
+        assert marks == [str(t)] * len(maps)
+        best = maps[:, t].max(dim=-1)
+        pairs = zip(best.indices, formatted(best.values, 2), strict=True)
+        compare(most, [f"{tokens[s]} {weight}" for s, weight in pairs])
+
+    return Shown([[f"head {h}" for h in range(12)], tokens], (start, 3), check)
+
+
+@pytest.mark.parametrize(("name", "layer"), [(HEADS, 0), (SINK, 1)])
+def test_small_maps_show_all_weights_of_their_heads(browser, site, name, layer):
+    weights = trained()[1][layer]
+    with figure(browser, site, name) as moving:
+        cells = moving.read(*(f".heads .cell @{what}" for what in ("--w", "x", "y")))
+    small = torch.tensor(list(map(floats, cells))).T.reshape(*weights.shape, 3)
+    torch.testing.assert_close(small[..., 0], weights, rtol=0.0, atol=1e-4)
+    places = torch.cartesian_prod(*map(torch.arange, weights.shape[1:])).flip(-1)
+    assert torch.equal(small[..., 1:].flatten(1, 2), places.float().expand(len(weights), -1, -1))
+
+
+# how the ring around a part is drawn, its colour, and that of the page behind it
+RING = """part => {
+  const style = getComputedStyle(part), page = getComputedStyle(document.body).backgroundColor;
+  return [style.outlineStyle, style.zIndex, style.outlineColor, page];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_ring_in_a_figure_can_be_seen(browser, site, scheme):
+    """As well as text can be read, and above the frame of the row."""
+    with figure(browser, site, HEADS, 1280, scheme) as moving:
+        for at, ringed in (
+            ("input:checked", "input:checked + *"),
+            (".chosen button", ".chosen button"),
+        ):
+            moving.drawn.locator(at).first.focus()
+            moving.keys("ArrowDown")
+            drawn, above, *colours = moving.drawn.locator(ringed).first.evaluate(RING)
+            low, high = sorted(luminance(floats(re.findall(r"[\d.]+", c)[:3])) for c in colours)
+            assert drawn != "none"
+            assert high / low >= 4.5
+        assert above == "1"
+
+
+# ---------------------------------------------------------------- masks
+
+LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
+KINDS = {
+    "causal": masks.causal_mask(6),
+    "window": masks.window_mask(6, window=3),
+    "two texts": masks.segment_mask(torch.tensor([[0, 0, 0, 1, 1, 1]]))[0, 0],
+    "off by one": masks.causal_mask(6, offset=1),
+    "none": torch.ones(6, 6, dtype=torch.bool),
+}
+
+
+def leak():
+    """Each mask, and a dog in each place: what moves, and what of it is a leak."""
+    tokens, *qkv = (stored(HEAD)[name] for name in ("tokens", *"qkv"))
+    before, kinds = list(map(torch.tensor, qkv)), list(stored(LEAK)["moved"])
+
+    def check(moving, kind, s):
+        after = [part.clone() for part in before]
+        for part, dog in zip(after, ([0.0, 3.0], [3.0, 0.0], [3.0, 0.0]), strict=True):
+            part[s] = torch.tensor(dog)
+        now, then = (attention(*parts, mask=KINDS[kinds[kind]])[0] for parts in (after, before))
+        distances = (now - then).abs().amax(dim=-1)
+        early = [t for t in range(s) if distances[t] > 0]
+        cells, classes, (sentence,) = moving.read("td.moved", "td.moved @class", ".say")
+        compare(cells, formatted(distances, 3))
+        assert holding("leak", classes) == early
+        assert ("a leak" in sentence) == bool(early)
+        assert (f" of {listed([tokens[t] for t in early])}, before" in sentence) == bool(early)
+
+    return Shown([kinds, tokens], (0, 5), check)
+
+
+def playground():
+    """Each type, each reading of True, each length: the mask, and the weights."""
+    tokens, q, k = (stored(MASK)[name] for name in ("tokens", *"qk"))
+    q, k, kinds = torch.tensor(q), torch.tensor(k), list(stored(MASK)["kinds"])
+
+    def check(moving, kind, reading, length):
+        (_, *signs), cells, classes, sentence = moving.read(
+            "table.given td", *(f"table.weighed tbody td{what}" for what in ("", " @class")), ".say"
+        )
+        given = KINDS[kinds[kind]] & (torch.arange(6) < length)
+        mask = ~given if reading else given
+        opened = mask.flatten().tolist()
+        assert signs == ["T" if cell else "F" for cell in given.flatten()]
+        weights = formatted(attention_weights(q, k, mask=mask), 2)
+        compare(
+            cells,
+            [weight if is_open else "" for weight, is_open in zip(weights, opened, strict=True)],
+        )
+        assert holding("closed", classes) == [i for i, is_open in enumerate(opened) if not is_open]
+        empty = [tokens[t] for t in range(6) if not mask[t].any()]
+        rest = f"Nothing is open to {listed(empty)}: zeros." if empty else "Every row sums to 1."
+        assert sentence == [f"{sum(opened)} of 36 pairs are open. {rest}"]
+
+    lengths = [f"{length} of 6" for length in range(7)]
+    return Shown([kinds, ["may attend", "blocked"], lengths], (0, 0, 6), check)
+
+
+# ---------------------------------------------------------------- scale, positions, next token
+
+ROW, SAMPLE = "fig-scaling-row", "fig-next-token-knobs"
+
+
+def random_row():
+    """Width, number of keys and scale: weights, entropy and gradient."""
+    generator = torch.Generator().manual_seed(14)
+    sizes = ((1, 1024), (64, 1024), (64, 8))
+    whole = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+    widths, stops, half = (stored(ROW)[name] for name in ("widths", "stops", "half"))
+
+    def check(moving, kind, i, j):
+        d, S = widths[i], stops[j]
+        scale, (q, k, v) = [1.0, d**-0.5, 1 / d][kind], whole
+        q, k, v = q[:, :d], k[:S, :d], v[:S]
+        weights = attention_weights(q, k, scale=scale)[0]
+        entropy = torch.special.entr(weights).sum()
+        slope = torch.autograd.functional.jacobian(lambda q: attention(q, k, v, scale=scale)[0], q)
+        cells, sentence = moving.read("td.weight", ".say")
+        assert [cell.strip() for cell in cells[S:]] == [""] * (64 - S)
+        compare([cell if cell != "0" else ".00" for cell in cells[:S]], formatted(weights, 2))
+        words = (
+            f"With scale {scale:.7f}, {entropy.exp():.5f} of {S} keys are heard. The gradient that "
+            f"reaches this query is {slope.norm() / 8**0.5:.6f}; half of many other random queries "
+            f"get less than {half[i][j][kind]:.6f}."
+        )
+        compare(sentence, [words], within=0.6)
+
+    return Shown(
+        [["1", "1/√dₖ", "1/dₖ"], list(map(str, widths)), list(map(str, stops))], (0, 2, 2), check
+    )
+
+
+def dial():
+    """Each position, and both together: rotated pairs, their products, the score."""
+    pairs = {role: torch.tensor(stored("fig-positions-dial")[role[0]]) for role in ("query", "key")}
+
+    def check(moving, i, j, low):
+        found, sentence, *others = moving.read(
+            *("td.product", ".say"),
+            *(f"td.{role}" for role in pairs),
+            *(f"svg {part}.{role} @{end}" for role in pairs for part, end in ENDS),
+        )
+        rotated = {}
+        for n, (role, p) in enumerate((("query", i), ("key", j))):
+            # the speeds 1 and 1/10 are those of four numbers with base 100; halves are pairs
+            numbers = pairs[role].T.reshape(1, 4).double()
+            turned = apply_rope(numbers, torch.tensor([p]), base=100.0)
+            rotated[role] = turned.view(2, 2).T  # a row is a pair
+            compare(others[n], [vector(pair, 3) for pair in rotated[role]])
+            at = 120 + 100 * rotated[role] * torch.tensor([1.0, -1.0])
+            ends = torch.tensor(list(map(floats, others[2 + 4 * n : 6 + 4 * n])))  # of both planes
+            torch.testing.assert_close(ends.double(), at.T.repeat(2, 1), rtol=0.0, atol=0.01)
+        products = (rotated["query"] * rotated["key"]).sum(dim=-1)
+        compare(found, formatted(products, 3))
+        score = f"score {products.sum():.6f}."
+        compare(sentence, [f"Query at {i}, key at {j}: distance {i - j}, {score}"])
+
+    def follow(settings, n, value):
+        i, j, low = settings
+        by = min(value, 30 - abs(i - j)) - low  # both stop where one is at the end
+        i, j = ((value, j), (i, value), (i + by, j + by))[n]
+        return i, j, min(i, j)
+
+    at = [str(n) for n in range(31)]
+    return Shown([at, at, [f"{n} on" for n in range(31)]], (2, 1, 1), check, follow)
+
+
+@functools.cache
+def next_token():
+    """Temperature and top-p: the shares of the likeliest tokens, and of all others."""
+    tokenizer = pretrained.smollm2_tokenizer()
+    ids = torch.tensor([tokenizer.encode("The cat drank the warm").ids])
+    with torch.no_grad():
+        logits, order = pretrained.smollm2()(ids)[0, -1].double().sort(descending=True)
+    tokens = [tokenizer.decode([i]).replace(" ", "␣") for i in order[:20].tolist()]
+
+    def check(moving, step, cut):
+        weights = (logits * 4 / (step + 1)).softmax(dim=-1)
+        enough = (weights.cumsum(dim=-1) >= (cut + 1) / 10 - 1e-9).nonzero()
+        count = int(enough[0]) + 1 if len(enough) else len(weights)  # the fewest, one by one
+        shares = weights[:20] * (torch.arange(20) < count) / weights[:count].sum()
+        *texts, others = formatted([*shares, (1 - shares.sum()).clamp(min=0.0)], 3)
+        names, cells, classes, sentence = moving.read(
+            "tbody th", "td.share", "tbody tr @class", ".say"
+        )
+        assert names == [*tokens, "all others"]
+        assert holding("cut", classes) == list(range(min(count, 21), 21))
+        compare(cells, [*texts, others][:count] + ["cut off"] * (21 - count), within=0.61)
+        rest = f", and others, with {others} together." if count > 20 else ", and no other."
+        words = f"{min(count, 20)} of these 20 tokens can come next{rest}"
+        compare(sentence, [words], within=0.61)
+
+    temperatures = [f"{step / 4:.2f}" for step in range(1, 9)]
+    return Shown([temperatures, [f"{n / 10:.1f}" for n in range(1, 11)]], (3, 9), check)
+
+
+# ---------------------------------------------------------------- dates
+
+DATES = "23 October 2025", "14 January 1987"
+GROUPS = {"day": "23", "month": "October", "year": "2025", "both spaces": "  "}
+
+
+@functools.cache
+def dates():
+    """Each row of a context, and each group of them, exchanged: what is read, written, changed."""
+    first, other = DATES
+    with record.experiment(pages.BOOK / "10_encoder_decoder.ipynb") as page:
+        model = page["new_model"](0)
+        model.load_state_dict(shipped_tensors("10_encoder_decoder"))
+        model = model.double().eval()
+        places = {name: first.index(part) for name, part in GROUPS.items() if part != "  "}
+        rows = [range(at, at + len(GROUPS[name])) for name, at in places.items()]
+        spaces = [s for s, sign in enumerate(first) if sign == " "]
+        rows = [[s] for s in range(15)] + [*rows, spaces, [s for s in range(15) if s not in spaces]]
+        mixed = torch.tensor([[s in row for s in range(15)] for row in rows])
+        answers = page["mixed"](model, len(rows) * [first], len(rows) * [other], mixed)
+        own, foreign = page["write"](model, [first, other])
+
+    def check(moving, i):
+        signs, classes, sentence = moving.read(".signs td", ".signs td @class", ".say")
+        given = [(other if s in rows[i] else first)[s].replace(" ", "␣") for s in range(15)]
+        assert signs == [*given, *answers[i]]
+        assert holding("away", classes) == list(rows[i])
+        assert holding("follows", classes) == [15 + t for t in range(10) if answers[i][t] != own[t]]
+        parts = []
+        for name, at in (("year", slice(0, 4)), ("month", slice(5, 7)), ("day", slice(8, 10))):
+            now = answers[i][at]
+            whose = ", that of the other date" if now == foreign[at] else ""
+            parts += [f"the {name} is {now}{whose}"] if now != own[at] else []
+        assert sentence == [f"{answers[i]}: {'; '.join(parts) or 'nothing changed'}."]
+
+    names = [sign.replace(" ", "␣") for sign in first]
+    return Shown([[*names, *GROUPS, "all but both"]], (10,), check)
+
+
+# ---------------------------------------------------------------- pictures
+
+SWAP, PATCHES = "fig-vision-exchange", "fig-large-vision-hover"
+
+
+@functools.cache
+def tiles():
+    """Any two patches of a picture, exchanged: what the shipped Vision Transformer says of it."""
+    sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 4, "num_classes": 10}
+    model = VisionTransformer(image_size=28, patch_size=7, in_channels=1, **sizes).eval()
+    weights = shipped_tensors("11_vision")
+    model.load_state_dict({n[4:]: w for n, w in weights.items() if n.startswith("vit.")})
+    test, names = datasets.fashion("test"), list(datasets.FASHION_NAMES)
+    images = test.images[[0, 2, 1]]
+
+    def check(moving, which, pair=(), first=None):
+        picture = images[which].clone()
+        spots = [(slice(i // 4 * 7, i // 4 * 7 + 7), slice(i % 4 * 7, i % 4 * 7 + 7)) for i in pair]
+        for spot, other in zip(spots, spots[::-1], strict=True):
+            picture[spot] = images[which][other]
+        with torch.no_grad():
+            shares = model((picture[None, None] / 255 - 0.286) / 0.353)[0].softmax(dim=-1)
+        pressed, classes, cells, greys, sentence = moving.read(
+            *(".tiles button @aria-pressed", ".next tbody th", "td.share"),
+            *(".tiles rect @--w", ".say"),
+        )
+        assert pressed == [str(i in pair or i == first).lower() for i in range(16)]
+        assert classes == names
+        compare(cells, formatted(shares, 3), within=0.7)
+        shown = 255 * torch.tensor(floats(greys)).view(4, 4, 7, 7).transpose(1, 2).reshape(28, 28)
+        torch.testing.assert_close(shown, picture.float(), rtol=0.0, atol=0.01)
+        start = "The whole picture"
+        if pair:
+            start = f"Patches {min(pair) + 1} and {max(pair) + 1} exchanged"
+        elif first is not None:
+            start = f"Patch {first + 1}, and which other one? The whole picture"
+        says = f"{start}: the model says {names[int(shares.argmax())]}, with {shares.max():.6f}."
+        compare(sentence, [says], within=0.7)
+
+    return Shown([[names[i] for i in test.labels[[0, 2, 1]]]], (0,), check)
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_two_patches_can_be_exchanged(browser, site, width, scheme):
+    """Of each picture, by mouse or finger and by keyboard."""
+    with figure(browser, site, SWAP, width, scheme) as moving:
+        buttons = moving.drawn.locator(".tiles button").all()
+        for which in range(3):
+            moving.set(0, which, by_hand=True)
+            for a, b in ((0, 15), (9, 6), (1, 4)):
+                moving.press(buttons[a])
+                moving.check(first=a)
+                moving.press(buttons[b])
+                moving.check(pair=(a, b))
+        moving.press(buttons[3])
+        moving.press(buttons[3])  # chosen, and given back
+        moving.check()
+        buttons[5].focus()
+        moving.keys("Enter", *["Tab"] * 4, "Space")
+        moving.check(pair=(5, 9))
+        moving.again()
+
+
+@functools.cache
+def patches():
+    """A patch, or the class token, and a head: its weights on the cat's photograph, found anew."""
+    cat = datasets.photographs()["chelsea"][None].float()
+    cat = torch.nn.functional.interpolate(cat, size=168, mode="bilinear", antialias=True)
+    model = pretrained.dinov2(168)
+    with record_attention(model) as found, torch.no_grad():
+        model(pretrained.dinov2_inputs(cat.round().byte()))
+    layers = list(found.values())
+    maps = [layers[layer][0, head].double() for layer, head in ((1, 1), (0, 5), (11, 0))]
+    places = ["the class token"]
+    places += [f"row {y}, column {x}" for y in range(1, 13) for x in range(1, 13)]
+
+    def near(shown, weight):  # steps of a 90th of the root, then two digits
+        return abs(float(shown) - weight) <= max(weight, 0.001) ** 0.5 / 90 + 0.0051
+
+    def check(moving, head, asked=52):
+        weights = maps[head][asked].tolist()
+        pressed, labels, marked, veils, rows, (sentence,) = moving.read(
+            *(f".patches button @aria-{what}" for what in ("pressed", "label")),
+            *(".patches td @class", ".patches td @--w", ".most tbody tr", ".say"),
+        )
+        assert pressed == [str(i == asked).lower() for i in range(1, 145)]
+        assert holding("chosen", marked) == [asked - 1] * (asked > 0)
+        names, shares = zip(*(label.split(": ") for label in labels), strict=True)
+        assert list(names) == places[1:]
+        assert all(map(near, shares, weights[1:]))
+        roots = [weight**0.5 for weight in weights[1:]]
+        assert floats(veils) == pytest.approx(roots, abs=0.0065)
+        names, shares = zip(*(row.split("\t") for row in rows), strict=True)
+        assert all(map(near, shares, [weights[places.index(name)] for name in names]))
+        assert all(map(near, shares, sorted(weights)[:-5:-1]))
+        asking = f"The patch in {places[asked]}" if asked else "The class token"
+        whom = names[0] if names[0] == places[0] else f"the patch in {names[0]}"
+        whom = "itself" if names[0] == places[asked] else whom
+        assert sentence == f"{asking} puts {shares[0]} of its attention on {whom}."
+
+    return Shown([["near (layer 1)", "sink (layer 0)", "alike (layer 11)"]], (2,), check)
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_each_patch_shows_whom_it_attends_to(browser, site, width, scheme):
+    """Patches, and the class token; by keyboard, and by mouse or finger; with each head."""
+    with figure(browser, site, PATCHES, width, scheme) as moving:
+        at = moving.drawn.locator(".patches button")
+        for head in range(3):
+            moving.again()
+            moving.set(0, head, by_hand=True)
+            for asked in (1, 40, 144):
+                moving.point(at.nth(asked - 1))
+                moving.check(asked=asked)
+            at.nth(51).focus()
+            moving.check()
+            for key, asked in (("Up", 40), ("Left", 39), ("Down", 51), ("Right", 52)):
+                moving.keys(f"Arrow{key}")
+                moving.check(asked=asked)
+        at.nth(0).focus()
+        moving.keys("ArrowLeft")  # the edge holds
+        moving.check(asked=1)
+        moving.press(moving.drawn.get_by_role("button", name="ask the class token"))
+        moving.check(asked=0)
+        moving.set(0, 1, by_hand=False, asked=0)  # the same, of another head
+        moving.again()
+
+
+# ---------------------------------------------------------------- the clinic
+
+
+@functools.cache
+def clinic():
+    """Eight attentions, trained anew by the page's cells: every weight, the curve, both losses."""
+    cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "14_clinic.ipynb"))}
+    space = {"math": math, "torch": torch, "F": torch.nn.functional, "nn": torch.nn}
+    sdpa, late = torch.nn.functional.scaled_dot_product_attention, ~masks.causal_mask(12)
+    space["future"] = lambda q, k, v: sdpa(q, k, v, late[: q.shape[-2], : q.shape[-2]])
+    with torch.random.fork_rng(devices=[]):
+        for name in ("mine", "echo", "train", "losses"):
+            exec(cells[f"ch14-{name}"], space)  # noqa: S102 - the page's own
+    text, causal = torch.tensor([[0, 1, 2, 0, 3, 4, 0, 1, 2, 0, 3]]), masks.causal_mask(11)
+    # what some of them do is attention under some mask, with some scale
+    known = {"right": {"mask": causal}, "closes nothing": {}, "inverted": {"mask": ~causal}}
+    known |= {"divided by d": {"mask": causal, "scale": 1 / 8}}
+    known |= {"by √heads": {"mask": causal, "scale": 2**-0.5}}
+    known |= {"one ahead": {"mask": torch.ones(11, 11).tril(1).bool()}}
+    maps, curves, sums = [], [], []
+    for name, (model, losses) in space["trained"].items():
+        with torch.no_grad():
+            q, k, _ = model.project(model.embed(text))
+            eye = torch.eye(11, dtype=q.dtype).expand(1, 2, 11, 11)
+            weights = model.attend(q, k, eye)[0, 0]
+            if name in known:
+                torch.testing.assert_close(weights, attention_weights(q, k, **known[name])[0, 0])
+            sums.append([float(space[kind](model, space["new"])) for kind in ("loss", "alone")])
+        maps.append(weights.float())
+        curves.append(losses.view(50, 4).mean(dim=1).tolist())
+    names, top = list(space["trained"]), max(map(max, curves))
+    tokens = (2 * ["the", "cat", "drank", "the", "warm", "milk"])[:11]
+
+    def sentence(weights, row):
+        """Where most of a row's attention is, before or later, and whether it sums to 1."""
+        best, total, most = int(weights.argmax()), float(weights.sum()), float(weights.max())
+        far = abs(best - row)
+        where = f"{far} word{'s' * (far > 1)} {'later' if best > row else 'before'}"
+        on = "itself" if best == row else f"{tokens[best]}, {where}"
+        if total < 0.005:
+            return f"The row of {tokens[row]} sums to 0.00000, not 1: it attends to nothing."
+        if abs(total - 1) < 0.005:
+            return f"{tokens[row]} puts {most:.6f} of its attention on {on}."
+        start = f"The row of {tokens[row]} sums to {total:.5f}, not 1"
+        return f"{start}; its largest weight, {most:.6f}, is on {on}."
+
+    def check(moving, i, row):
+        weights, losses, (whole, alone) = maps[i], curves[i], sums[i]
+        heading, spans, marked, sentences, axes, ends, (curve,), label = moving.read(
+            *(".map thead th", ".map td span @text", ".map tbody tr @class", ".say"),
+            *("svg.losses @text", ".ends td", "path.curve @d", "svg.losses @aria-label"),
+        )
+        assert heading == tokens
+        assert holding("chosen", marked) == [row]
+        compare(spans, formatted(weights, 2))
+        leaks = "differs. It leaks." if alone - whole > 0.001 else "is the same. Nothing leaks."
+        words = f"{names[i]}: word by word the loss {leaks}"
+        compare(sentences, [sentence(weights[row], row), words])
+        assert ["200 steps" in text for text in axes] == [True]
+        compare(ends, formatted([whole, alone, 5 / 11 * math.log(8)], 3))
+        points = floats(re.findall(r"-?\d+\.\d", curve))
+        heights = [100 * (1 - loss / top) for loss in losses]
+        assert points[1::2] == pytest.approx(heights, abs=0.051)
+        assert points[::2] == pytest.approx([n * 240 / 49 for n in range(50)], abs=0.051)
+        falls = f"falls from {losses[0]:.5f} to {losses[-1]:.5f}"
+        compare(label, [f"the loss of {names[i]} {falls}"])
+
+    return Shown([names, tokens], (0, 6), check)
+
+
+# ---------------------------------------------------------------- all of them
+
+FIGURES = {  # what each has to show, and the pages where it stands
+    "fig-one-head-map": (trained_map, "01_one_head"),
+    HEAD: (one_head, "01_one_head", "index"),
+    LEAK: (leak, "02_masks"),
+    MASK: (playground, "02_masks"),
+    HEADS: (functools.partial(heads, 0, 4), "03_many_heads"),
+    ROW: (random_row, "04_scaling"),
+    "fig-positions-dial": (dial, "05_positions"),
+    SINK: (functools.partial(heads, 1, 1), "07_real_encoder"),
+    SAMPLE: (next_token, "09_next_token"),
+    "fig-encoder-decoder-exchange": (dates, "10_encoder_decoder"),
+    SWAP: (tiles, "11_vision"),
+    PATCHES: (patches, "12_large_vision"),
+    "fig-clinic-training": (clinic, "14_clinic"),
+}
+PLACES = [(name, page) for name, (_, *places) in FIGURES.items() for page in places]
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+@pytest.mark.parametrize(("name", "page"), PLACES)
+def test_every_setting_shows_the_numbers_of_the_library(browser, site, name, page, width, scheme):
+    """By mouse or finger, and by keyboard; in all combinations, where they are not too many."""
+    with figure(browser, site, name, width, scheme, page) as moving:
+        moving.check()
+        counts = list(map(len, moving.shown.names))
+        by_hand = [parts is not None for _, parts, *_ in moving.controls]  # sliders: by keys
+        if math.prod(counts) <= MANY:
+            for settings in itertools.product(*map(range, counts)):
+                for n, value in enumerate(settings):
+                    if value != moving.settings[n]:
+                        moving.set(n, value, by_hand=by_hand[n])
+        else:
+            for n, count in enumerate(counts):
+                moving.again()
+                for value in range(count):
+                    moving.set(n, value, by_hand=by_hand[n])
+        for n, count in enumerate(counts):  # the other way
+            for value in range(moving.settings[n])[::-1] if by_hand[n] else (count - 1, 0):
+                moving.set(n, value, by_hand=not by_hand[n])
+        moving.again()
+
+
+def test_figures_that_move_have_the_colours_of_the_others():
+    assert live.stored()["roles"] == ROLES
+
+
+def test_without_scripts_the_figures_stand_still(browser, site):
+    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
+        assert FIGURES.keys() == live.stored()["figures"].keys()
+        for name, where in PLACES:
+            page.goto((site / f"book/{where}.html").as_uri())
+            assert page.locator(f"#{name} img").is_visible()
+            assert page.locator(f"#{name} .live").count() == 0
