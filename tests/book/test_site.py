@@ -28,6 +28,18 @@ SEEN = """() => ({
 })"""
 
 
+# the page's own script follows the reader's scheme a little later
+THEME = """scheme => new Promise(done => {
+  const end = performance.now() + 3000
+  const look = () => {
+    const theme = document.documentElement.dataset.theme
+    if (theme === scheme || performance.now() > end) done(theme)
+    else setTimeout(look, 20)
+  }
+  look()
+})"""
+
+
 def faults(page, width, scheme) -> list[str]:
     """What a reader at this width and in this colour scheme would find broken."""
     page.set_viewport_size({"width": width, "height": 900})
@@ -42,7 +54,7 @@ def faults(page, width, scheme) -> list[str]:
         "wider than the screen": seen["width"] > width,
         "formulas cut off": page.evaluate(CUT_OFF),
         "pictures missing": seen["missing"],
-        "another scheme": page.evaluate("document.documentElement.dataset.theme") != scheme,
+        "another scheme": page.evaluate(THEME, scheme) != scheme,
     }
     return [f"{width} {scheme}, {what}: {value}" for what, value in found.items() if value]
 
