@@ -66,7 +66,7 @@ class Exam:
     def read(self, module: nn.Module) -> Layer:
         """The projections of a copy of the module, read in the way that fits."""
         s = self.subject
-        layers = read_layer(module, heads=s.heads, kv_heads=s.kv_heads, projections=s.projections)
+        layers = read_layer(module, s.heads, s.kv_heads, s.projections)
         return layers[[layer is self.layer for layer in s.layers].index(True)]
 
     def out(self, case: Case) -> Tensor | None:
@@ -156,12 +156,15 @@ class Exam:
     def padded(self, case: Case) -> Case:
         """The case with a mask that its function can be given, if it takes one."""
         B, (T, S) = case.batch, case.lengths
-        if not self.subject.takes_mask:
-            return case
-        mask = key_masks(B, S, "right").expand(B, T, S)
-        return replace(
-            case, mask=mask if "B" in self.subject.mask_shape else mask[:1].expand(B, T, S)
-        )
+        mask = key_masks(B if "B" in self.subject.mask_shape else 1, S, "right").expand(B, T, S)
+        return replace(case, mask=mask) if self.subject.takes_mask else case
+
+    def allowed_mask(self, B: int, T: int, S: int) -> Tensor:
+        """(B, T, S) cells at random, or padding, if the function's masks can say no more."""
+        shape = self.subject.mask_shape
+        if "T" not in shape:
+            return key_masks(B, S, "right").expand(B, T, S)
+        return self.mask(B if "B" in shape else 1, T, S).expand(B, T, S)
 
     def mask(self, B: int, T: int, S: int) -> Tensor:
         """(B, T, S) of random cells; every row and its own position are open."""
@@ -189,17 +192,10 @@ def with_other_key(case: Case, j: int) -> Case:
 
 def key_masks(B: int, S: int, padding: str) -> Tensor:
     """(B, 1, S) open keys: the first example has all but one or two."""
-    mask = torch.ones(B, 1, S, dtype=torch.bool)
-    for b in range(B):
-        n = 1 + b % max(S - 2, 1)
-        if padding == "right":
-            mask[b, 0, S - n :] = False
-        elif padding == "left":
-            mask[b, 0, :n] = False
-        else:
-            mask[b, 0, 1 + b % (S - 1) :: 2] = False
-            mask[b, 0, 0] = True
-    return mask
+    s, b = torch.arange(S), torch.arange(B)[:, None]
+    n, first = 1 + b % max(S - 2, 1), 1 + b % max(S - 1, 1)  # closed ones; the first in a gap
+    cells = {"right": s < S - n, "left": s >= n, "gapped": (s < first) | ((s - first) % 2 == 1)}
+    return cells[padding][:, None]
 
 
 def opened(case: Case) -> Case:
@@ -230,12 +226,9 @@ def plain_cases(exam: Exam) -> list[Case]:
         if subject.projects:
             case = exam.case("a context of equal length", 5, B=exam.examples(5))
             cases.append(exam.cross(case))
-        B = exam.examples(4, 7)
-        cases += [
-            exam.case("4 queries and 7 keys", 4, 7, B=B),
-            exam.case("7 queries and 4 keys", 7, 4, B=B),
-            exam.case("1 query and 6 keys", 1, 6, B=exam.examples(6)),
-        ]
+        cases.append(exam.case("4 queries and 7 keys", 4, 7, B=exam.examples(4, 7)))
+        cases.append(exam.case("7 queries and 4 keys", 7, 4, B=exam.examples(4, 7)))
+        cases.append(exam.case("1 query and 6 keys", 1, 6, B=exam.examples(6)))
     if 1 < H <= 12:
         cases.append(exam.case(f"B = H = T = {H}", H, B=H))
     cases += [uneven(exam), exam.case(f"{LONG} positions", LONG)]
@@ -309,10 +302,8 @@ def masked_cases(exam: Exam) -> list[Case]:
     shallow = key_masks(B, 5, "right") if "B" in shape else exam.mask(1, 5, 5)
     shallow = shallow.expand(B, 5, 5)
     words = "a mask over scores down to about -300"
-    cases += [
-        replace(uneven(exam), name=words, mask=shallow),
-        replace(far_below(exam), mask=shallow),
-    ]
+    cases += [replace(uneven(exam), name=words, mask=shallow)]
+    cases += [replace(far_below(exam), mask=shallow)]
     if exam.subject.module is not None:
         cases.append(replace(exam.with_mask("mask in training", shallow), training=True))
     return cases
@@ -320,14 +311,10 @@ def masked_cases(exam: Exam) -> list[Case]:
 
 def guessed_cases(exam: Exam) -> list[Case]:
     """Masks where sizes are equal, for a function that refuses them otherwise."""
-    shape, H, cases = exam.subject.mask_shape, exam.heads, []
-    for B, T in {(H, 5), (5, 5), (2, H), (H, H), (1, 5)}:
-        if "T" in shape:
-            mask = exam.mask(B if "B" in shape else 1, T, T)
-        else:
-            mask = key_masks(B, T, "right")
-        cases.append(exam.with_mask(f"a mask with B = {B} and T = {T}", mask.expand(B, T, T)))
-    return cases
+    H = exam.heads
+    sizes = {(H, 5), (5, 5), (2, H), (H, H), (1, 5)}
+    words = "a mask with B = {} and T = {}"
+    return [exam.with_mask(words.format(B, T), exam.allowed_mask(B, T, T)) for B, T in sizes]
 
 
 def with_empty_row(exam: Exam) -> Case:

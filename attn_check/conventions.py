@@ -1,8 +1,10 @@
 """How a function is called: the roles of its arguments, and the layouts of what they hold."""
 
 import inspect
+import json
 from collections.abc import Callable
 from inspect import Parameter
+from pathlib import Path
 from typing import Any
 
 import torch.nn.functional as F
@@ -13,48 +15,31 @@ from attn_check.reference import Case, Layer
 LAYOUTS = ("BHTd", "BTHd", "TBHd", "HTd", "THd", "BTd", "TBd", "Td")
 SHAPES = ("B1TS", "BTS", "BS", "TS", "B11S", "BHTS")
 POLARITIES = ("attend", "blocked", "additive")
-_NAMES = {
-    "q": "q query queries xq qs",
-    "k": "k key keys xk ks",
-    "v": "v value values xv vs val",
-    "x": "x hidden_states input inputs tokens src tgt embeddings hidden embeds x_q inp sequence "
-    "seq query_states input_tensor",
-    "context": "context encoder_hidden_states memory source y kv x_kv ctx key_value_states enc "
-    "encoder_output cond",
-    "mask": "mask attn_mask attention_mask padding_mask key_padding_mask m pad_mask src_mask "
-    "key_mask masks allowed keep valid valid_mask pad padding is_pad is_padding memory_pad "
-    "memory_mask context_mask memory_key_padding_mask src_key_padding_mask encoder_attention_mask "
-    "kv_mask",
-    "causal": "causal is_causal",
-    "heads": "h heads n_heads num_heads n_head num_head nhead nheads num_attention_heads",
-    "cache": "cache past past_key_value past_key_values kv_cache layer_past",
-}
-_ROLES = {name: role for role, names in _NAMES.items() for name in names.split()}
+# names that people give to arguments, projections and sizes
+NAMES = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
+_ROLES = {name: role for role, names in NAMES["arguments"].items() for name in names.split()}
 _NO_TENSORS = ("causal", "cache", "heads")
-_RATES = ("dropout", "dropout_p", "p_dropout", "dropout_rate", "attn_dropout", "p_drop")
 Arguments = tuple[list[str], dict[str, str], dict[str, str]]
 
 
 def default_of(fn: Callable, name: str) -> Any:
-    """The default of a parameter, or ``inspect.Parameter.empty`` where there is none."""
-    return next((p.default for p in _parameters(fn) or () if p.name == name), Parameter.empty)
+    """The default of a parameter: ``Parameter.empty`` if it has none, None if fn has none such."""
+    return next((p.default for p in _parameters(fn) or () if p.name == name), None)
 
 
-def never_passed(
-    fn: Callable, positional: list[str], named: dict[str, str], *known: str, steps: bool = False
-) -> list[str]:
+def never_passed(fn: Callable, positional: list[str], passed: set[str], steps: bool) -> list[str]:
     """Sentences about the parameters that no call is given."""
     names = [p.name for p in _parameters(fn) or ()][len(positional) :]
-    left = [name for name in names if name not in {*named, *known}]
-    rates = [name for name in left if name in _RATES]
-    caches = [name for name in left if _role(name) == "cache"]
-    others = ", ".join(name for name in left if name not in {*rates, *caches})
-    texts = [f"dropout: {name} was left at its default" for name in rates]
-    texts += [f"the cache ({name}): pass step= to have it checked" for name in caches if not steps]
-    if others:
-        words = "to have them checked pass arguments= or options="
-        texts.append(f"parameters that were never passed: {others}; {words}")
-    return texts
+    texts, others = [], []
+    for name in (name for name in names if name not in passed):
+        if name in NAMES["dropout rates"].split():
+            texts.append(f"dropout: {name} was left at its default")
+        elif _role(name) != "cache":
+            others.append(name)
+        elif not steps:
+            texts.append(f"the cache ({name}): pass step= to have it checked")
+    words = f"{', '.join(others)}; to have them checked pass arguments= or options="
+    return texts + [f"parameters that were never passed: {words}"] * bool(others)
 
 
 def read_arguments(fn: Callable, text: str | None) -> Arguments:
@@ -64,7 +49,7 @@ def read_arguments(fn: Callable, text: str | None) -> Arguments:
         name, equals, given = item.partition("=")
         role = _role(given or name)
         if role is None:
-            known = ", ".join(_NAMES)
+            known = ", ".join(NAMES["arguments"])
             raise ValueError(f"arguments must name the roles {known}; got {given or name!r}")
         if role in _NO_TENSORS:
             others[name] = role

@@ -39,11 +39,9 @@ def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
     if given.causal and flag is not None and flag not in subject.options:
         subject.options[flag] = True
         subject.assumed.append(f"{flag}=True is passed in each call")
-    heads = [name for name, role in subject.others.items() if role == "heads"]
-    known, steps = (*subject.options, *heads), subject.step is not None
-    never = conventions.never_passed(
-        subject.fn, subject.positional, subject.named, *known, steps=steps
-    )
+    heads = {name for name, role in subject.others.items() if role == "heads"}
+    passed, steps = heads.union(subject.named, subject.options), subject.step is not None
+    never = conventions.never_passed(subject.fn, subject.positional, passed, steps)
     layout = given.layout
     if layout is None and getattr(subject.module, "batch_first", True) is False:
         layout = "TBd"
@@ -145,7 +143,7 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
 
     One mistake before two, whatever is meant; all answers before some of them; properties between.
     """
-    attempts, memos = list(_attempts(exam, pairs)), dict[Intent, search.Memo]()
+    attempts = list(_attempts(exam, pairs))
     for meant, depth, strict in _trials(exam):
         layers = _likeliest_first(exam, meant)
         exam.layer = exam.layer if strict else layers[0]
@@ -153,10 +151,7 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
         if depth == 3 and (exam.state_example or _breaks_a_property(exam, pairs)):
             break
         for words, attempt in attempts:
-            memo = memos.setdefault(meant, {})
-            found = search.explain(
-                attempt, meant, layers, depth=depth, deadline=deadline, memo=memo
-            )
+            found = search.explain(attempt, meant, layers, depth=depth, deadline=deadline)
             if not found or (strict and not _NOT_MEANT.isdisjoint(found[0].mistakes)):
                 continue
             exam.layer = found[0].layer

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attn_check.cases import Exam, key_masks, opened, with_empty_row
+from attn_check.cases import Exam, opened, with_empty_row
 from attn_check.conventions import LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.modules import matrices
 from attn_check.reference import Case, Intent, compute
@@ -154,7 +154,7 @@ def find_mask(exam: Exam, given: Given) -> tuple[str, str] | None:
         for shape in _mask_options(exam.subject, given.mask_shape):
             for meaning in [given.mask_means] if given.mask_means else POLARITIES:
                 probe, key = exam.anew(mask_shape=shape, polarity=meaning), (meaning, shape)
-                case = _mask_probe(probe, T, S, shape)
+                case = _mask_probe(probe, T, S)
                 answer = probe.subject.answer(case)
                 if answer.out is None or not _fits(answer.out, case, probe.subject):
                     continue
@@ -193,13 +193,10 @@ def _leak(exam: Exam, case: Case) -> float:
     return (closed.max() / opened.max()).item() if closed.max() > 1e-6 else 0.0
 
 
-def _mask_probe(exam: Exam, T: int, S: int, shape: str) -> Case:
-    if shape in ("BS", "B11S"):
-        mask = key_masks(2, S, "right").expand(2, T, S)
-    else:
-        mask = exam.mask(2 if "B" in shape else 1, T, S).expand(2, T, S)
-        mask = mask & (torch.arange(S) != 1)
-        mask[..., 0] = True
+def _mask_probe(exam: Exam, T: int, S: int) -> Case:
+    mask = exam.allowed_mask(2, T, S)
+    if "T" in exam.subject.mask_shape:  # in every row, one is closed and one is open
+        mask = (mask & (torch.arange(S) != 1)) | (torch.arange(S) == 0)
     return replace(exam.case("mask", T, S), mask=mask)
 
 

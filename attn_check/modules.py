@@ -6,30 +6,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from attn_check.conventions import NAMES
 from attn_check.reference import Layer
 
-_ROLES = {
-    "q": "q qs query queries wq qw xq",
-    "k": "k ks key keys wk kw xk",
-    "v": "v vs value values val wv vw xv",
-    "out": "o wo out output outputs fcout c dense unify unifyheads",
-    "qkv": "qkv qkvs kqv wqkv in cattn querykeyvalue",
-    "kv": "kv wkv keyvalue",
-}
-_ROLE_OF = {"": "out"} | {word: role for role, words in _ROLES.items() for word in words.split()}
-_EMPTY_WORDS = set(
-    "proj projection projections linear lin layer to w fc matrix weight weights bias net 0 "
-    "transform map head".split()
-)
-_HEADS = (
-    "num_heads n_heads n_head nhead nheads num_attention_heads heads head_num n_h h H num_q_heads "
-    "n_q_heads num_head attention_heads"
-)
-_KV_HEADS = (
-    "num_kv_heads n_kv_heads num_key_value_heads n_kv n_kv_head kv_heads num_kv num_query_groups "
-    "n_kv_groups num_groups_kv h_kv H_kv"
-)
-_WIDTHS = "head_dim d_k d_head dim_head head_size attention_head_size dk"
+_ROLES = {word: role for role, words in NAMES["projections"].items() for word in words.split()}
 _NORM = re.compile(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)")
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}
 Names = dict[str, list[str]]  # of parameters, by role
@@ -42,12 +22,12 @@ def role_of(name: str) -> str | None:
     parts = [p for p in name.split(".") if p not in ("weight", "bias") and not p.isdigit()]
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", parts[-1] if parts else "")
     words = [word for word in spaced.lower().split("_") if word]
-    telling = "".join(word for word in words if word not in _EMPTY_WORDS)
-    return _ROLE_OF.get(telling) if words else None
+    telling = "".join(w for w in words if w not in NAMES["words of any projection"].split())
+    return _ROLES.get(telling, "out" if words and not telling else None)
 
 
 def read_layer(
-    module: nn.Module, *, heads: int | None, kv_heads: int | None, projections: Projections
+    module: nn.Module, heads: int | None, kv_heads: int | None, projections: Projections
 ) -> list[Layer]:
     """The projections of a module, in each way in which they may be meant, the likeliest first."""
     parameters, by_role = _named(module, projections)
@@ -75,7 +55,7 @@ def misfit(module: nn.Module, heads: int | None, projections: Projections) -> st
     if not by_role.keys() & {"q", "qkv"}:
         return ""
     shapes = [f"{n} {tuple(parameters[n].shape)}" for names in by_role.values() for n in names]
-    count = _attribute(module, _HEADS) if heads is None else heads
+    count = _attribute(module, "heads") if heads is None else heads
     return (
         f"with {count} heads the projections do not fit together: {', '.join(shapes)}; q and k "
         "must give H · d_k and H_kv · d_k channels, v must give H_kv · d_v, and out must take H · "
@@ -103,7 +83,7 @@ def count_heads(
     module: nn.Module, weights: Tensors, by_role: Names, heads: int | None, kv_heads: int | None
 ) -> tuple[int, int]:
     """H and H_kv, from what the module says and what the caller says."""
-    found, width = _attribute(module, _HEADS), _attribute(module, _WIDTHS)
+    found, width = _attribute(module, "heads"), _attribute(module, "widths of a head")
     flat = "q" in weights and weights["q"].dim() == 2
     if found is None and len(by_role.get("q", [])) > 1:
         found = len(by_role["q"])
@@ -115,7 +95,7 @@ def count_heads(
             "the number of heads is not among the module's attributes: pass heads=, "
             "for instance heads=1"
         )
-    H_kv = _agreed("kv_heads", kv_heads, _attribute(module, _KV_HEADS))
+    H_kv = _agreed("kv_heads", kv_heads, _attribute(module, "key heads"))
     if H_kv is None and flat and "k" in weights:
         times, rest = divmod(len(weights["k"]) * H, len(weights["q"]))
         H_kv = None if rest else times
@@ -128,11 +108,11 @@ def _agreed(name: str, given: int | None, found: int | None) -> int | None:
     return found if given is None else given
 
 
-def _attribute(module: nn.Module, names: str) -> int | None:
-    """The first number of one of these names that a part of a module has, or its config."""
+def _attribute(module: nn.Module, kind: str) -> int | None:
+    """The first number of one of the names of this kind that a part has, or its config."""
     for part in module.modules():
         for owner in (part, getattr(part, "config", None)):
-            for value in (getattr(owner, name, None) for name in names.split()):
+            for value in (getattr(owner, name, None) for name in NAMES[kind].split()):
                 if isinstance(value, int) and not isinstance(value, bool) and value > 0:
                     return value
     return None
@@ -147,10 +127,10 @@ def _named(
     if projections is not None:
         for role, given in projections.items():
             name = given if given in parameters else f"{given}.weight"
-            if role not in _ROLES or name not in parameters:
+            if role not in NAMES["projections"] or name not in parameters:
                 raise ValueError(
-                    f"projections must map {', '.join(_ROLES)} to names of parameters; "
-                    f"got {role!r}: {name!r}, and there are {', '.join(parameters)}"
+                    f"projections must map {', '.join(NAMES['projections'])} to names of "
+                    f"parameters; got {role!r}: {name!r}, and there are {', '.join(parameters)}"
                 )
             by_role[role] = [name]
         return parameters, by_role

@@ -27,18 +27,16 @@ class Failure:
     source: str = ""
     alike: tuple[str, ...] = ()  # mistakes that give the same numbers
 
-    def parts(self) -> list[tuple[str, str]]:
-        """What is said of it, each with a label."""
-        alike = [f"{MISTAKES[name].name} ({name})" for name in self.alike]
-        labelled = [
-            ("Likely", self.likely),
-            ("Look for", self.look_for),
-            ("Repair", self.repair),
-            ("Example", self.example),
-            ("The same numbers here", "; ".join(alike)),
-            ("See", self.source),
-        ]
-        return [(label, text) for label, text in labelled if text]
+    def parts(self) -> dict[str, str]:
+        """What is said of it, by labels."""
+        return {
+            "Likely": self.likely,
+            "Look for": self.look_for,
+            "Repair": self.repair,
+            "Example": self.example,
+            "The same numbers here": "; ".join(f"{MISTAKES[a].name} ({a})" for a in self.alike),
+            "See": self.source,
+        }
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,12 @@ class Report:
 
     def __str__(self) -> str:
         """Text for a terminal, or a page, of 79 characters."""
-        return "\n".join(map(_wrapped, self._lines(markdown=False)))
+        lines = []
+        for line in self._lines(markdown=False):  # a long one goes on a little more indented
+            further = " " * (len(line) - len(line.lstrip()) + 2)
+            uncut = {"break_long_words": False, "break_on_hyphens": False}
+            lines.append(textwrap.fill(line, 79, subsequent_indent=further, **uncut))
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         """As :meth:`__str__`."""
@@ -117,13 +120,12 @@ class Report:
         for i, failure in enumerate(self.failures, start=1):
             name = f"{failure.name[:1].upper()}{failure.name[1:]}."
             lines += ["", f"{i}. {bold}{name}{bold}"]
-            for label, text in failure.parts():
+            for label, text in failure.parts().items():
                 start = f"   {bullet if markdown else ''}{slanted}{label}:{slanted}"
                 if "\n" in text:
-                    fence = ["     ```text"] if markdown else []
-                    body = [f"     {line}" for line in text.splitlines()]
-                    lines += [start, *fence, *body, *(["     ```"] if markdown else [])]
-                else:
+                    body = ["```text", *text.splitlines(), "```"] if markdown else text.splitlines()
+                    lines += [start, *(f"     {line}" for line in body)]
+                elif text:
                     code = "`" if markdown and label in ("Look for", "Repair") else ""
                     lines.append(f"{start} {code}{text}{code}")
         for title, texts in (
@@ -168,14 +170,6 @@ class Report:
         self.failures.append(Failure(None, name, likely, example=example))
 
 
-def _wrapped(line: str) -> str:
-    """The line, or several that are indented a little more; no word is cut."""
-    indent = " " * (len(line) - len(line.lstrip()) + 2)
-    return textwrap.fill(
-        line, 79, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
 def grouped(texts: list[str]) -> list[str]:
     """Texts "case: message", with the cases of one message together."""
     cases: dict[str, list[str]] = {}
@@ -203,7 +197,10 @@ def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
     if rows is not None:
         closed = ~rows if gap.dim() == 3 else ~rows[:, None].expand(gap.shape[:-1])
         gap = gap.masked_fill(closed[..., None], 0.0)
-    at = _first_row(gap.amax(dim=-1), case, expected)
+    worst = gap.amax(dim=-1)  # of each row
+    off = (worst > allowed(case, expected)).flatten()
+    index = off.int().argmax() if off.any() else worst.argmax()
+    at = tuple(int(i) for i in torch.unravel_index(index, worst.shape))
     channel = int(gap[at].argmax())
     names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
     where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))
@@ -219,10 +216,3 @@ def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
     texts = [(numbers(pair[0], digits), numbers(pair[1], digits)) for digits in range(4, 17)]
     one, two = next((both for both in texts if both[0] != both[1]), texts[-1])
     return "\n".join([*lines, f"actual    {one}", f"expected  {two}"])
-
-
-def _first_row(gap: Tensor, case: Case, expected: Tensor) -> tuple[int, ...]:
-    """The first row, (example, head, position), off by more than is allowed, or the worst."""
-    off = (gap > allowed(case, expected)).flatten()
-    index = off.int().argmax() if off.any() else gap.flatten().argmax()
-    return tuple(int(i) for i in torch.unravel_index(index, gap.shape))

@@ -29,7 +29,6 @@ class Hypothesis:
 
 Pair = tuple[Case, Answer]
 Answered = Sequence[Pair]
-Memo = dict[tuple[int, int], tuple[list[Hypothesis], list[Hypothesis]]]
 
 _EMPTY = ("nan", "zeros", "uniform")
 _ROWS: WeakKeyDictionary[Case, dict[tuple, Tensor | None]] = WeakKeyDictionary()
@@ -118,44 +117,42 @@ def explain(
     *,
     depth: int = 3,
     deadline: float = math.inf,
-    memo: Memo | None = None,
 ) -> list[Hypothesis]:
     """The smallest sets of known mistakes that give every answer, of as few as the depth allows.
 
     Depth 1: one mistake, or none; 2: two, one of which explains the simplest failing case alone;
-    3: two that explain it together. The deadline is by ``time.thread_time``; the memo holds what
-    earlier calls with this intent and layers found.
+    3: two that explain it together. The deadline is by ``time.thread_time``.
     """
-    memo = {} if memo is None else memo
     simple = sorted(answered, key=lambda p: (p[0].closes, p[0].batch * math.prod(p[0].lengths)))
     for layer in layers:
         base = right(meant, layer)
         ordered = sorted(simple, key=lambda pair: agrees(pair, base, meant))
         if not ordered or agrees(ordered[0], base, meant):
             return [base] if depth == 1 else []
-        case = ordered[0][0]
-        key = (id(case), id(layer))
-        if key not in memo:
-            forms = list(_forms(meant, layer))
-            memo[key] = forms, [h for h in forms if agrees(ordered[0], h, meant)]
-        forms, alone = memo[key]
-        candidates: Iterable[Hypothesis] = alone
-        if depth == 2:
-            candidates = filter(None, starmap(_together, product(alone, forms)))
-        elif depth == 3:  # neither alone explains the case: both change it
-            expected = compute(case, meant, layer).out
-            outs = [(h, outcome(case, h)) for h in forms]
-            changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
-            pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
-            candidates = filter(None, starmap(_together, pairs))
         fits: list[Hypothesis] = []
-        for n, candidate in enumerate(candidates):
+        for n, candidate in enumerate(_candidates(ordered[0], base, depth)):
             if depth > 1 and n % 16 == 0 and time.thread_time() > deadline:  # to ask is slow too
                 break
             fits += _fitting(candidate, ordered, meant)
         if fits:
             return fits
     return []
+
+
+def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterable[Hypothesis]:
+    """What may explain one failing case, the likeliest first."""
+    case, forms = failing[0], list(_forms(base.intent, base.layer))
+    if depth == 1:
+        return forms
+    if depth == 2:
+        alone = [form for form in forms if agrees(failing, form, base.intent)]
+        return filter(None, starmap(_together, product(alone, forms)))
+    # neither alone explains the case: both change it
+    expected = compute(case, base.intent, base.layer).out
+    outs = [(form, outcome(case, form)) for form in forms]
+    changing = [h for h, x in outs if x is not None and not equal(x, expected, case, base.intent)]
+    pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
+    return filter(None, starmap(_together, pairs))
 
 
 def _forms(meant: Intent, layer: Layer | None) -> Iterator[Hypothesis]:

@@ -1,8 +1,8 @@
 """The function that is diagnosed, behind one canonical call."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -124,13 +124,8 @@ class Subject:
     def _required(self, role: str) -> bool:
         """Whether every call must have an argument of this role."""
         names = [name for name, its in self.named.items() if its == role]
-        if not names:
-            return role in self.positional
-        try:
-            called = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
-            return inspect.signature(called).parameters[names[0]].default is inspect.Parameter.empty
-        except (TypeError, ValueError, KeyError):
-            return False
+        required = names and default_of(self.fn, names[0]) is Parameter.empty
+        return bool(required) or role in self.positional
 
     def mask_of(self, case: Case) -> Tensor | None:
         """The case's mask with the polarity and the shape of the function."""
@@ -194,9 +189,14 @@ class Subject:
 
     def parse(self, result: Any, case: Case) -> Answer:
         """The output, and the weights if they are returned, in the layout of the case."""
-        out, rest = _first_tensor(result)
+        given = list(result.values()) if isinstance(result, Mapping) else result
+        given = [*given] if isinstance(given, tuple | list) else [given]
+        if not given or not isinstance(given[0], Tensor):
+            kind = type(result).__name__
+            raise TypeError(f"fn must return a tensor, or a tuple that starts with one, got {kind}")
+        out = given[0]
         answer = Answer(from_layout(out, self.layout, case, self.projects), dtype=out.dtype)
-        for x in rest:
+        for x in given[1:]:
             if isinstance(x, Tensor) and x.dim() >= 2 and tuple(x.shape[-2:]) == case.lengths:
                 x = x.detach().double()
                 x = x.unflatten(0, (case.batch, -1)) if x.dim() == 3 else x
@@ -209,19 +209,6 @@ def quoted(error: Exception) -> str:
     """The first line of an exception, with its type."""
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
-
-
-def _first_tensor(result: Any) -> tuple[Tensor, list[Any]]:
-    """The output and what else is returned."""
-    if isinstance(result, Tensor):
-        return result, []
-    if isinstance(result, Mapping):
-        result = list(result.values())
-    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
-        return result[0], list(result[1:])
-    raise TypeError(
-        f"fn must return a tensor, or a tuple that starts with one, got {type(result).__name__}"
-    )
 
 
 # ---------------------------------------------------------------- from what the caller says
@@ -245,9 +232,7 @@ def read_subject(fn: Callable, given: Given) -> Subject:
         module.eval()  # the caller's mode is restored afterwards
         if module is not given.module:
             make_random(module)
-        subject.layers = read_layer(
-            module, heads=given.heads, kv_heads=given.kv_heads, projections=given.projections
-        )
+        subject.layers = read_layer(module, given.heads, given.kv_heads, given.projections)
         half = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
         if half and module is not given.module:
             module.float()  # a copy: what is wrong is told from what is rounded
@@ -279,9 +264,7 @@ def _settle_heads(subject: Subject) -> None:
         if subject.heads is None and type(given) is int:
             subject.heads = given
             subject.assumed.append(f"there are {given} heads: {names[0]}={given}")
-        elif subject.heads is None and (
-            subject.kv_heads or (names and default is inspect.Parameter.empty)
-        ):
+        elif subject.heads is None and (subject.kv_heads or default is Parameter.empty):
             subject.heads = 2 * subject.kv_heads if subject.kv_heads else 4
             subject.assumed.append(f"there are {subject.heads} heads, as heads= is not passed")
         if subject.heads and subject.kv_heads and subject.heads % subject.kv_heads:
@@ -291,7 +274,7 @@ def _settle_heads(subject: Subject) -> None:
     heads = subject.layers[0].heads if subject.layers else subject.heads
     for name in names:
         default = default_of(subject.fn, name)
-        needed = default is inspect.Parameter.empty or not (subject.layers or default == heads)
+        needed = default is Parameter.empty or not (subject.layers or default == heads)
         if name not in subject.options and heads is not None and needed:
             subject.options[name] = heads
             subject.assumed.append(f"{name}={heads} is passed in each call")

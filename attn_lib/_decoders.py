@@ -20,6 +20,16 @@ NORM_AT = {
     "gemma2": "both",
     "gemma3_text": "both",
 }
+# what only some of these models read, whatever a configuration carries
+_READ_BY = {
+    "attn_logit_softcapping": ("gemma2",),  # Gemma3Attention keeps it without using it
+    "final_logit_softcapping": ("gemma2", "gemma3_text"),
+    "layer_types": ("qwen3", "smollm3", "gemma2", "gemma3_text"),
+    "mlp_bias": ("llama", "smollm3"),
+    "no_rope_layers": ("smollm3",),
+    "query_pre_attn_scalar": ("gemma2", "gemma3_text"),
+    "use_bidirectional_attention": ("gemma2", "gemma3_text"),
+}
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
 
@@ -41,7 +51,7 @@ def decoder_lm(config: Any, state: Mapping[str, Tensor]) -> DecoderLM:
     act = config.hidden_activation if gemma else config.hidden_act
     if act not in _ACTIVATIONS:
         raise ValueError(f"the activation must be one of {', '.join(_ACTIVATIONS)}, got {act!r}")
-    if getattr(config, "use_bidirectional_attention", False):
+    if _read(config, "use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention has no counterpart: a DecoderLM is causal")
     norm_at = NORM_AT[kind]
     inside = _names.DECODER_BLOCK | _names.DECODER_NORMS[norm_at]
@@ -65,12 +75,12 @@ def decoder_lm(config: Any, state: Mapping[str, Tensor]) -> DecoderLM:
         num_layers=config.num_hidden_layers,
         tied=tied,
         embedding_scale=config.hidden_size**0.5 if gemma else 1.0,
-        logit_softcap=getattr(config, "final_logit_softcapping", None),
+        logit_softcap=_read(config, "final_logit_softcapping"),
         norm=partial(nn.RMSNorm, eps=config.rms_norm_eps),
         norm_at=norm_at,
         activation=_ACTIVATIONS[act],
         gated=True,
-        bias=getattr(config, "mlp_bias", False),
+        bias=bool(_read(config, "mlp_bias")),
         attention=partial(_attention, config),
     )
     if model.output is not None:
@@ -80,16 +90,13 @@ def decoder_lm(config: Any, state: Mapping[str, Tensor]) -> DecoderLM:
 
 def _attention(config: Any, layer: int) -> dict[str, Any]:
     """Options of the attention of one layer."""
-    kinds = getattr(config, "layer_types", None)
-    if config.model_type in ("llama", "olmo2"):  # these have no windows, whatever is written there
-        kinds = None
+    kinds, scalar = _read(config, "layer_types"), _read(config, "query_pre_attn_scalar")
     sliding = kinds is not None and kinds[layer] == "sliding_attention"
-    scalar = getattr(config, "query_pre_attn_scalar", None)
     return {
         "d_k": getattr(config, "head_dim", None),
         "num_kv_heads": config.num_key_value_heads,
         "scale": None if scalar is None else scalar**-0.5,
-        "softcap": _softcap(config),
+        "softcap": _read(config, "attn_logit_softcapping"),
         "window": config.sliding_window if sliding else None,
         "rotate": _rotate(config, layer),
         "qk_norm": _qk_norm(config),
@@ -97,13 +104,14 @@ def _attention(config: Any, layer: int) -> dict[str, Any]:
     }
 
 
-def _softcap(config: Any) -> float | None:
-    """Gemma3Attention keeps this option without using it."""
-    return config.attn_logit_softcapping if config.model_type == "gemma2" else None
+def _read(config: Any, option: str) -> Any:
+    """An option, or None where a model of this type reads none of this name."""
+    return getattr(config, option, None) if config.model_type in _READ_BY[option] else None
 
 
 def _rotate(config: Any, layer: int) -> Rotate | None:
-    if not getattr(config, "no_rope_layers", {layer: True})[layer]:
+    rotated = _read(config, "no_rope_layers")
+    if rotated is not None and not rotated[layer]:
         return None
     options = config.rope_parameters
     if "rope_type" not in options:  # one for each type of layer

@@ -40,8 +40,9 @@ def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
     Only calls inside ``model``, in this thread, inside the block are recorded. Compiled graphs hide
     their calls: a model of which any part ran compiled raises on leaving, if ``torch.compile``
-    did not refuse to run beside a recording. A scripted part of a model is skipped unnoticed.
-    Where NaN parameters vanish in the fused kernel, the weights show them.
+    did not refuse to run beside a recording. A part that is scripted, calls ``torch.ops.aten…``
+    or writes its softmax by hand is skipped unnoticed, if any other part is seen. Where NaN
+    parameters vanish in the fused kernel, the weights show them.
 
     Args:
         model: any module.

@@ -284,10 +284,22 @@ def test_what_would_give_other_outputs_is_refused(model, message):
         interop.from_transformers(model())
 
 
-def test_types_of_layers_that_llama_ignores_are_ignored():
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2},
+        {"no_rope_layers": [0, 0]},
+        {"query_pre_attn_scalar": 7},
+        {"attn_logit_softcapping": 0.1},
+        {"final_logit_softcapping": 0.1},
+        {"use_bidirectional_attention": True},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_options_that_llama_does_not_read_are_not_read(option):
     model = tiny_llama()
     expected = model(IDS).logits
-    model.config.layer_types, model.config.sliding_window = ["sliding_attention"] * 2, 2
+    vars(model.config).update(option)
     torch.testing.assert_close(model(IDS).logits, expected, atol=0, rtol=0)
     found = interop.from_transformers(model)(IDS)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
