@@ -97,9 +97,9 @@ class Report:
         """Text for a terminal, or a page, of 79 characters."""
         lines = []
         for line in self._lines(markdown=False):  # a long one goes on a little more indented
-            further = " " * (len(line) - len(line.lstrip()) + 2)
-            uncut = {"break_long_words": False, "break_on_hyphens": False}
-            lines.append(textwrap.fill(line, 79, subsequent_indent=further, **uncut))
+            wrapper = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False)
+            wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
+            lines.append(wrapper.fill(line))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
