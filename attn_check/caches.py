@@ -1,23 +1,22 @@
 """Step by step with a cache: the pieces together must give what the whole gives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attn_check.cases import Exam
 from attn_check.conventions import from_layout, to_layout
 from attn_check.isolate import WithoutDropout, copied
+from attn_check.properties import shown
 from attn_check.reference import Case, Step, triangle
 from attn_check.report import largest
-from attn_check.subject import quoted
+from attn_check.subject import module_of, quoted
 
 PIECES = (3, 1, 2, 1)
 _WORDS = f"pieces of {', '.join(map(str, PIECES))} positions"
-
-
 _CUT = [range(b - PIECES[n], b) for n, b in enumerate(accumulate(PIECES))]  # tokens of each call
 _PIECE_OF = [piece for piece in _CUT for _ in piece]  # of each token
 
@@ -82,15 +81,12 @@ def check_steps(exam: Exam) -> None:
     if exam.layer is not None and subject.original is not None:
         exam.layer = exam.read(subject.original)  # as the step function has it
     step, case = copied(subject.step, None)[0], exam.case(_WORDS, sum(PIECES))
-    owner = getattr(step, "__self__", None)
-    if isinstance(owner, nn.Module):
+    if (owner := module_of(step)) is not None:
         owner.eval()
     expected, lost = exam.expected(case), list[bool]()
-    try:
-        out = torch.cat([*_pieces(exam, step, case, lost)], dim=-2)
-    except Exception as error:  # whatever it raises is an answer
-        name = "the step function cannot be used"
-        found.broken(name, "It raises in the first pieces.", quoted(error))
+    out, raised = _joined(_pieces(exam, step, case, lost))
+    if out is None:
+        found.broken("the step function cannot be used", "It raises in the first pieces.", raised)
         return
     right = exam.equal(out, expected, case)
     if right:
@@ -119,28 +115,29 @@ def _pieces(exam: Exam, step: Callable, case: Case, lost: list[bool]) -> Iterato
         yield from_layout(out, subject.layout, part, subject.projects)
 
 
+def _joined(pieces: Iterable[Tensor]) -> tuple[Tensor | None, str]:
+    """The pieces as one output, or what is raised on the way."""
+    try:
+        return torch.cat([*pieces], dim=-2), ""
+    except Exception as error:  # whatever it raises is an answer
+        return None, quoted(error)
+
+
 def _check_again(exam: Exam, step: Callable, case: Case, first: Tensor, right: bool) -> None:
     """Whether a sequence gives the same again while another is open, which then goes on."""
     words = f"the same {_WORDS} as a second sequence, cache=None in its first call"
     other = exam.case("other pieces", sum(PIECES))
     opened = _pieces(exam, step, other, [])
-    try:
-        begun = [next(opened), next(opened)]
-        second = torch.cat([*_pieces(exam, step, case, [])], dim=-2)
-    except Exception as error:  # whatever it raises is an answer
-        exam.found.known("cache_of_earlier_sequence", f"{words}: {quoted(error)}")
-        return
-    if not exam.equal(second, first, case):
-        example = f"{words}: an output of shape {tuple(second.shape)}, not {tuple(first.shape)}"
-        if second.shape == first.shape:
-            example = exam.shown(replace(case, name=words), second, first)
+    begun, raised = _joined(islice(opened, 2))
+    second, error = _joined(_pieces(exam, step, case, []))
+    if begun is None or second is None:
+        exam.found.known("cache_of_earlier_sequence", f"{words}: {raised or error}")
+    elif not exam.equal(second, first, case):
+        example = shown(exam, replace(case, name=words), second, first)
         exam.found.known("cache_of_earlier_sequence", example)
     elif right:
-        try:
-            out = torch.cat([*begun, *opened], dim=-2)
-        except Exception:  # as where the other's cache has another length
-            out = begun[0]
-        if exam.equal(out, exam.expected(other), other):
+        out, _ = _joined(chain([begun], opened))
+        if out is not None and exam.equal(out, exam.expected(other), other):
             text = "of two sequences that are open at once, neither disturbs the other"
             exam.found.holds.append(text)
         else:
@@ -157,25 +154,19 @@ def _report(exam: Exam, case: Case, out: Tensor, expected: Tensor, no_cache: boo
             given = torch.cat([_planned(exam, case, plan, piece) for piece in _CUT], dim=-2)
             if exam.equal(out, given, case):
                 forms.setdefault(name, form)
+    example = shown(exam, case, out, expected)
     if forms:
         first, *rest = forms
-        example = exam.shown(case, out, expected)
         exam.found.known(first, example, alike=tuple(rest), form=forms[first])
     elif "cache_of_earlier_sequence" in exam.found.mistakes:
         return
     elif out.shape != expected.shape:
-        name = "pieces have another shape than the whole"
-        text = f"Together their shape is {tuple(out.shape)}, not {tuple(expected.shape)}."
-        exam.found.broken(name, text)
+        text = "What step returns of all pieces, joined, has not the shape of the whole."
+        exam.found.broken("pieces have another shape than the whole", text, example)
+    elif no_cache:
+        text = "step returned None as the cache: it must return what the next call needs, as "
+        exam.found.broken("step returns no cache", f"{text}(out, cache).", example)
     else:
-        name = "step returns no cache" if no_cache else "pieces differ from the whole"
-        text = (
-            "No known mistake that was tried gives these numbers. The sequence in pieces, with the "
-            f"cache, differs by up to {largest(out, expected):.3g} from the whole, which is right."
-        )
-        if no_cache:
-            text = (
-                "The pieces differ from the whole, and step returned None as the cache: it must "
-                "return what the next call needs, as (out, cache)."
-            )
-        exam.found.broken(name, text, exam.shown(case, out, expected))
+        text = "No known mistake that was tried gives these numbers. The sequence in pieces, with the "
+        text += f"cache, differs by up to {largest(out, expected):.3g} from the whole, which is right."
+        exam.found.broken("pieces differ from the whole", text, example)

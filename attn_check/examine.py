@@ -12,7 +12,6 @@ from attn_check import (
     conventions,
     facts,
     inputs,
-    numerics,
     properties,
     search,
     training,
@@ -290,13 +289,13 @@ def _check_further(exam: Exam) -> None:
         properties.check_strides,
         training.check_training,
         properties.check_clones,
-        numerics.check_precision,
+        properties.check_precision,
     ):
         check(exam)
     if broken():
         found.unchecked.append("gradients: once this is repaired")
     else:
-        numerics.check_gradients(exam)
+        training.check_gradients(exam)
     check_steps(exam)
     properties.check_fewer_key_heads(exam)
     longest = max(case.lengths[1] for case, _ in exam.answered)

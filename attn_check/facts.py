@@ -1,13 +1,25 @@
 """Where no known mistake gives the numbers: in which calls they differ, and what is true there."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from attn_check.cases import LONG, Exam
 from attn_check.modules import unexplained
+from attn_check.properties import shown
 from attn_check.reference import Case
 from attn_check.report import largest
-from attn_check.search import Pair, agrees, compared, open_rows, right
+from attn_check.search import compared, open_rows
+
+
+class Call(NamedTuple):
+    """One call, and the largest difference in rows that may attend to something."""
+
+    case: Case
+    out: Tensor
+    expected: Tensor
+    gap: float
 
 
 def report_unknown(exam: Exam) -> None:
@@ -15,62 +27,54 @@ def report_unknown(exam: Exam) -> None:
     if exam.state_example:
         exam.found.unchecked.append("each call by itself: some differ from attention's")
         return
-    base = right(exam.intent, exam.layer)
-    wrong = [pair for pair in exam.answered if not agrees(pair, base, exam.intent)]
-    wrong.sort(key=lambda pair: (pair[0].closes, pair[0].lengths))
-    rest = [pair for pair in exam.answered if not any(pair[0] is case for case, _ in wrong)]
-    case, out = wrong[0][0], wrong[0][1].out
-    assert out is not None  # noqa: S101
-    expected = exam.expected(case)
-    example = f"{case.name}: an output of shape {tuple(out.shape)}, expected "
-    example += f"{tuple(expected.shape)}, in the book's order of axes"
-    if out.shape == expected.shape:
-        example = exam.shown(case, out, expected)
+    calls = [_compared(exam, c, a.out) for c, a in exam.answered if a.out is not None]
+    right = [call for call in calls if exam.equal(call.out, call.expected, call.case)]
+    wrong = [call for call in calls if call not in right]
+    wrong.sort(key=lambda call: (call.case.closes, call.case.lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
-    texts = [*later, _where(exam, wrong, rest), *_facts(exam, wrong)]
+    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong)]
+    example = shown(exam, *wrong[0][:3])
     exam.found.broken("the output is not attention's", " ".join(texts), example)
 
 
-def _where(exam: Exam, wrong: list[Pair], rest: list[Pair]) -> str:
+def _compared(exam: Exam, case: Case, out: Tensor) -> Call:
+    expected, gap = exam.expected(case), float("inf")
+    if out.shape == expected.shape:
+        rows = [compared(x, case, exam.intent) for x in (out, expected)]
+        gap = largest(*rows) if rows[0].numel() else 0.0
+    return Call(case, out, expected, gap)
+
+
+def _where(exam: Exam, wrong: list[Call], right: list[Call]) -> str:
     """In which calls the output differs, and how far the others agree."""
     text = "No known mistake that was tried, for what is said and assumed here, gives these numbers"
     if exam.intent.rope_base is None:
         text += " (assumed: no RoPE inside, as no usual base fits; if there is, pass rope_base=)"
-    text += f". The output differs from attention's in {len(wrong)} of {len(exam.answered)} calls"
-    gaps = {id(pair): _gap(exam, pair) for pair in [*wrong, *rest]}
-    least = min(1e-4, *(gaps[id(pair)] for pair in wrong))
-    near = [pair for pair in rest if gaps[id(pair)] < least]
-    rough = [pair for pair in rest if gaps[id(pair)] >= least]  # large scores are allowed more
+    n, least = len(wrong), min(1e-4, *(call.gap for call in wrong))
+    text += f". The output differs from attention's in {n} of {n + len(right)} calls"
+    near = [call for call in right if call.gap < least]
+    rough = [call for call in right if call.gap >= least]  # large scores are allowed more
     if near:
-        where = _in_common([case for case, _ in [*wrong, *rough]], [case for case, _ in near])
-        if not where and len(wrong) < min(len(near), 7):
+        where = _in_common([*wrong, *rough], near)
+        if not where and n < min(len(near), 7):
             text += f", these: {_names(wrong)}"
-        bound = 1.5 * max(1e-9, *(gaps[id(pair)] for pair in near))  # a bound in one digit too
+        bound = 1.5 * max(1e-9, *(call.gap for call in near))  # a bound in one digit too
         text += f"; it agrees with it within {bound:.1g} in {where or f'these: {_names(near)}'}"
     if rough:
-        bound = 1.5 * max(gaps[id(pair)] for pair in rough)
+        bound = 1.5 * max(call.gap for call in rough)
         text += f"; in these it is off by at most {bound:.1g}, which is not counted, as rounding "
         text += f"may give as much there: {_names(rough)}"
     return f"{text}."
 
 
-def _gap(exam: Exam, pair: Pair) -> float:
-    """The largest difference from the reference, in rows that may attend to something."""
-    out, expected = pair[1].out, exam.expected(pair[0])
-    if out is None or out.shape != expected.shape:
-        return float("inf")
-    gap = compared((out - expected).abs(), pair[0], exam.intent).nan_to_num(float("inf"))
-    return gap.max().item() if gap.numel() else 0.0
-
-
-def _names(pairs: list[Pair]) -> str:
-    names = list(dict.fromkeys(case.name for case, _ in pairs))
+def _names(calls: list[Call]) -> str:
+    names = list(dict.fromkeys(call.case.name for call in calls))
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _in_common(wrong: list[Case], rest: list[Case]) -> str:
+def _in_common(wrong: list[Call], right: list[Call]) -> str:
     """What all calls that agree have in common, where no other call has it."""
-    longest = max(max(case.lengths) for case in rest)
+    longest = max(max(call.case.lengths) for call in right)
     for words, kind in (
         ("all without a mask", lambda case: case.mask is None),
         ("all with a mask that closes nothing", lambda case: not case.closes),
@@ -80,12 +84,12 @@ def _in_common(wrong: list[Case], rest: list[Case]) -> str:
         ("all with more than one query", lambda case: case.lengths[0] > 1),
         (f"all of up to {longest} positions", lambda case: max(case.lengths) <= longest),
     ):
-        if all(map(kind, rest)) and not any(map(kind, wrong)):
+        if all(kind(c.case) for c in right) and not any(kind(c.case) for c in wrong):
             return words
     return ""
 
 
-def _facts(exam: Exam, wrong: list[Pair]) -> list[str]:
+def _facts(exam: Exam, wrong: list[Call]) -> list[str]:
     subject, texts = exam.subject, []
     if subject.projects and subject.module is not None:
         if others := unexplained(subject.module, subject.projections):
@@ -95,16 +99,15 @@ def _facts(exam: Exam, wrong: list[Pair]) -> list[str]:
     elif not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
         text = f"Its inputs were passed in the layout {subject.layout}: if they are (B, T, H · d), "
         texts.append(f"{text}heads side by side, pass heads=.")
-    outs = [(case, answer.out, exam.expected(case)) for case, answer in wrong]
-    given = [(c, out, x) for c, out, x in outs if out is not None and out.shape == x.shape]
-    finite = [bool(compared(out, case, exam.intent).isfinite().all()) for case, out, _ in given]
-    if lost := sum(bool(out.isnan().all()) for _, out, _ in given):
+    given = [call for call in wrong if call.out.shape == call.expected.shape]
+    if lost := sum(bool(call.out.isnan().all()) for call in given):
         return [*texts, f"In {lost} of these calls the whole output is NaN."]
-    if spoiled := finite.count(False):
+    finite = [compared(call.out, call.case, exam.intent).isfinite().all() for call in given]
+    if spoiled := len(given) - sum(map(bool, finite)):
         texts.append(f"In {spoiled} of these calls some of the output is NaN or infinite.")
     gaps = [
         (out - expected).abs().amax(dim=(0, 2, 3))
-        for case, out, expected in given
+        for case, out, expected, _ in given
         if out.dim() == 4 and out.shape[1] > 1 and open_rows(case, exam.intent) is None
     ]
     if gaps:
@@ -146,6 +149,12 @@ def _ahead(exam: Exam) -> list[str]:
     ]
 
 
+def _outs(exam: Exam, *cases: Case) -> list[Tensor]:
+    """The outputs of all these cases; none where one raises or is not finite."""
+    outs = [out for case in cases if (out := exam.out(case)) is not None]
+    return outs if len(outs) == len(cases) and all(bool(x.isfinite().all()) for x in outs) else []
+
+
 def _values(exam: Exam) -> list[str]:
     """The weights show as the output where the values are the unit vectors."""
     for S in (LONG, exam.d_k):
@@ -153,13 +162,11 @@ def _values(exam: Exam) -> list[str]:
         v = torch.eye(S, dtype=torch.float64).expand(case.batch, case.kv_heads, S, S)
         v = v.transpose(1, 2).flatten(-2) if case.merged else v
         values = (torch.zeros_like(v), v, 2.0 * v, torch.ones_like(v))
-        outs = [exam.out(case.with_tensors(v=x)) for x in values]
-        given = [out for out in outs if out is not None]
-        if len(given) == len(outs):
+        if outs := _outs(exam, *(case.with_tensors(v=x) for x in values)):
             break
-    if len(given) < len(outs) or not all(bool(x.isfinite().all()) for x in given):
+    else:
         return []
-    zero, one, two, ones = given
+    zero, one, two, ones = outs
     if (size := zero.abs().max().item()) > 1e-5:
         return [f"With {S} keys and values of zero the output is not zero: up to {size:.3g}."]
     if (gap := largest(two, 2.0 * one)) > 1e-4:
@@ -193,14 +200,11 @@ def _queries(exam: Exam) -> list[str]:
     case, order = exam.case("queries", 6), torch.tensor([3, 0, 4, 1, 5, 2])
     larger = case.with_tensors(q=3.0 * case.tensors["q"])
     moved = case.with_tensors(**{role: case.tensors[role][..., order, :] for role in "kv"})
-    outs = [exam.out(one) for one in (case, larger, moved)]
-    given = [out for out in outs if out is not None and bool(out.isfinite().all())]
-    if len(given) < len(outs):
-        return []
-    size, place = (largest(given[0], out) for out in given[1:])
     texts, ordered = [], exam.intent.causal or exam.intent.rope_base is not None
-    if size < 1e-5:
-        texts.append("Three times larger queries, 6 of them without a mask, change nothing.")
-    if place > 1e-4 and not ordered:
-        texts.append(f"6 keys in another order, values too, change the output by {place:.3g}.")
+    if outs := _outs(exam, case, larger, moved):
+        size, place = (largest(outs[0], out) for out in outs[1:])
+        if size < 1e-5:
+            texts.append("Three times larger queries, 6 of them without a mask, change nothing.")
+        if place > 1e-4 and not ordered:
+            texts.append(f"6 keys in another order, values too, change the output by {place:.3g}.")
     return texts

@@ -1,14 +1,17 @@
-"""Properties beside the output's numbers: what a call leaves behind, and what it depends on."""
+"""What must hold whatever the numbers are; each check asks one thing and settles it."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from attn_check.cases import Exam, far_below, key_masks, with_empty_row, with_other_key
-from attn_check.reference import compute
+from attn_check.reference import Case, compute
 from attn_check.report import largest, numbers
-from attn_check.search import reachable
+from attn_check.search import compared, reachable
 from attn_check.subject import Answer, quoted
 
 APART = "examples of a batch do not influence each other"
@@ -22,6 +25,17 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
+def shown(exam: Exam, case: Case, out: Tensor, expected: Tensor) -> str:
+    """The first row that differs, or both shapes."""
+    if out.shape == expected.shape:
+        return exam.shown(case, out, expected)
+    shapes = f"an output of shape {tuple(out.shape)}, expected {tuple(expected.shape)}"
+    return f"{case.name}: {shapes}, in the book's order of axes"
+
+
+# ---------------------------------------------------------------- what a call leaves behind
+
+
 def check_repeats(exam: Exam, probe: Exam) -> None:
     """Equal calls of fresh copies are equal; otherwise dropout is disabled and they are retried."""
     case, subject = probe.case("repeat", 5), exam.subject
@@ -30,8 +44,7 @@ def check_repeats(exam: Exam, probe: Exam) -> None:
         return
     text = f"Two equal calls in evaluation mode differ by up to {largest(first, second):.3g}"
     subject.never_drops = True
-    third, fourth = (subject.fresh().answer(case).out for _ in range(2))
-    if third is not None and same(third, fourth):
+    if same(*(subject.fresh().answer(case).out for _ in range(2))):
         text += "; with dropout switched off, as in all other checks, they are equal"
         exam.found.known("dropout_in_evaluation", f"{text}.")
     else:
@@ -83,10 +96,10 @@ def check_arguments(exam: Exam) -> None:
     """Tensors and masks that are passed stay as they are."""
     subject, found = exam.subject, exam.found
     case = exam.padded(exam.case("arguments", 5))
-    module = torch.nn.Module() if subject.module is None else subject.module
     for training in (True, False):
         try:
-            module.train(training)
+            if subject.module is not None:
+                subject.module.train(training)
             tensors, mask = subject.tensors(case), subject.mask_of(case)
             passed = tensors if mask is None else {**tensors, "mask": mask}
             before = {name: x.clone() for name, x in passed.items()}
@@ -95,25 +108,28 @@ def check_arguments(exam: Exam) -> None:
         except Exception:  # other checks report what it raises  # noqa: S112
             continue
         for name in [name for name, x in passed.items() if not same(x, before[name])]:
-            texts = [f"{tuple(x.shape)}, {numbers(x)}" for x in (before[name], passed[name])]
-            text = f"{name} before the call: {texts[0]}; after: {texts[1]}."
-            found.known("inplace_mask" if name == "mask" else "inplace_arguments", text)
+            was, now = (f"{tuple(x.shape)}, {numbers(x)}" for x in (before[name], passed[name]))
+            mistake = "inplace_mask" if name == "mask" else "inplace_arguments"
+            found.known(mistake, f"{name} before the call: {was}; after: {now}.")
     if not {"inplace_arguments", "inplace_mask"} & set(found.mistakes):
         found.holds.append("arguments are not changed")
+
+
+# ---------------------------------------------------------------- what an output depends on
 
 
 def check_batch(exam: Exam) -> None:
     """Examples of a batch have no influence on each other."""
     case = exam.case("batch", 5, B=3)
     other = {role: torch.cat([x[:1], -2.0 * x[1:]]) for role, x in case.tensors.items()}
-    base, moved = exam.out(case), exam.out(replace(case, tensors=other))
+    base, moved = exam.out(case), exam.out(case.with_tensors(**other))
     if base is None or moved is None or "B" not in exam.subject.layout:
         return
     if not same(base, exam.out(case)):
         exam.found.known("state_between_calls", "The same call, with another between, differs.")
         return
-    gap = f"{largest(base[:1], moved[:1]):.3g}"
-    text = f"Other examples 1 and 2 of a batch change the output of example 0 by up to {gap}."
+    text = "Other examples 1 and 2 of a batch change the output of example 0 by up to "
+    text += f"{largest(base[:1], moved[:1]):.3g}."
     exam.found.settle(exam.equal(base[:1], moved[:1], case.example()), APART, "batch_leak", text)
 
 
@@ -133,16 +149,6 @@ def check_strides(exam: Exam) -> None:
         text = f"The same values, stored in another order: up to {largest(one, two):.3g}."
         held = f"{words} give the same output"
         exam.found.settle(exam.equal(one, two, case), held, "not_contiguous", text)
-
-
-def check_empty_row(exam: Exam) -> None:
-    """A query that may attend to nothing changes no other query's output."""
-    case = with_empty_row(exam)
-    out, expected = exam.out(case), exam.expected(case)
-    if exam.masked and out is not None:
-        text = "a query that may attend to nothing changes no other query"
-        alike, example = exam.equal(out, expected, case), exam.shown(case, out, expected)
-        exam.found.settle(alike, text, "empty_row_spreads", example)
 
 
 def check_closed_keys(exam: Exam) -> bool:
@@ -166,6 +172,19 @@ def check_closed_keys(exam: Exam) -> bool:
             exam.found.failures[-1] = replace(last, likely=likely)
             return False
     return True
+
+
+def check_empty_row(exam: Exam) -> None:
+    """A query that may attend to nothing changes no other query's output."""
+    case = with_empty_row(exam)
+    out, expected = exam.out(case), exam.expected(case)
+    if exam.masked and out is not None:
+        text = "a query that may attend to nothing changes no other query"
+        alike, example = exam.equal(out, expected, case), exam.shown(case, out, expected)
+        exam.found.settle(alike, text, "empty_row_spreads", example)
+
+
+# ---------------------------------------------------------------- other inputs
 
 
 def check_one_query(exam: Exam) -> None:
@@ -224,10 +243,95 @@ def check_fewer_key_heads(exam: Exam) -> None:
         return
     twin = Exam(subject.fresh(heads=H, kv_heads=H // 2), exam.intent)
     case = twin.case(f"{H} heads, {H // 2} of keys", 5)
-    out, expected = twin.out(case), compute(case, exam.intent, None).out
+    out, expected = twin.out(case), twin.expected(case)
     if out is not None and exam.equal(out, expected, case):
         held = f"equal to the reference with {H} query heads and {H // 2} key heads"
         exam.found.holds.append(held)
     elif out is not None and out.shape == expected.shape:
         text = "fewer key heads than query heads: not as grouped; if they are meant, pass kv_heads="
         exam.found.unchecked.append(text)
+
+
+# ---------------------------------------------------------------- other dtypes
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def check_precision(exam: Exam) -> None:
+    """Ask in every dtype, with a mask too, and measure the errors in half precision."""
+    subject, unchecked = exam.subject, exam.found.unchecked
+    if subject.dtype != torch.float32:
+        stored = str(subject.dtype).removeprefix("torch.")
+        unchecked.append(f"half precision: the parameters are {stored}")
+        return
+    if subject.module is not None and subject.fresh().module is subject.original:
+        unchecked.append("half precision, other dtypes: the module cannot be copied")
+        return
+    case, errors = exam.case("half", 24, B=4), dict[str, tuple[float, float]]()
+    if not subject.projects:
+        case = case.with_tensors(q=10.0 * case.tensors["q"])
+    cases = [("", case)] + ([(" with a mask", exam.padded(case))] if subject.takes_mask else [])
+    for dtype, (words, one) in product((*_HALF, torch.float32, torch.float64), cases):
+        name = f"{str(dtype).removeprefix('torch.')}{words}"
+        out = _in_dtype(exam, one, dtype, name)
+        if out is not None and dtype in _HALF:
+            errors[name] = _rounding(exam, out, one, dtype)
+    if errors:
+        _judge(exam, errors)
+
+
+def _in_dtype(exam: Exam, case: Case, dtype: torch.dtype, name: str) -> Tensor | None:
+    """The output in another dtype, and what is wrong with it apart from its numbers."""
+    twin, found = exam.subject.fresh(dtype=dtype), exam.found
+    if twin.module is not None:
+        twin.module.to(dtype)
+    answer, half = twin.answer(case), dtype in _HALF
+    if answer.out is None and half and "overflow" in answer.raised:
+        found.known("mask_fill_overflows_half", f"In {name}: {answer.raised}")
+    elif answer.out is None:
+        found.unchecked.append(f"{'half precision, ' if half else ''}{name}: {answer.raised}")
+    elif answer.dtype != dtype:
+        text = f"Inputs of {name} give an output of {str(answer.dtype).removeprefix('torch.')}."
+        if not half:
+            found.known("output_dtype", text)
+        elif "output_dtype" not in {note.mistake for note in found.notes}:
+            exam.note(text, "output_dtype")
+    return answer.out
+
+
+def _rounding(exam: Exam, out: Tensor, case: Case, dtype: torch.dtype) -> tuple[float, float]:
+    """The error in rounding steps, and its limit: twice that of the formula rounded as it goes."""
+
+    def rounded(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        return {name: x.to(dtype).double() for name, x in tensors.items() if x is not None}
+
+    case, layer = replace(case, tensors=rounded(case.tensors)), exam.layer
+    if layer is not None:
+        layer = replace(layer, weights=rounded(layer.weights), biases=rounded(layer.biases))
+    outs = out, *(compute(case, exam.intent, layer, dtype=kept).out for kept in (None, dtype))
+    actual, expected, usual = (compared(x, case, exam.intent) for x in outs)
+    step = torch.finfo(dtype).eps * expected.abs().max().item()
+    error, least = (largest(x, expected) / step for x in (actual, usual))
+    return error, 2.0 if layer is None else 2.0 * max(least, 2.0)
+
+
+def _judge(exam: Exam, errors: dict[str, tuple[float, float]]) -> None:
+    found, projects = exam.found, exam.subject.projects  # a module rounds in its projections too
+    lost = [name for name, (error, _) in errors.items() if not math.isfinite(error)]
+    coarse = [name for name, (error, most) in errors.items() if error > most]
+    if lost:
+        text = "some rows that may attend to something are NaN or infinite."
+        found.broken("NaN or infinity in half precision", f"In {' and '.join(lost)} {text}")
+    elif not coarse:
+        limits = "two rounding steps", "twice that of attention rounded after each step"
+        found.holds.append(f"half precision: the error is at most {limits[projects]}")
+    elif not projects:
+        texts = [f"{error:.2g} rounding steps in {name}" for name, (error, _) in errors.items()]
+        found.known("not_float32_inside", f"The largest error is {', '.join(texts)}.")
+    else:
+        for name in coarse:
+            error, most = errors[name]
+            exam.note(
+                f"In {name} the largest error is {error:.2g} rounding steps; that of attention "
+                f"whose every step is rounded to it is {most / 2:.2g}."
+            )

@@ -49,7 +49,6 @@ ORDER = {
         "inputs",
         "assume",
         "training",
-        "numerics",
         "caches",
         "facts",
         "examine",
