@@ -54,7 +54,6 @@ ORDER = {
         "facts",
         "examine",
         "diagnose",
-        "rope_calls",
         "rope",
         "__main__",
     ],
