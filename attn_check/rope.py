@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attn_check.conventions import to_layout
 from attn_check.isolate import copied, quietly
 from attn_check.mistakes import FORMS, MISTAKES
-from attn_check.reference import Case, Change, Intent, Run, compute
+from attn_check.reference import Case, Change, Intent, Step, compute
 from attn_check.report import Failure, Report, numbers, show
 from attn_check.search import allowed, equal
 from attn_check.subject import quoted
@@ -56,7 +56,7 @@ _TRIED = [
     ("rope_keys_off_by_one", [0], ""),
     ("rope_keys_off_by_one", [1], ""),
 ]
-_TRIED_WITHOUT_TABLES = [
+_MIXED = [  # where the function makes cos and sin itself
     ("rope_pairing", [1], "cos and sin are in the order of {other}, the channels of {meant}."),
     ("rope_pairing", [0, 1], "cos and sin are in the order of {meant}, the channels of {other}."),
 ]
@@ -328,22 +328,19 @@ def _explained(ways: list[_Way]) -> tuple[_Way, list[Failure] | None]:
 def _shown(way: _Way, guess: Guess, together: Sequence[Guess]) -> Failure:
     """With an example of a call that the other mistakes do not explain."""
     cases = {case for case, *_ in way.wrong([other for other in together if other is not guess])}
-    examples = [way.example(*answer) for answer in way.wrong() if answer[0] in cases]
-    return replace(guess[0], example=examples[0] if examples else "")
+    examples = (way.example(*answer) for answer in way.wrong() if answer[0] in cases)
+    return replace(guess[0], example=next(examples, ""))
 
 
 def _guesses(way: _Way) -> list[Guess]:
     """The known mistakes, and those that the answers lead to."""
     meant = PAIRINGS[way.intent.rope_pairing]
     (other,) = set(PAIRINGS.values()) - {meant}
-    one_higher = Failure(
-        None,
-        "the positions are one higher than meant",
-        "The numbers are those of positions 1, 2, ... where 0, 1, ... are meant.",
-        repair="positions = torch.arange(T)",
-    )
+    name = "the positions are one higher than meant"
+    text = "The numbers are those of positions 1, 2, ... where 0, 1, ... are meant."
+    one_higher = Failure(None, name, text, repair="positions = torch.arange(T)")
     guesses: list[Guess] = [(one_higher, {"shift": lambda run: (1, 1)})]
-    for mistake, forms, likely in _TRIED if way.table else _TRIED + _TRIED_WITHOUT_TABLES:
+    for mistake, forms, likely in _TRIED if way.table else _TRIED + _MIXED:
         failure = _failure(mistake, likely.format(meant=meant, other=other))
         if mistake == "rope_over_heads" and way.layout in ("BHTd", "BTHd"):
             layout = "BTHd" if way.layout == "BHTd" else "BHTd"
@@ -364,9 +361,9 @@ def _other_bases(way: _Way) -> Iterator[Guess]:
     """Those that the angle of the second pair at position 1 leads to."""
     case, outs = way.answers[0]
     x, y, meant = case.tensors["q"], outs["q"], way.intent.rope_base or 1.0
+    if x.shape != y.shape or x.shape[-1] < 4:
+        return
     for pairing, times in product(PAIRINGS, (1, 2)):
-        if x.shape != y.shape or x.shape[-1] < 4:
-            return
         angle = abs(_turns(x, y, pairing)[0, 0, 1, 1].angle().item()) / times
         exact = max(angle, 1e-9) ** (-x.shape[-1] / 2.0)
         near = float(f"{exact:.2g}")
@@ -377,11 +374,8 @@ def _other_bases(way: _Way) -> Iterator[Guess]:
         if 1.0 < base <= 1e9:
             failure = _failure("rope_base", likely)
             repair = f"{failure.repair}; or pass rope_base={base:.6g}, if that is meant"
-            yield replace(failure, repair=repair), {"base": partial(_given, base)}
-
-
-def _given(value: float, _: Run) -> float:
-    return value
+            step: Step = partial(lambda base, run: base, base)
+            yield replace(failure, repair=repair), {"base": step}
 
 
 def _turns(x: Tensor, y: Tensor, pairing: str) -> Tensor:
@@ -397,11 +391,11 @@ def _turns(x: Tensor, y: Tensor, pairing: str) -> Tensor:
 
 def _unexplained(way: _Way) -> Failure:
     text = "No known mistake, and no two of them, gives these numbers."
-    wrong = list(way.wrong())
+    title, wrong = "the rotation is not RoPE's", list(way.wrong())
     for _, name, y, x in wrong:
         if y.shape != x.shape:
             text += f" The output {name} has the shape {tuple(y.shape)}, not {tuple(x.shape)}."
-            return Failure(None, "the rotation is not RoPE's", text)
+            return Failure(None, title, text)
     longer = max((y.norm(dim=-1) / x.norm(dim=-1) - 1.0).abs().max() for *_, y, x in wrong)
     moved = [(y - x)[..., 0, :].abs().max() for case, _, y, x in wrong if not case.start]
     at_0 = max(moved, default=0.0)
@@ -416,10 +410,9 @@ def _unexplained(way: _Way) -> Failure:
         f"Only {min(names)} is wrong.": len(names) == 1 and "k" in way.roles,
         _angles(way, *wrong[0]): True,
     }
-    texts = [fact for fact, holds in facts.items() if fact and holds]
-    texts = texts or ["Position 0 and the lengths of rows stay as they are."]
-    title = "the output is not a rotation" if longer > 1e-4 else "the rotation is not RoPE's"
-    return Failure(None, title, " ".join([text, *texts]), example=way.example(*wrong[0]))
+    texts = [text, *(fact for fact, holds in facts.items() if fact and holds)]
+    title = "the output is not a rotation" if longer > 1e-4 else title
+    return Failure(None, title, " ".join(texts), example=way.example(*wrong[0]))
 
 
 def _angles(way: _Way, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
