@@ -284,7 +284,8 @@ def _answered(fn: Callable, intent: Intent, layout: str | None, d_k: int | None)
 def _roles_of(fn: Callable) -> dict[str, str]:
     """The parameters that are passed, by what they mean."""
     signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
-    others = [p for p in signature.parameters.values() if not p.kind.name.startswith("VAR_")][1:]
+    further = list(signature.parameters.values())[1:]
+    others = [p for p in further if not p.kind.name.startswith("VAR_")]
     needed = [p.name for p in others if p.default is p.empty]
     roles: dict[str, str] = {}
     for p in others:
@@ -299,7 +300,7 @@ def _roles_of(fn: Callable) -> dict[str, str]:
     if {"cos", "cis"} & roles.keys() and roles.get("positions") not in needed:
         roles.pop("positions", None)  # not used beside the tables
     if "positions" in roles:
-        roles.pop("start", None)
+        roles.pop("start", None)  # it would count twice
     return roles
 
 
