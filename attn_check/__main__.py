@@ -1,6 +1,9 @@
 """``python -m attn_check module:function``: what is wrong with an attention, from a shell.
 
-Exits with 0 if no mistake is found, with 1 if there are some, and with 2 if nothing can be said.
+exit status: 0, no mistake was found; 1, there are mistakes; 2, it could not be checked. So:
+  python -m attn_check mine:attention --causal
+  python -m attn_check "mine.py:Attention(32, num_heads=4)" --options is_causal=True --causal
+  python -m attn_check mine:apply_rope --rope --rope-base 500000 --rope-pairing neighbours
 """
 
 import argparse
@@ -20,13 +23,6 @@ _KINDS |= dict.fromkeys("softcap scale rope-base".split(), float)
 _KINDS |= dict.fromkeys("arguments layout mask-means mask-shape qk-norm rope-pairing".split(), str)
 _CAUSAL = {"yes": True, "no": False, "top_left": "top_left"}
 _OF_ROPE = ("rope_base", "rope_pairing", "layout", "d_k")
-_STATUS = """\
-exit status: 0, no mistake was found; 1, there are mistakes; 2, it could not be checked.
-
-python -m attn_check mine:attention --causal
-python -m attn_check "mine.py:Attention(32, num_heads=4)" --options is_causal=True --causal
-python -m attn_check mine:apply_rope --rope --rope-base 500000 --rope-pairing neighbours
-"""
 
 
 def main(words: list[str] | None = None) -> int:
@@ -38,7 +34,10 @@ def main(words: list[str] | None = None) -> int:
         ...
         0
     """
-    given = vars(_parser().parse_args(_with_causal(sys.argv[1:] if words is None else words)))
+    words = sys.argv[1:] if words is None else words
+    pairs = zip(words, [*words, ""][1:], strict=True)  # --causal may stand in front of the target
+    words = ["--causal=yes" if w == "--causal" and n not in _CAUSAL else w for w, n in pairs]
+    given = vars(_parser().parse_args(words))
     target, markdown, rope = given.pop("target"), given.pop("markdown"), given.pop("rope")
     adapter = {name: value for name, value in given.items() if value is not None}
     foreign = [f"--{name.replace('_', '-')}" for name in adapter if name not in _OF_ROPE]
@@ -66,19 +65,12 @@ def _find(target: str) -> Any:
     folder, _, stem = name.removesuffix(".py").rpartition("/")
     sys.path.insert(0, folder)
     try:
-        module = importlib.import_module(stem)
+        found = _value(ast.parse(text, mode="eval").body, importlib.import_module(stem))
     finally:
         sys.path.pop(0)
-    found = _value(ast.parse(text, mode="eval").body, module)
     if isinstance(found, type):
-        try:
-            signature = str(inspect.signature(found))
-        except (TypeError, ValueError):
-            signature = "(...)"
-        raise TypeError(
-            f"{text} is a class: make an instance, as in {name}:{text}(32, 4); its arguments "
-            f"are {text}{signature}"
-        )
+        made = f"{name}:{text}(32, 4); its arguments are {text}{inspect.signature(found)}"
+        raise TypeError(f"{text} is a class: make an instance, as in {made}")
     return found
 
 
@@ -115,26 +107,15 @@ def _option(text: str) -> tuple[str, Any]:
 def _line(error: Exception) -> str:
     """Where somebody else's code raised."""
     *_, last = traceback.extract_tb(error.__traceback__)
-    file = Path(last.filename)
-    ours = file.is_relative_to(Path(__file__).parent) or "importlib" in last.filename
-    if ours or last.filename.startswith("<") or isinstance(error, SyntaxError):
+    ours = last.filename.startswith(("<", str(Path(__file__).parent)))
+    if ours or "importlib" in last.filename or isinstance(error, SyntaxError):
         return ""
-    return f" ({file.name}, line {last.lineno}: {last.line})"
-
-
-def _with_causal(words: list[str]) -> list[str]:
-    """``--causal`` alone means yes, also in front of the target."""
-    pairs = zip(words, [*words, ""][1:], strict=True)
-    return ["--causal=yes" if w == "--causal" and n not in _CAUSAL else w for w, n in pairs]
+    return f" ({Path(last.filename).name}, line {last.lineno}: {last.line})"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m attn_check",
-        description="Say in words what is wrong with an attention.",
-        epilog=_STATUS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser("python -m attn_check", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("target", help="module:function, or module:Class(12, 3) with constants in the call")
     add("--causal", choices=_CAUSAL, help="no query attends to a later key; alone it means yes")

@@ -53,7 +53,6 @@ ORDER = {
         "facts",
         "examine",
         "diagnose",
-        "rope_calls",
         "rope",
         "__main__",
     ],

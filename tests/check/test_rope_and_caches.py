@@ -547,7 +547,7 @@ def test_what_was_meant_is_in_the_repair():
 def test_the_example_names_the_entry_and_its_rows_differ():
     (failure,) = diagnose_rope(lambda x, p: halves(x, p, 500.0)).failures
     assert "or pass rope_base=500" in failure.repair
-    place = r"q, example \d, head \d, position \d, channels \d to \d \(all counted from 0\)"
+    place = r"4 positions; q; example \d, head \d, position \d, channels \d-\d \(from 0\)"
     assert re.search(place, failure.example)
     (_, actual), (_, expected) = re.findall(r"(actual|expected) +\[(.*?)\]", failure.example)
     assert actual != expected
