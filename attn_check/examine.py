@@ -16,12 +16,12 @@ from attn_check import (
     search,
     training,
 )
-from attn_check.caches import check_steps
 from attn_check.cases import Exam
 from attn_check.mistakes import MISTAKES
 from attn_check.reference import Intent, Layer, compute
 from attn_check.report import Report, grouped
 from attn_check.search import Answered, Hypothesis, Pair, agrees, right
+from attn_check.steps import check_one_query, check_steps
 from attn_check.subject import Given, Subject
 
 # not meant, if only they explain the answers
@@ -284,7 +284,7 @@ def _check_further(exam: Exam) -> None:
     for check in (
         properties.check_empty_row,
         properties.check_three_inputs,
-        properties.check_one_query,
+        check_one_query,
         properties.check_batch,
         properties.check_strides,
         training.check_training,

@@ -1,6 +1,6 @@
 """Where no known mistake gives the numbers: in which calls they differ, and what is true there."""
 
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,14 +12,7 @@ from attn_check.reference import Case
 from attn_check.report import largest
 from attn_check.search import compared, open_rows
 
-
-class Call(NamedTuple):
-    """One call, and the largest difference in rows that may attend to something."""
-
-    case: Case
-    out: Tensor
-    expected: Tensor
-    gap: float
+Call = tuple[Case, Tensor, Tensor]  # with the output, and with the one that is expected
 
 
 def report_unknown(exam: Exam) -> None:
@@ -27,22 +20,25 @@ def report_unknown(exam: Exam) -> None:
     if exam.state_example:
         exam.found.unchecked.append("each call by itself: some differ from attention's")
         return
-    calls = [_compared(exam, c, a.out) for c, a in exam.answered if a.out is not None]
-    right = [call for call in calls if exam.equal(call.out, call.expected, call.case)]
-    wrong = [call for call in calls if call not in right]
-    wrong.sort(key=lambda call: (call.case.closes, call.case.lengths))
+    right, wrong = list[Call](), list[Call]()
+    for case, answer in exam.answered:
+        if (out := answer.out) is not None:
+            expected = exam.expected(case)
+            kind = right if exam.equal(out, expected, case) else wrong
+            kind.append((case, out, expected))
+    wrong.sort(key=lambda call: (call[0].closes, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
     texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong)]
-    example = shown(exam, *wrong[0][:3])
-    exam.found.broken("the output is not attention's", " ".join(texts), example)
+    exam.found.broken("the output is not attention's", " ".join(texts), shown(exam, *wrong[0]))
 
 
-def _compared(exam: Exam, case: Case, out: Tensor) -> Call:
-    expected, gap = exam.expected(case), float("inf")
-    if out.shape == expected.shape:
-        rows = [compared(x, case, exam.intent) for x in (out, expected)]
-        gap = largest(*rows) if rows[0].numel() else 0.0
-    return Call(case, out, expected, gap)
+def _gap(exam: Exam, call: Call) -> float:
+    """The largest difference, in rows that may attend to something."""
+    case, out, expected = call
+    if out.shape != expected.shape:
+        return float("inf")
+    rows = [compared(x, case, exam.intent) for x in (out, expected)]
+    return largest(*rows) if rows[0].numel() else 0.0
 
 
 def _where(exam: Exam, wrong: list[Call], right: list[Call]) -> str:
@@ -50,31 +46,32 @@ def _where(exam: Exam, wrong: list[Call], right: list[Call]) -> str:
     text = "No known mistake that was tried, for what is said and assumed here, gives these numbers"
     if exam.intent.rope_base is None:
         text += " (assumed: no RoPE inside, as no usual base fits; if there is, pass rope_base=)"
-    n, least = len(wrong), min(1e-4, *(call.gap for call in wrong))
+    n, gap = len(wrong), partial(_gap, exam)
     text += f". The output differs from attention's in {n} of {n + len(right)} calls"
-    near = [call for call in right if call.gap < least]
-    rough = [call for call in right if call.gap >= least]  # large scores are allowed more
+    least = min(1e-4, *map(gap, wrong))
+    near = [call for call in right if gap(call) < least]
+    rough = [call for call in right if gap(call) >= least]  # large scores are allowed more
     if near:
         where = _in_common([*wrong, *rough], near)
         if not where and n < min(len(near), 7):
             text += f", these: {_names(wrong)}"
-        bound = 1.5 * max(1e-9, *(call.gap for call in near))  # a bound in one digit too
+        bound = 1.5 * max(1e-9, *map(gap, near))  # a bound in one digit too
         text += f"; it agrees with it within {bound:.1g} in {where or f'these: {_names(near)}'}"
     if rough:
-        bound = 1.5 * max(call.gap for call in rough)
+        bound = 1.5 * max(map(gap, rough))
         text += f"; in these it is off by at most {bound:.1g}, which is not counted, as rounding "
         text += f"may give as much there: {_names(rough)}"
     return f"{text}."
 
 
 def _names(calls: list[Call]) -> str:
-    names = list(dict.fromkeys(call.case.name for call in calls))
+    names = list(dict.fromkeys(case.name for case, *_ in calls))
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def _in_common(wrong: list[Call], right: list[Call]) -> str:
     """What all calls that agree have in common, where no other call has it."""
-    longest = max(max(call.case.lengths) for call in right)
+    longest = max(max(case.lengths) for case, *_ in right)
     for words, kind in (
         ("all without a mask", lambda case: case.mask is None),
         ("all with a mask that closes nothing", lambda case: not case.closes),
@@ -84,7 +81,7 @@ def _in_common(wrong: list[Call], right: list[Call]) -> str:
         ("all with more than one query", lambda case: case.lengths[0] > 1),
         (f"all of up to {longest} positions", lambda case: max(case.lengths) <= longest),
     ):
-        if all(kind(c.case) for c in right) and not any(kind(c.case) for c in wrong):
+        if all(kind(case) for case, *_ in right) and not any(kind(case) for case, *_ in wrong):
             return words
     return ""
 
@@ -99,15 +96,15 @@ def _facts(exam: Exam, wrong: list[Call]) -> list[str]:
     elif not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
         text = f"Its inputs were passed in the layout {subject.layout}: if they are (B, T, H · d), "
         texts.append(f"{text}heads side by side, pass heads=.")
-    given = [call for call in wrong if call.out.shape == call.expected.shape]
-    if lost := sum(bool(call.out.isnan().all()) for call in given):
+    given = [call for call in wrong if call[1].shape == call[2].shape]
+    if lost := sum(bool(out.isnan().all()) for _, out, _ in given):
         return [*texts, f"In {lost} of these calls the whole output is NaN."]
-    finite = [compared(call.out, call.case, exam.intent).isfinite().all() for call in given]
-    if spoiled := len(given) - sum(map(bool, finite)):
+    finite = [bool(compared(out, c, exam.intent).isfinite().all()) for c, out, _ in given]
+    if spoiled := finite.count(False):
         texts.append(f"In {spoiled} of these calls some of the output is NaN or infinite.")
     gaps = [
         (out - expected).abs().amax(dim=(0, 2, 3))
-        for case, out, expected, _ in given
+        for case, out, expected in given
         if out.dim() == 4 and out.shape[1] > 1 and open_rows(case, exam.intent) is None
     ]
     if gaps:
@@ -174,8 +171,8 @@ def _values(exam: Exam) -> list[str]:
         return [f"The output is not linear in v: {text}."]
     texts, low, high = [], ones.min().item(), ones.max().item()
     if exam.intent.sinks is None and max(abs(low - 1.0), abs(high - 1.0)) >= 1e-3:
-        shown = " to ".join(dict.fromkeys((f"{low:.4g}", f"{high:.4g}")))
-        texts.append(f"With {S} keys whose values are all 1, the output is {shown}, not 1.")
+        span = " to ".join(dict.fromkeys((f"{low:.4g}", f"{high:.4g}")))
+        texts.append(f"With {S} keys whose values are all 1, the output is {span}, not 1.")
     expected = exam.expected(case.with_tensors(v=v))
     if one.shape == expected.shape and not case.merged:
         start = f"With {S} keys and unit vectors as values, "

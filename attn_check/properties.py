@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attn_check.cases import Exam, far_below, key_masks, with_empty_row, with_other_key
+from attn_check.cases import Exam, far_below, with_empty_row, with_other_key
 from attn_check.reference import Case, compute
 from attn_check.report import largest, numbers
 from attn_check.search import compared, reachable
@@ -33,9 +33,6 @@ def shown(exam: Exam, case: Case, out: Tensor, expected: Tensor) -> str:
     return f"{case.name}: {shapes}, in the book's order of axes"
 
 
-# ---------------------------------------------------------------- what a call leaves behind
-
-
 def check_repeats(exam: Exam, probe: Exam) -> None:
     """Equal calls of fresh copies are equal; otherwise dropout is disabled and they are retried."""
     case, subject = probe.case("repeat", 5), exam.subject
@@ -43,13 +40,14 @@ def check_repeats(exam: Exam, probe: Exam) -> None:
     if first is None or second is None or same(first, second):
         return
     text = f"Two equal calls in evaluation mode differ by up to {largest(first, second):.3g}"
-    subject.never_drops = True
-    if same(*(subject.fresh().answer(case).out for _ in range(2))):
+    quiet = (subject.fresh(never_drops=True).answer(case).out for _ in range(2))
+    subject.never_drops = same(*quiet)
+    exam.random = not subject.never_drops
+    if exam.random:
+        exam.found.known("not_deterministic", f"{text}.")
+    else:
         text += "; with dropout switched off, as in all other checks, they are equal"
         exam.found.known("dropout_in_evaluation", f"{text}.")
-    else:
-        subject.never_drops, exam.random = False, True
-        exam.found.known("not_deterministic", f"{text}.")
 
 
 def check_state(exam: Exam, probe: Exam) -> str | None:
@@ -107,15 +105,13 @@ def check_arguments(exam: Exam) -> None:
                 subject.quiet_call(tensors, mask)
         except Exception:  # other checks report what it raises  # noqa: S112
             continue
-        for name in [name for name, x in passed.items() if not same(x, before[name])]:
-            was, now = (f"{tuple(x.shape)}, {numbers(x)}" for x in (before[name], passed[name]))
-            mistake = "inplace_mask" if name == "mask" else "inplace_arguments"
-            found.known(mistake, f"{name} before the call: {was}; after: {now}.")
-    if not {"inplace_arguments", "inplace_mask"} & set(found.mistakes):
+        for name, x in passed.items():
+            if not same(x, before[name]):
+                was, now = (f"{tuple(x.shape)}, {numbers(x)}" for x in (before[name], x))
+                mistake = "inplace_mask" if name == "mask" else "inplace_arguments"
+                found.known(mistake, f"{name} before the call: {was}; after: {now}.")
+    if {"inplace_arguments", "inplace_mask"}.isdisjoint(found.mistakes):
         found.holds.append("arguments are not changed")
-
-
-# ---------------------------------------------------------------- what an output depends on
 
 
 def check_batch(exam: Exam) -> None:
@@ -147,8 +143,8 @@ def check_strides(exam: Exam) -> None:
         return
     if one is not None and two is not None:
         text = f"The same values, stored in another order: up to {largest(one, two):.3g}."
-        held = f"{words} give the same output"
-        exam.found.settle(exam.equal(one, two, case), held, "not_contiguous", text)
+        right = exam.equal(one, two, case)
+        exam.found.settle(right, f"{words} give the same output", "not_contiguous", text)
 
 
 def check_closed_keys(exam: Exam) -> bool:
@@ -164,12 +160,11 @@ def check_closed_keys(exam: Exam) -> bool:
             if before is None or after is None:  # it raises, which others report
                 continue
             row = replace(one, mask=None, ignored=torch.arange(5)[None] != t)
-            text = f"key {s} is closed to query {t}; actual: with another key, expected: without"
-            text = f"{text}. {exam.shown(row, after, before)}"
-            exam.found.known("closed_key_reaches_output", text)
-            last = exam.found.failures[-1]
+            text = f"key {s} is closed to query {t}; actual: with another key, expected: without. "
+            exam.found.known("closed_key_reaches_output", text + exam.shown(row, after, before))
+            *others, last = exam.found.failures
             likely = f"{exam.later_keys} {last.likely}".strip()
-            exam.found.failures[-1] = replace(last, likely=likely)
+            exam.found.failures = [*others, replace(last, likely=likely)]
             return False
     return True
 
@@ -182,25 +177,6 @@ def check_empty_row(exam: Exam) -> None:
         text = "a query that may attend to nothing changes no other query"
         alike, example = exam.equal(out, expected, case), exam.shown(case, out, expected)
         exam.found.settle(alike, text, "empty_row_spreads", example)
-
-
-# ---------------------------------------------------------------- other inputs
-
-
-def check_one_query(exam: Exam) -> None:
-    """A mask in a step of decoding: one query, several keys."""
-    if not exam.masked or not exam.subject.crosses or exam.broadcasts:
-        return
-    B = 2 if "B" in exam.subject.mask_shape else 1
-    mask = key_masks(B, 6, "left").expand(2, 1, 6)
-    case = replace(exam.case("1 query, 6 keys and a mask", 1, 6), mask=mask)
-    out, expected = exam.out(case), exam.expected(case)
-    if out is None or exam.equal(out, expected, case):
-        return
-    unmasked = exam.equal(out, exam.expected(replace(case, mask=None)), case)
-    kind = "that without a mask" if unmasked else "not attention's"
-    text = f"With a mask, 1 query and 6 keys the output is {kind}."
-    exam.found.broken("one query with a mask is wrong", text, exam.shown(case, out, expected))
 
 
 def check_three_inputs(exam: Exam) -> None:
@@ -251,8 +227,6 @@ def check_fewer_key_heads(exam: Exam) -> None:
         text = "fewer key heads than query heads: not as grouped; if they are meant, pass kv_heads="
         exam.found.unchecked.append(text)
 
-
-# ---------------------------------------------------------------- other dtypes
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -2,13 +2,14 @@
 
 import copy
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from attn_check.cases import Exam, with_empty_row, without_padded_rows
 from attn_check.isolate import WithoutDropout
-from attn_check.reference import Case, Change, Layer, Run, Step, compute, repeated
+from attn_check.reference import Case, Change, Layer, Step, compute, repeated
 from attn_check.report import largest, numbers, show
 from attn_check.search import Hypothesis, open_rows, rows_of
 from attn_check.subject import quoted
@@ -17,9 +18,6 @@ Tensors = dict[str, Tensor]
 _CALLS, _SURE = 400, 7.0  # number of draws, and of standard errors that are no accident
 _OWN = "training mode, call by call: it draws random numbers other than by PyTorch's dropout"
 _WORDS = {"q": "queries", "k": "keys", "v": "values", "out": "the output"}
-
-
-# ---------------------------------------------------------------- modes
 
 
 def check_training(exam: Exam) -> None:
@@ -66,9 +64,6 @@ def _compare_means(exam: Exam, case: Case, settled: Tensor) -> None:
     exam.found.unchecked.append(text)
 
 
-# ---------------------------------------------------------------- weights and dropout
-
-
 def _alike(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors of weights are equal, but for rounding."""
     size = 1.0 + b[b.isfinite()].abs().max().item() if b.isfinite().any() else 1.0
@@ -111,8 +106,8 @@ def check_weights(exam: Exam, hypothesis: Hypothesis) -> None:
 
 _OF_WEIGHTS = {"close", "softmax", "mask", "causal", "window", "reach"}
 _EMPTY: dict[str, Step] = {  # what weights such a query may have, in words; "": as in attn_lib
-    "attends to all positions equally": lambda run: torch.full_like(run.scores, 1 / run.S),
     "": lambda run: torch.zeros_like(run.scores),
+    "attends to all positions equally": lambda run: torch.full_like(run.scores, 1 / run.S),
 }
 
 
@@ -174,9 +169,6 @@ def check_dropout(exam: Exam, hypothesis: Hypothesis) -> None:
         exam.found.holds.append("in training, dropout is applied to the weights")
     elif square:
         exam.found.unchecked.append("dropout in training: not recognised, on weights or on scores")
-
-
-# ---------------------------------------------------------------- gradients
 
 
 def check_gradients(exam: Exam) -> None:
@@ -255,8 +247,8 @@ def _gradients(out: Tensor, leaves: Tensors, case: Case) -> Tensors:
 def _named(layer: Layer) -> Tensors:
     """Everything of a layer that can be trained, with a name in words."""
     tensors = {f"the weight of {_WORDS[role]}": w for role, w in layer.weights.items()}
-    biases = {_WORDS.get(role): bias for role, bias in layer.biases.items() if bias is not None}
-    tensors |= {f"the bias of {name}": bias for name, bias in biases.items() if name}
+    biases = {role: bias for role, bias in layer.biases.items() if bias is not None}
+    tensors |= {f"the bias of {_WORDS[role]}": x for role, x in biases.items() if role in _WORDS}
     for name, x in layer.norms.items():
         role, _, kind = name.partition("_")
         if kind != "eps":
@@ -274,6 +266,14 @@ def _differing(actual: Tensors, expected: Tensors) -> dict[str, str]:
     return texts
 
 
+_DETACHED: dict[str, Change] = {  # attention in which no gradient passes through one tensor
+    "q": {"score": lambda r: r.q.detach() @ r.k.mT},
+    "k": {"group": lambda r: (repeated(r, r.k.detach()), repeated(r, r.v))},
+    "v": {"mix": lambda r: r.weights @ r.v.detach()},
+    "weights": {"scaled": lambda r: r.scores.detach() * r.factor},
+}
+
+
 def _mistakes(exam: Exam, case: Case, actual: Tensors, texts: dict[str, str]) -> list[str]:
     """The parts that are detached, where the gradients to the inputs differ."""
     if texts.keys().isdisjoint(case.tensors):
@@ -281,20 +281,8 @@ def _mistakes(exam: Exam, case: Case, actual: Tensors, texts: dict[str, str]) ->
         return ["gradient_missing_projection" if missing else "gradient_wrong"]
     if not any(bool(actual[role].any()) for role in case.tensors):
         return ["gradient_missing"]
-    for parts in ("q", "k", "v", "weights", "k v", "q v", "q k v"):
-        if not _differing(actual, _of_reference(exam, case, _without(parts.split()))):
-            return [f"gradient_detached_{part}" for part in parts.split()]
+    for parts in (["q"], ["k"], ["v"], ["weights"], ["k", "v"], ["q", "v"], ["q", "k", "v"]):
+        change = dict(chain.from_iterable(_DETACHED[part].items() for part in parts))
+        if not _differing(actual, _of_reference(exam, case, change)):
+            return [f"gradient_detached_{part}" for part in parts]
     return ["gradient_wrong"]
-
-
-def _without(parts: list[str]) -> Change:
-    """Attention in which no gradient passes through some of its tensors."""
-
-    def part(run: Run, name: str) -> Tensor:
-        return getattr(run, name).detach() if name in parts else getattr(run, name)
-
-    return {
-        "group": lambda r: [repeated(r, part(r, name)) for name in "kv"],
-        "score": lambda r: part(r, "q") @ r.k.mT,
-        "mix": lambda r: part(r, "weights") @ r.v,
-    }

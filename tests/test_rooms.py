@@ -49,7 +49,7 @@ ORDER = {
         "inputs",
         "assume",
         "training",
-        "caches",
+        "steps",
         "facts",
         "examine",
         "diagnose",

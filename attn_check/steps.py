@@ -1,4 +1,4 @@
-"""Step by step with a cache: the pieces together must give what the whole gives."""
+"""Decoding step by step: one query and a mask, and pieces with a cache, which give the whole."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from itertools import accumulate, chain, islice
 import torch
 from torch import Tensor
 
-from attn_check.cases import Exam
+from attn_check.cases import Exam, key_masks
 from attn_check.conventions import from_layout, to_layout
 from attn_check.isolate import WithoutDropout, copied
 from attn_check.properties import shown
@@ -68,6 +68,22 @@ def _planned(exam: Exam, case: Case, plan: Plan, piece: range) -> Tensor:
     if exam.intent.rope_base is not None:
         change["positions"] = lambda run: positions
     return exam.expected(case.with_tensors(**rows), change)
+
+
+def check_one_query(exam: Exam) -> None:
+    """A mask in a step of decoding: one query, several keys."""
+    if not exam.masked or not exam.subject.crosses or exam.broadcasts:
+        return
+    B = 2 if "B" in exam.subject.mask_shape else 1
+    mask = key_masks(B, 6, "left").expand(2, 1, 6)
+    case = replace(exam.case("1 query, 6 keys and a mask", 1, 6), mask=mask)
+    out, expected = exam.out(case), exam.expected(case)
+    if out is None or exam.equal(out, expected, case):
+        return
+    unmasked = exam.equal(out, exam.expected(replace(case, mask=None)), case)
+    kind = "that without a mask" if unmasked else "not attention's"
+    text = f"With a mask, 1 query and 6 keys the output is {kind}."
+    exam.found.broken("one query with a mask is wrong", text, exam.shown(case, out, expected))
 
 
 def check_steps(exam: Exam) -> None:
@@ -164,9 +180,10 @@ def _report(exam: Exam, case: Case, out: Tensor, expected: Tensor, no_cache: boo
         text = "What step returns of all pieces, joined, has not the shape of the whole."
         exam.found.broken("pieces have another shape than the whole", text, example)
     elif no_cache:
-        text = "step returned None as the cache: it must return what the next call needs, as "
-        exam.found.broken("step returns no cache", f"{text}(out, cache).", example)
+        text = "The pieces differ from the whole, and step returned None as the cache: it must "
+        text += "return what the next call needs, as (out, cache)."
+        exam.found.broken("step returns no cache", text, example)
     else:
-        text = "No known mistake that was tried gives these numbers. The sequence in pieces, with the "
-        text += f"cache, differs by up to {largest(out, expected):.3g} from the whole, which is right."
-        exam.found.broken("pieces differ from the whole", text, example)
+        text = "No known mistake that was tried gives these numbers. The sequence in pieces, with "
+        text += f"the cache, differs by up to {largest(out, expected):.3g} from the whole, "
+        exam.found.broken("pieces differ from the whole", f"{text}which is right.", example)
