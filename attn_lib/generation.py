@@ -1,6 +1,6 @@
 """Text from a language model, one token at a time.
 
-Source: Holtzman et al. (2020), "The Curious Case of Neural Text Degeneration".
+Source: Holtzman et al. (2019), "The Curious Case of Neural Text Degeneration".
 """
 
 import math
@@ -64,7 +64,7 @@ def generate(
         tensor([[0, 1, 2, 3],
                 [3, 4, 4, 4]])
 
-    Source: Holtzman et al. (2020), "The Curious Case of Neural Text Degeneration", for ``top_p``.
+    Source: Holtzman et al. (2019), "The Curious Case of Neural Text Degeneration", for ``top_p``.
     """
     _check_start(model, tokens, mask, max_new_tokens)
     _check_choice(temperature, top_p)

@@ -257,3 +257,82 @@ def test_a_number_that_is_named_is_that_of_the_page():
         text = "\n".join(cell.source for cell in pages.read(path).cells)
         for number, page in re.findall(r"\[chapter (\d+)\]\((?:\S*/)?(\d\d)_\w+\.ipynb", text):
             assert int(number) == int(page), f"{path.stem}: chapter {number} is page {page}"
+
+
+# ---------------------------------------------------------------- titles of what is cited
+
+BIBLIOGRAPHY = (pages.BOOK / "references.bib").read_text()
+SOURCES = {path.name: path.read_text() for path in ROOT.glob("attn_*/*.py")}
+SOURCES |= {path.name: path.read_text() for path in pages.TEXTS}
+SOURCES |= {
+    path.name: "\n".join(cell.source for cell in pages.read(path).cells) for path in pages.NOTEBOOKS
+}
+
+
+def plain(text: str) -> str:
+    return " ".join(
+        re.sub(r"[^\w ]", " ", re.sub(r"\\.|[{}]", "", text.replace("×", "x"))).casefold().split()
+    )
+
+
+def wrong_titles(bibliography: str, text: str) -> list[str]:
+    """Titles that no entry of this year, or of this address, has."""
+    fields = ("year", "url", "title")
+    entries = [[pages.field(e, n) for n in fields] for e in bibliography.split("\n@")]
+    text = " ".join(text.split())
+    named = re.findall(r'\((\d{4})\),? "([^"]+)"', text)
+    named += re.findall(r"\]\((https?://[^)\s]+)\), \*([^*]+)\*", text)
+    return [
+        title
+        for of, title in named
+        if not any(of in (y, url) and plain(title) in plain(whole) for y, url, whole in entries)
+    ]
+
+
+def misnamed(bibliography: str, text: str) -> list[str]:
+    """Links whose names, the words with a capital, stand neither in the entry nor in its address.
+
+    What a page calls a work otherwise than its title does is the entry's ``shorttitle``.
+    """
+    known = {
+        pages.field(e, "url"): plain(
+            " ".join(pages.field(e, n) for n in ("author", "title", "shorttitle", "url"))
+        )
+        for e in bibliography.split("\n@")
+    }
+    links = re.findall(r"\[([^]\[]{2,80})\]\((https?://[^)\s]+)\)", text)
+    return [
+        name
+        for label, url in links
+        if url in known and not re.search(r"\(\d{4}", label)  # with a year, it is by an author
+        for name in re.findall(r"[\w.-]*[A-Z][\w.-]*", label)
+        if not set(plain(name).split()) & set(known[url].split())
+        and plain(name).replace(" ", "") not in known[url].replace(" ", "")
+    ]
+
+
+def test_titles_are_those_of_the_bibliography():
+    for title in (r'\(\d{4}\),? "', r"\]\(https?://[^)\s]+\), \*[^*]+\*"):
+        assert sum(bool(re.search(title, text)) for text in SOURCES.values()) >= 5
+    wrong = {name: wrong_titles(BIBLIOGRAPHY, text) for name, text in SOURCES.items()}
+    assert {name: titles for name, titles in wrong.items() if titles} == {}
+
+
+def test_a_link_leads_to_the_work_that_it_names():
+    wrong = {name: misnamed(BIBLIOGRAPHY, text) for name, text in SOURCES.items()}
+    assert {name: names for name, names in wrong.items() if names} == {}
+
+
+def test_another_title_and_another_work_are_seen():
+    text = 'Shazeer (2019), "Fast Transformer\nDecoding: One Write-Head"'
+    assert wrong_titles(BIBLIOGRAPHY, text) == []
+    slower = BIBLIOGRAPHY.replace("Fast {T}ransformer", "Slow {T}ransformer")
+    slower = slower.replace("Fast Transformer", "Slow Transformer")
+    assert wrong_titles(slower, text) == ["Fast Transformer Decoding: One Write-Head"]
+    assert wrong_titles(BIBLIOGRAPHY, text.replace("2019", "2018")) != []
+    text = "[Holtzman et al. (2019)](https://arxiv.org/abs/1904.09751), *The Curious Case*"
+    assert wrong_titles(BIBLIOGRAPHY, text) == []
+    assert wrong_titles(BIBLIOGRAPHY, text.replace("Case", "Cases")) == ["The Curious Cases"]
+    olmo = "[OLMo 2](https://arxiv.org/abs/2501.00656)"
+    assert misnamed(BIBLIOGRAPHY, olmo) == []
+    assert misnamed(BIBLIOGRAPHY, olmo.replace("2501.00656", "2408.00118")) == ["OLMo"]
