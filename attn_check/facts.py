@@ -43,7 +43,8 @@ def _gap(exam: Exam, call: Call) -> float:
 
 def _where(exam: Exam, wrong: list[Call], right: list[Call]) -> str:
     """In which calls the output differs, and how far the others agree."""
-    text = "No known mistake that was tried, for what is said and assumed here, gives these numbers"
+    text = "No known mistake that was tried, for what is said and assumed here, gives these "
+    text += "numbers"
     if exam.intent.rope_base is None:
         text += " (assumed: no RoPE inside, as no usual base fits; if there is, pass rope_base=)"
     n, gap = len(wrong), partial(_gap, exam)
@@ -90,12 +91,12 @@ def _facts(exam: Exam, wrong: list[Call]) -> list[str]:
     subject, texts = exam.subject, []
     if subject.projects and subject.module is not None:
         if others := unexplained(subject.module, subject.projections):
-            text = f"The module also has {', '.join(others[:6])}, not used in this comparison: if "
-            text += "this is a block, pass its attention alone; if they project, pass projections=."
-            texts.append(text)
+            text = f"The module also has {', '.join(others[:6])}, not used in this comparison: "
+            text += "if this is a block, pass its attention alone; if they project, pass "
+            texts.append(f"{text}projections=.")
     elif not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
-        text = f"Its inputs were passed in the layout {subject.layout}: if they are (B, T, H · d), "
-        texts.append(f"{text}heads side by side, pass heads=.")
+        text = f"Its inputs were passed in the layout {subject.layout}: if they are "
+        texts.append(f"{text}(B, T, H · d), heads side by side, pass heads=.")
     given = [call for call in wrong if call[1].shape == call[2].shape]
     if lost := sum(bool(out.isnan().all()) for _, out, _ in given):
         return [*texts, f"In {lost} of these calls the whole output is NaN."]
@@ -129,7 +130,8 @@ def _apart(noun: str, gap: Tensor, least: float, among: str = "") -> list[str]:
     if not off.any() or off.all() or not gap.isfinite().all():
         return []
     verb = "differs" if int(off.sum()) == 1 else "differ"
-    text = f"{verb} by up to {gap[off].max():.3g}, the rest by at most {1.5 * gap[~off].max():.1g}."
+    most, rest = gap[off].max(), 1.5 * gap[~off].max()
+    text = f"{verb} by up to {most:.3g}, the rest by at most {rest:.1g}."
     return [f"{_listed(noun, off)}{among} {text}"]
 
 

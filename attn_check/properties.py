@@ -34,7 +34,7 @@ def shown(exam: Exam, case: Case, out: Tensor, expected: Tensor) -> str:
 
 
 def check_repeats(exam: Exam, probe: Exam) -> None:
-    """Equal calls of fresh copies are equal; otherwise dropout is disabled and they are retried."""
+    """Equal calls of fresh copies are equal; else they are tried again, without dropout."""
     case, subject = probe.case("repeat", 5), exam.subject
     first, second = (subject.fresh().answer(case).out for _ in range(2))
     if first is None or second is None or same(first, second):
@@ -224,8 +224,8 @@ def check_fewer_key_heads(exam: Exam) -> None:
         held = f"equal to the reference with {H} query heads and {H // 2} key heads"
         exam.found.holds.append(held)
     elif out is not None and out.shape == expected.shape:
-        text = "fewer key heads than query heads: not as grouped; if they are meant, pass kv_heads="
-        exam.found.unchecked.append(text)
+        text = "fewer key heads than query heads: not as grouped; "
+        exam.found.unchecked.append(f"{text}if they are meant, pass kv_heads=")
 
 
 _HALF = (torch.float16, torch.bfloat16)
