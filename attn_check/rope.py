@@ -1,44 +1,21 @@
 """``diagnose_rope``: for functions that rotate queries and keys."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attn_check.conventions import to_layout
-from attn_check.isolate import copied, quietly
+from attn_check.isolate import quietly
 from attn_check.mistakes import FORMS, MISTAKES
-from attn_check.reference import Case, Change, Intent, Step, compute
-from attn_check.report import Failure, Report, numbers, show
-from attn_check.search import allowed, equal
-from attn_check.subject import quoted
+from attn_check.reference import Case, Intent, Step
+from attn_check.report import Failure, Report, numbers
+from attn_check.rope_calls import ENDS, PAIRINGS, ROPE_LAYOUTS, Guess, Way, answered_ways
+from attn_check.search import allowed
 
-PAIRINGS = {"half": "halves (i, i + d/2)", "neighbours": "neighbours (2i, 2i + 1)"}
-ROPE_LAYOUTS = ("BHTd", "BTHd", "TBHd", "BTd", "Td")
-_WIDTHS = (8, 16, 32, 64, 128, 4, 12, 20, 24, 40, 48, 80, 96, 112, 160, 192, 256)
-_PARAMETERS = {
-    "k": "k key keys xk key_states key_layer",
-    "positions": "positions position places pos position_ids p t input_pos idx",
-    "start": "start offset start_pos seqlen_offset position_offset",
-    "cos": "cos freqs_cos cos_cached",
-    "sin": "sin freqs_sin sin_cached",
-    "cis": "freqs_cis",
-}
-_ROLES = {name: role for role, names in _PARAMETERS.items() for name in names.split()}
-# the last axis of cos and sin: what is said of it, and how it follows from the d/2 angles
-_ENDS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "c": ("d), the angles twice one after the other", lambda x: torch.cat([x, x], dim=-1)),
-    "r": ("d), each angle twice", lambda x: x.repeat_interleave(2, dim=-1)),
-    "h": ("d/2)", lambda x: x),
-}
-_TABLES = [axes + end for end in _ENDS for axes in ("BT", "T", "11T", "1T1", "T11")]
-
-Guess = tuple[Failure, Change]  # what may be wrong, and what it changes in the reference
 # a mistake, its forms at once, and what is said of it where the table of mistakes says less; what
 # takes queries and keys alike comes first: it alone is right where there are no keys
 _TRIED = [
@@ -112,7 +89,7 @@ def diagnose_rope(
     pairings = [rope_pairing] if rope_pairing else PAIRINGS
     intents = [Intent(rope_base=rope_base, rope_pairing=pairing) for pairing in pairings]
     with quietly():
-        ways = _answered(fn, intents[0], layout, d_k)
+        ways = answered_ways(fn, intents[0], layout, d_k)
         way, mistakes = _explained([replace(way, intent=i) for way in ways for i in intents])
         failures = [_unexplained(way)] if mistakes is None else mistakes
     report, pairing = way.found, way.intent.rope_pairing
@@ -130,7 +107,7 @@ def diagnose_rope(
         f"the width is fixed: d_k = {way.width}": d_k != way.width,
     }
     if way.table:
-        facts[f"tables of shape ({', '.join([*way.table[:-1], _ENDS[way.table[-1]][0]])}"] = True
+        facts[f"tables of shape ({', '.join([*way.table[:-1], ENDS[way.table[-1]][0]])}"] = True
     doubt = " (others explain the answers no better)" if mistakes is None else ""
     report.assumed = [fact + doubt for fact, found_out in facts.items() if found_out]
     return report
@@ -158,165 +135,10 @@ def assert_rope(fn: Callable, **adapter: Any) -> None:
         raise AssertionError(str(report))
 
 
-# ---------------------------------------------------------------- what the function answers
-
-
-@dataclass
-class _Way:
-    """One way of calling the function, and what it answered."""
-
-    fn: Callable
-    roles: dict[str, str]  # of the parameters after the first, to their names
-    intent: Intent
-    layout: str
-    width: int | None  # of all calls; None: of several widths
-    table: str  # axes of cos and sin, the last as in _ENDS; empty where none are passed
-    batched: bool  # positions are (B, T) instead of (T,)
-    answers: list[tuple[Case, dict[str, Tensor]]] = field(default_factory=list)  # (B, H, T, d)
-    found: Report = field(default_factory=lambda: Report(""))
-
-    def answered(self) -> "_Way":
-        """With the answers of new copies, and what a copy does that is called again."""
-        used = copied(self.fn, None)[0]
-        for case in self._cases():
-            outs, raised = self._ask(copied(self.fn, None)[0], case)
-            if raised:
-                shape = tuple(to_layout(case.tensors["q"], self.layout, False, 1).shape)
-                self.found.unchecked.append(f"{case.name}, shape {shape}: {raised}")
-                if not self.answers:
-                    break
-                continue
-            self.answers.append((case, outs))
-            again, raised = self._ask(used, case)
-            same = [equal(again[name], outs[name], case, self.intent) for name in again]
-            if raised or not all(same):
-                change = f"raises {raised}" if raised else "gives other numbers"
-                example = f"The call with {case.name} {change} after others, not as the first."
-                self.found.known("state_between_calls", example)
-        return self
-
-    def _cases(self) -> Iterator[Case]:
-        B, H = 2 if "B" in self.layout else 1, 3 if "H" in self.layout else 1
-        random = torch.Generator().manual_seed(5)
-        for T, start, d in [(4, 0, 8), (3, 0, 4), (70, 0, 8), (4, 5, 8)]:
-            if not start or self.roles.keys() - {"k"}:  # it takes positions
-                name = f"positions from {start} on" if start else f"{T} positions"
-                name += " (as many as heads)" if T == H else ""
-                shape = (B, H, T, self.width or d)
-                q, k = (torch.randn(shape, generator=random, dtype=torch.float64) for _ in "qk")
-                yield Case(name, {"q": q, "k": k, "v": k}, tolerance=5e-5, heads=H, start=start)
-
-    def _ask(self, fn: Callable, case: Case) -> tuple[dict[str, Tensor], str]:
-        """Queries, and keys where it takes them, as they are returned; or what it raises."""
-        names = "qk" if "k" in self.roles else "q"
-        inputs = [to_layout(case.tensors[name].float(), self.layout, False, 1) for name in names]
-        before, options = [x.clone() for x in inputs], self._options(case)
-        torch.manual_seed(0)  # what is random is the same in equal calls
-        try:
-            with torch.no_grad():
-                result = fn(*inputs, **options)
-            outs = result if isinstance(result, tuple | list) else [result]
-            if len(outs) < len(names):
-                raise ValueError("fn takes q and k, but returns one tensor")
-            outs = [_canonical(x, self.layout) for x in outs[: len(names)]]
-        except Exception as error:  # whatever it raises is an answer
-            return {}, quoted(error)
-        for x, old in zip(inputs, before, strict=True):
-            if not torch.equal(x, old):
-                example = f"before: {numbers(old)}; after: {numbers(x)}."
-                self.found.known("inplace_arguments", example)
-        return dict(zip(names, outs, strict=True)), ""
-
-    def _options(self, case: Case) -> dict[str, Any]:
-        """What is passed after queries and keys."""
-        places = torch.arange(case.lengths[0]) + case.start
-        rows = places.expand(case.batch, -1).clone() if self.batched else places
-        options: dict[str, Any] = {"positions": rows, "start": case.start}
-        if self.table:
-            if "positions" in self.roles:  # the function takes rows of a longer table
-                places = torch.arange(128)
-            d, base = case.tensors["q"].shape[-1], self.intent.rope_base or 1.0
-            angles = places.double()[:, None] / base ** (torch.arange(0, d, 2).double() / d)
-            angles = _ENDS[self.table[-1]][1](angles).float()
-            angles = angles.unflatten(0, [-1 if axis == "T" else 1 for axis in self.table[:-1]])
-            angles = angles.repeat_interleave(case.batch if "B" in self.table else 1, dim=0)
-            options |= {"cos": angles.cos(), "sin": angles.sin(), "cis": (1j * angles).exp()}
-        return {name: options[role] for role, name in self.roles.items() if role in options}
-
-    def wrong(self, guesses: Sequence[Guess] = ()) -> Iterator[tuple[Case, str, Tensor, Tensor]]:
-        """What the reference with these mistakes does not give: q or k, actual and expected."""
-        changes = {name: step for _, change in guesses for name, step in change.items()}
-        for case, outs in self.answers:
-            run = compute(case, self.intent, None, changes)
-            for name, actual in outs.items():
-                expected = getattr(run, name)
-                if not equal(actual, expected, case, self.intent):
-                    yield case, name, actual, expected
-
-    def example(self, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
-        """The first row that differs."""
-        return show(replace(case, name=f"{case.name}; {name}"), actual, expected, self.intent)
-
-
-def _answered(fn: Callable, intent: Intent, layout: str | None, d_k: int | None) -> list[_Way]:
-    """The ways of calling that are answered most, the likely ones first."""
-    roles = _roles_of(fn)
-    tables = ["Th"] if "cis" in roles else _TABLES if "cos" in roles else [""]
-    batched = [False, True] if "positions" in roles else [False]
-    ways: list[_Way] = []
-    for width, axes in product([d_k] if d_k else [None, *_WIDTHS], (4, 3, 2)):
-        layouts = [some for some in ROPE_LAYOUTS if len(some) == axes and layout in (some, None)]
-        options = product(layouts, [width], tables, batched)
-        ways += [_Way(fn, roles, intent, *chosen).answered() for chosen in options]
-        if any(not way.found.unchecked for way in ways):
-            break
-    best = max(ways, key=lambda way: len(way.answers))
-    if not best.answers:
-        error = f"every call of fn raises; the first, {ways[0].found.unchecked[0]}"
-        raise ValueError(f"{error}; pass layout= or d_k=, if fixed")
-    # one call may be too long for a table; one way may only seem to fit
-    enough = max(len(best.answers) - 1, 1)
-    alike = [w for w in ways if (w.width, len(w.layout)) == (best.width, len(best.layout))]
-    alike = [way for way in alike if len(way.answers) >= enough]
-    return sorted(alike, key=lambda way: len(way.found.unchecked) + len(way.found.failures))
-
-
-def _roles_of(fn: Callable) -> dict[str, str]:
-    """The parameters that are passed, by what they mean."""
-    signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
-    further = list(signature.parameters.values())[1:]
-    others = [p for p in further if not p.kind.name.startswith("VAR_")]
-    needed = [p.name for p in others if p.default is p.empty]
-    roles: dict[str, str] = {}
-    for p in others:
-        roles.setdefault(_ROLES.get(p.name.lower().strip("_"), ""), p.name)
-    roles.pop("", None)  # those that have none
-    unknown = ", ".join(name for name in needed if name not in roles.values())
-    if unknown or ("cos" in roles) != ("sin" in roles):
-        raise ValueError(
-            f"fn needs {unknown or 'cos and sin together'}, which diagnose_rope cannot fill in: "
-            "wrap it, as in diagnose_rope(lambda q, k, positions: fn(q, k, ...))"
-        )
-    if {"cos", "cis"} & roles.keys() and roles.get("positions") not in needed:
-        roles.pop("positions", None)  # not used beside the tables
-    if "positions" in roles:
-        roles.pop("start", None)  # it would count twice
-    return roles
-
-
-def _canonical(x: Any, layout: str) -> Tensor:
-    if not isinstance(x, Tensor) or x.dim() != len(layout):
-        given = f"the shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"fn returns {given} for inputs of {len(layout)} axes")
-    layout = "".join(letter for letter in "BH" if letter not in layout) + layout
-    x = x[(None,) * (4 - x.dim())]
-    return x.detach().double().permute([layout.index(letter) for letter in "BHTd"])
-
-
 # ---------------------------------------------------------------- what may be wrong
 
 
-def _explained(ways: list[_Way]) -> tuple[_Way, list[Failure] | None]:
+def _explained(ways: list[Way]) -> tuple[Way, list[Failure] | None]:
     """The way of calling, and the fewest mistakes, at most two, that give all its answers."""
     for n, way in product(range(3), ways):
         for some in combinations(_guesses(way), n):
@@ -326,14 +148,14 @@ def _explained(ways: list[_Way]) -> tuple[_Way, list[Failure] | None]:
     return ways[0], None
 
 
-def _shown(way: _Way, guess: Guess, together: Sequence[Guess]) -> Failure:
+def _shown(way: Way, guess: Guess, together: Sequence[Guess]) -> Failure:
     """With an example of a call that the other mistakes do not explain."""
     cases = {case for case, *_ in way.wrong([other for other in together if other is not guess])}
     examples = (way.example(*answer) for answer in way.wrong() if answer[0] in cases)
     return replace(guess[0], example=next(examples, ""))
 
 
-def _guesses(way: _Way) -> list[Guess]:
+def _guesses(way: Way) -> list[Guess]:
     """The known mistakes, and those that the answers lead to."""
     meant = PAIRINGS[way.intent.rope_pairing]
     (other,) = set(PAIRINGS.values()) - {meant}
@@ -358,7 +180,7 @@ def _failure(mistake: str, likely: str) -> Failure:
     return Failure(mistake, *words)
 
 
-def _other_bases(way: _Way) -> Iterator[Guess]:
+def _other_bases(way: Way) -> Iterator[Guess]:
     """Those that the angle of the second pair at position 1 leads to."""
     case, outs = way.answers[0]
     x, y, meant = case.tensors["q"], outs["q"], way.intent.rope_base or 1.0
@@ -390,7 +212,7 @@ def _turns(x: Tensor, y: Tensor, pairing: str) -> Tensor:
 # ---------------------------------------------------------------- what nothing explains
 
 
-def _unexplained(way: _Way) -> Failure:
+def _unexplained(way: Way) -> Failure:
     text = "No known mistake, and no two of them, gives these numbers."
     title, wrong = "the rotation is not RoPE's", list(way.wrong())
     for _, name, y, x in wrong:
@@ -416,7 +238,7 @@ def _unexplained(way: _Way) -> Failure:
     return Failure(None, title, " ".join(texts), example=way.example(*wrong[0]))
 
 
-def _angles(way: _Way, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
+def _angles(way: Way, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
     """By which angles the pairs turn, where that is so; or which channels are not changed."""
     x, call = case.tensors[name], f"In the call with {case.name}"
     off = (actual - expected).abs().amax(dim=(0, 1, 3)) > allowed(case, expected)

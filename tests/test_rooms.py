@@ -53,6 +53,7 @@ ORDER = {
         "facts",
         "examine",
         "diagnose",
+        "rope_calls",
         "rope",
         "__main__",
     ],
