@@ -1,12 +1,18 @@
 """What stands in several places agrees: licences, the README's code, defaults, titles, numbers."""
 
 import ast
+import base64
 import importlib
 import inspect
+import io
+import itertools
 import pkgutil
 import re
 from pathlib import Path
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
 import pages
 import pytest
 import tomllib
@@ -336,3 +342,52 @@ def test_another_title_and_another_work_are_seen():
     olmo = "[OLMo 2](https://arxiv.org/abs/2501.00656)"
     assert misnamed(BIBLIOGRAPHY, olmo) == []
     assert misnamed(BIBLIOGRAPHY, olmo.replace("2501.00656", "2408.00118")) == ["OLMo"]
+
+
+# ---------------------------------------------------------------- colours in words and in pictures
+
+HUES = {"purple": 327, "blue": 202, "green": 164, "orange": 41, "red": 26, "yellow": 56}
+
+
+def hues(png: bytes) -> set[str]:
+    """The colours of a picture that have a name, each of at least a two-thousandth of it."""
+    pixels = mpl.colors.rgb_to_hsv(plt.imread(io.BytesIO(png))[::2, ::2, :3]).reshape(-1, 3)
+    vivid = pixels[(pixels[:, 1] > 0.25) & (pixels[:, 2] > 0.3)]
+    apart = np.abs(vivid[:, :1] * 360 - np.array([*HUES.values()]))
+    nearest = np.minimum(apart, 360 - apart).argmin(axis=1)
+    counts = np.bincount(nearest, minlength=len(HUES))
+    return {name for name, n in zip(HUES, counts, strict=True) if n > len(pixels) / 2000}
+
+
+def pictures(path: Path):
+    """Of each figure that names colours: its id, all its words, its picture and its code."""
+    cells = pages.read(path).cells
+    for cell, below in itertools.pairwise(cells):
+        if "figure" in cell.metadata.get("mystnb", {}):
+            words = cell.metadata["mystnb"]["image"]["alt"] + "\n" + below.source
+            (png,) = (o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {}))
+            if named_colours(words):
+                yield cell.id, words, base64.b64decode(png), cell.source
+
+
+def named_colours(words: str) -> set[str]:
+    return set(re.findall(rf"\b({'|'.join(HUES)})\b", words.lower()))
+
+
+def unseen_colours(words: str, png: bytes, code: str) -> set[str]:
+    """Those that the picture lacks, and that no colour map of its code is called after."""
+    maps = {name.lower() for name in re.findall(r'cmap="([A-Z][a-z]+)s"', code)}
+    return named_colours(words) - maps - hues(png)
+
+
+@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
+def test_colours_that_are_named_are_those_of_the_picture(path):
+    found = {name: unseen_colours(*figure) for name, *figure in pictures(path)}
+    assert {name: colours for name, colours in found.items() if colours} == {}
+
+
+def test_a_colour_that_the_picture_lacks_is_seen():
+    figures = [figure for path in pages.NOTEBOOKS for _, *figure in pictures(path)]
+    assert len(figures) >= 12
+    for words, png, code in figures[::3]:
+        assert "yellow" in unseen_colours(f"{words} The yellow curve.", png, code)
