@@ -42,6 +42,11 @@ def _head(packed, h, H):
     return [W[h * (d // H) : (h + 1) * (d // H)] for W in packed.chunk(3)]
 
 
+def _rescaled(parts):
+    q, k, v = parts
+    return [2 * q.T, k.T / 2, v.T]
+
+
 def _zeroed(W, *where):
     W = W.clone()
     W[where] = 0.0
@@ -50,6 +55,12 @@ def _zeroed(W, *where):
 
 def _cut(p, mask):
     return p * mask / (p * mask).sum()
+
+
+def _min_p(p, m, by=None):
+    """Cut p where it, or what decides, is less than m of its maximum."""
+    by = p if by is None else by
+    return _cut(p, by >= m * by.max())
 
 
 def _masked(q, k, v, mask, scale=None):
@@ -92,7 +103,7 @@ def _added_to_the_norm(x, attend, think, first, second):
     return y + think(y)
 
 
-def _masked_mean(out, lengths, keep):
+def _mean(out, lengths, keep=torch.mul):
     real = (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
     return keep(out, real).sum(1) / lengths[:, None]
 
@@ -118,9 +129,9 @@ def _writer(*, start=False, end=False, forget=False, over=0):
     return write
 
 
-def _rolled(maps, step, layers=slice(None)):
+def _rolled(maps, step=lambda A, eye: (A.mean(1) + eye) / 2):
     total = torch.eye(maps[0].shape[-1]).to(maps[0])
-    for A in maps[layers]:
+    for A in maps:
         total = step(A, torch.eye(A.shape[-1]).to(A)) @ total
     return total
 
@@ -131,13 +142,28 @@ def _apart(first, second, ddof=1):
     return apart.mean(), 1.96 * apart.std(ddof=ddof) / len(apart) ** 0.5
 
 
+def _unpaired(first, second):
+    """With the errors of two groups that have nothing to do with each other."""
+    variances = np.var(first, ddof=1) + np.var(second, ddof=1)
+    return np.subtract(first, second).mean(), 1.96 * (variances / len(first)) ** 0.5
+
+
 def _joined(patches, p, channels):
     side = round(patches.shape[1] ** 0.5) * p
     return F.fold(patches.mT, side, p, stride=p)
 
 
-def _ignores(model, patches, other):
-    return torch.allclose(model(other), model(patches))
+def _maps(explain, images):
+    """Of each image the map that it gets alone."""
+    return torch.cat([explain(image[None]) for image in images])
+
+
+def _same(maps, **close):
+    return torch.allclose(maps, maps[:1], **close)
+
+
+def _ignores(order):
+    return lambda model, x: torch.allclose(model(x[:, order]), model(x))
 
 
 def _masked_softmax(s, m, dim=-1):
@@ -162,6 +188,11 @@ def _written(scores, START, END, longest):
 
 def _nll(logits, wanted):
     return -logits.log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
+
+
+def _mean_of_means(logits, wanted, filler):
+    real = wanted != filler
+    return ((_nll(logits, wanted) * real).sum(1) / real.sum(1)).mean()
 
 
 def _all_cuts(model, tokens, sizes, close=1e-4):
@@ -431,10 +462,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
         (lambda W, h, H: [_head(W, h, H)[i].T for i in (2, 1, 0)], "attends differently"),
         (lambda W, h, H: _head(W, h, H)[0].T, "three matrices"),
-        (
-            lambda W, h, H: [2 * _head(W, h, H)[0].T, _head(W, h, H)[1].T / 2, _head(W, h, H)[2].T],
-            "rows as they are",
-        ),
+        (lambda W, h, H: _rescaled(_head(W, h, H)), "rows as they are"),
         (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
     ],
     "4.1": [
@@ -568,22 +596,13 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "7.2": [
         (lambda out, n: out.mean(1), "padding included"),
-        (lambda out, n: _masked_mean(out, n, torch.mul), "padding that holds nan"),
-        (
-            lambda out, n: _masked_mean(out.nan_to_num(0.0, math.inf), n, torch.mul),
-            "padding that holds inf",
-        ),
-        (lambda out, n: _masked_mean(out, n, lambda o, r: o * r).mul(n[:, None]), "difference"),
-        (
-            lambda out, n: _masked_mean(out, n, torch.mul) * n[:, None] / out.shape[1],
-            "divided by T",
-        ),
+        (lambda out, n: _mean(out, n), "padding that holds nan"),
+        (lambda out, n: _mean(out.nan_to_num(0.0, math.inf), n), "padding that holds inf"),
+        (lambda out, n: _mean(out, n).mul(n[:, None]), "difference"),
+        (lambda out, n: _mean(out, n) * n[:, None] / out.shape[1], "divided by T"),
         (lambda out, n: out[:, 0], "largest difference"),
         (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
-        (
-            lambda out, n: _masked_mean(out, n, lambda o, r: o.masked_fill_(~r, 0.0)),
-            "changed its argument",
-        ),
+        (lambda out, n: _mean(out, n, lambda o, r: o.masked_fill_(~r, 0)), "changed its argument"),
     ],
     "7.3": [
         (lambda encode: False, "without a mask gets the verdict False"),
@@ -654,15 +673,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "9.2": [
         (lambda z, t, m: _cut(p := (z / t).softmax(-1), p >= m), "not min_p itself"),
         (lambda z, t, m: (p := (z / t).softmax(-1)) * (p >= m * p.max()), "must sum to 1"),
-        (lambda z, t, m: _cut(p := z.softmax(-1), p >= m * p.max()), "temperature is missing"),
-        (
-            lambda z, t, m: _cut((z / t).softmax(-1), z.softmax(-1) >= m * z.softmax(-1).max()),
-            "before the bound",
-        ),
-        (
-            lambda z, t, m: _cut(p := (z * t).softmax(-1), p >= m * p.max()),
-            "for temperature 2.0 and min_p 0.4",
-        ),
+        (lambda z, t, m: _min_p(z.softmax(-1), m), "temperature is missing"),
+        (lambda z, t, m: _min_p((z / t).softmax(-1), m, z.softmax(-1)), "before the bound"),
+        (lambda z, t, m: _min_p((z * t).softmax(-1), m), "for temperature 2.0 and min_p 0.4"),
         (lambda z, t, m: (z / t).softmax(-1)[z > 0], "the shape is"),
     ],
     "9.3": [
@@ -688,10 +701,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
-        (
-            lambda z, w, f: ((_nll(z, w) * (w != f)).sum(1) / (w != f).sum(1)).mean(),
-            "each example is averaged first",
-        ),
+        (_mean_of_means, "each example is averaged first"),
         (lambda z, w, f: -_nll(z, w)[w != f].mean(), "largest difference"),
         (lambda z, w, f: _nll(z, w)[w != f], "the shape is"),
         (lambda z, w, f: 0.5, "largest difference"),
@@ -708,10 +718,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda scores, START, END, longest: scores([]), "give the model START"),
         (lambda scores, START, END, longest: scores(START), "give the model START"),
         (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
-        (
-            lambda scores, START, END, longest: _written(scores, START, None, longest),
-            "do not belong",
-        ),
+        (lambda f, START, END, longest: _written(f, START, None, longest), "do not belong"),
     ],
     "11.1": [
         ([196, 590592], "the class token is a token too"),
@@ -722,10 +729,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([197], "not 1"),
     ],
     "11.2": [
-        (
-            lambda x, p, c: x.reshape(len(x), c, -1, round((x.numel() / len(x) / c) ** 0.5)),
-            "strips",
-        ),
+        (lambda x, p, c: x.reshape(_joined(x, p, c).shape), "strips"),
         (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
         (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
         (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
@@ -734,40 +738,25 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "11.3": [
         (lambda model, x: True, "attention with positions: it uses"),
         (lambda model, x: False, "attention, then the mean: it ignores"),
-        (lambda model, x: _ignores(model, x, x.flip(1)), "neighbours multiplied: it uses"),
-        (lambda model, x: _ignores(model, x, x.roll(1, 1)), "around a circle: it uses"),
-        (
-            lambda model, x: _ignores(model, x, x[:, [8, *range(1, 8), 0]]),
-            "the patch in the middle alone: it uses",
-        ),
+        (_ignores([*range(9)][::-1]), "neighbours multiplied: it uses"),
+        (_ignores([8, *range(8)]), "around a circle: it uses"),
+        (_ignores([8, *range(1, 8), 0]), "the patch in the middle alone: it uses"),
         (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
-        (
-            lambda model, x: _ignores(model, x, x[:, [1, 0, *range(2, 9)]]),
-            "the last patch alone: it uses",
-        ),
+        (_ignores([1, 0, *range(2, 9)]), "the last patch alone: it uses"),
     ],
     "12.1": [
-        (lambda m: _rolled(m[::-1], lambda A, eye: (A.mean(1) + eye) / 2), "order is reversed"),
+        (lambda m: _rolled(m[::-1]), "order is reversed"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
         (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
-        (
-            lambda m: _rolled(m, lambda A, eye: (A.mean(1) + eye) / 2, slice(-1, None)),
-            "last layer alone",
-        ),
+        (lambda m: _rolled(m[-1:]), "last layer alone"),
         (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
     ],
     "12.2": [
         (lambda a, b: _apart(b, a), "the second minus the first"),
         (lambda a, b: (abs(_apart(a, b)[0]) + 1, 0.1), "not the difference of the shares"),
         (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / 1.96), "multiply it by 1.96"),
-        (
-            lambda a, b: (
-                _apart(a, b)[0],
-                1.96 * ((np.var(a, ddof=1) + np.var(b, ddof=1)) / len(a)) ** 0.5,
-            ),
-            "take the difference of each image",
-        ),
+        (_unpaired, "take the difference of each image"),
         (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] * len(a) ** 0.5), "by the root of the"),
         (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / len(a) ** 0.5), "only once"),
         (lambda a, b: (_apart(a, b)[0], 0.5), "is not 1.96 standard errors"),
@@ -776,27 +765,14 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "12.3": [
         (lambda explain, x: True, "a map of each image: it depends"),
         (lambda explain, x: False, "one map for all: it ignores"),
+        (lambda f, x: _same(f(x), atol=1e-5), "the mean map of the batch: it depends"),
+        (lambda f, x: _same(_maps(f, x), rtol=0, atol=0), "and rounding: it ignores"),
         (
-            lambda explain, x: torch.allclose(explain(x), explain(x)[:1], atol=1e-5),
-            "the mean map of the batch: it depends",
-        ),
-        (
-            lambda explain, x: all(torch.equal(explain(i[None]), explain(x[:1])) for i in x),
-            "and rounding: it ignores",
-        ),
-        (
-            lambda explain, x: all(
-                int(explain(i[None]).argmax()) == int(explain(x[:1]).argmax()) for i in x
-            ),
+            lambda f, x: len(_maps(f, x).flatten(1).argmax(1).unique()) == 1,
             "made darker by the image: it depends",
         ),
         (lambda explain, x: explain(x).shape == explain(x.flip(0)).shape, "it depends"),
-        (
-            lambda explain, x: torch.allclose(
-                alone := torch.cat([explain(i[None]) for i in x]), alone[:1], rtol=1e-4, atol=1e-5
-            ),
-            "in tiny numbers: it depends",
-        ),
+        (lambda f, x: _same(_maps(f, x), rtol=1e-4, atol=1e-5), "in tiny numbers: it depends"),
     ],
     "13.1": [
         (22, "sum of the squares"),
@@ -927,10 +903,8 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "7.3": [
         lambda encode: np.bool_(_in_company(encode, ["a b c", "d", "e f"]) > 1e-5),
         lambda encode: any(
-            (
-                not torch.allclose(encode([a, b])[0].double(), encode([a])[0].double(), atol=1e-4)
-                for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
-            )
+            not torch.allclose(encode([a, b])[0].double(), encode([a])[0].double(), atol=1e-4)
+            for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
         ),
     ],
     "8.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
@@ -969,10 +943,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     ],
     "12.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
     "12.3": [
-        lambda explain, x: np.bool_(
-            np.ptp(every := [explain(image[None]).numpy() for image in x], axis=0).max()
-            < 1e-6 * np.max(every)
-        ),
+        lambda f, x: np.bool_(np.ptp(m := _maps(f, x).numpy(), axis=0).max() < 1e-6 * m.max()),
         lambda explain, x: all(
             torch.allclose(
                 explain(i[None]) / explain(i[None]).max(),
