@@ -43,9 +43,8 @@ def one_thread():
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--everything", action="store_true", help="each form of a mistake, each setting"
-    )
+    what = "each form of a mistake, each setting"
+    parser.addoption("--everything", action="store_true", help=what)
 
 
 def pytest_collection_modifyitems(items):

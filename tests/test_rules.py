@@ -5,6 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tables import for_each, raises_for_each
 
 FILES = sorted(Path(__file__).parent.rglob("*.py"))
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -94,42 +95,48 @@ def test_each_test_can_fail(rule):
     assert {path: lines for path, lines in broken.items() if lines} == {}
 
 
-@pytest.mark.parametrize(
-    ("rule", "body"),
-    [
-        (always_true, "assert f() or True"),
-        (always_true, "assert all(x == 1 or True for x in f())"),
-        (expected_to_fail, "pytest.xfail('later')"),
-        (expected_to_fail, "assert pytest.param(1, marks=pytest.mark.xfail)"),
-        (compared_with_itself, "assert x == x"),
-        (compared_with_itself, "assert 1 < x.shape[0] <= x.shape[0]"),
-        (compared_with_itself, "assert torch.equal(a.b, a.b)"),
-        (compared_with_itself, "assert a.equal(a)"),
-        (compared_with_itself, "assert_close(a, a, rtol=0)"),
-        (without_a_check, "f()"),
-        (without_a_check, "x = f() == 1"),
-        (without_a_check, "g()"),
-        (ending_early, "return\n    assert f()"),
-        (ending_early, "if x:\n        return\n    assert f()"),
-    ],
+@for_each(
+    (always_true, "assert f() or True"),
+    (always_true, "assert all(x == 1 or True for x in f())"),
+    (expected_to_fail, "pytest.xfail('later')"),
+    (expected_to_fail, "assert pytest.param(1, marks=pytest.mark.xfail)"),
+    (compared_with_itself, "assert x == x"),
+    (compared_with_itself, "assert 1 < x.shape[0] <= x.shape[0]"),
+    (compared_with_itself, "assert torch.equal(a.b, a.b)"),
+    (compared_with_itself, "assert a.equal(a)"),
+    (compared_with_itself, "assert_close(a, a, rtol=0)"),
+    (without_a_check, "f()"),
+    (without_a_check, "x = f() == 1"),
+    (without_a_check, "g()"),
+    (ending_early, "return\n    assert f()"),
+    (ending_early, "if x:\n        return\n    assert f()"),
 )
 def test_each_broken_rule_is_seen(rule, body):
     source = f"def g():\n    pass\n\n\ndef test_a():\n    {body}\n"
     assert len(rule(ast.parse(source))) == 1
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "assert f() or x",
-        "assert str(f()) == str(f())",
-        "assert torch.equal(a.b, b.a)",
-        "with pytest.raises(ValueError):\n        f()",
-        "h()",
-        "def inner():\n        return 1\n\n    assert inner()",
-    ],
+@for_each(
+    "assert f() or x",
+    "assert str(f()) == str(f())",
+    "assert torch.equal(a.b, b.a)",
+    "with pytest.raises(ValueError):\n        f()",
+    "h()",
+    "def inner():\n        return 1\n\n    assert inner()",
 )
 def test_what_can_fail_is_no_broken_rule(body):
     helpers = "def g():\n    assert f()\n\n\ndef h():\n    g()\n\n\n"
     tree = ast.parse(f"{helpers}def test_a():\n    {body}\n")
     assert [rule(tree) for rule in RULES] == [[]] * len(RULES)
+
+
+@for_each(None, KeyError("no other error"), ValueError("other words"))
+def test_a_row_that_does_not_raise_what_it_says_is_red(error):
+    @raises_for_each((error, ValueError, "these words"))
+    def does(raised):
+        if raised is not None:
+            raise raised
+
+    does(raised=ValueError("these words"), error=ValueError, message="these words")
+    with pytest.raises((KeyError, AssertionError, pytest.fail.Exception)):
+        does(raised=error, error=ValueError, message="these words")

@@ -69,7 +69,7 @@ def _moved(text: str, old: str, new: str, formulas: list[str]) -> str:
         (rf"\[((?:[Cc]hapter )?){n}\b(?=[^]\n]*\]\([\w./]*{new}\.)", rf"[\g<1>{m}"),
         # Exercise N.1, solution-N.1, check("N.1", @exercise("N.1"), Fig. N.1
         (rf'(?i)\b((?:exercise|solution|check|fig\.)(?:s? |-|\(\\?")){n}\.(?=\d)', rf"\g<1>{m}."),
-        (rf'(?m)^    "{n}\.(?=\d+": \{{)', f'    "{m}.'),  # the tests' table of answers
+        (rf'(?m)^    "{n}\.(?=\d+": \[)', f'    "{m}.'),  # the tests' tables of answers
         (rf"(?i)(\btag\{{|\bformulas? \(){n}\.(?=\d+[)}}])", rf"\g<1>{m}."),
         *((rf"(?<![\w)])\({n}\.{k}\)", f"({m}.{k})") for k in formulas),
     ]

@@ -114,20 +114,11 @@ class Loop(Floor):
 @torch.no_grad()
 def to_transformers(model: DecoderLM, max_len: int) -> GPT2LMHeadModel:
     """The same weights, but for the output's bias, as a GPT-2 that no token can end."""
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=max_len,
-        n_embd=SIZES["d_model"],
-        n_head=SIZES["num_heads"],
-        n_inner=SIZES["d_ff"],
-        n_layer=SIZES["num_layers"],
-        activation_function="gelu",
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    theirs = GPT2LMHeadModel(config).eval()
+    sizes = dict(zip(("n_embd", "n_head", "n_inner", "n_layer"), SIZES.values(), strict=True))
+    sizes |= {"vocab_size": VOCABULARY, "n_positions": max_len}
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    kind = {"activation_function": "gelu", "tie_word_embeddings": False}
+    theirs = GPT2LMHeadModel(GPT2Config(**sizes, **tokens, **kind)).eval()
     theirs.transformer.wte.weight.copy_(model.embedding.vectors.weight)
     theirs.transformer.wpe.weight.copy_(model.embedding.positions.table)
     theirs.lm_head.weight.copy_(model.output.weight)
@@ -218,11 +209,8 @@ def test_speed_of_a_step(benchmark, capsys):
         y = read(q.view(1, 1, H, d_k).transpose(1, 2), place + 1)
         return F.linear(y.transpose(1, 2).reshape(1, 1, -1), *out)
 
-    contestants = {
-        "one read of the cache": read_alone,
-        "floor": floor_step,
-        "attn_lib": lambda: layer(new, causal=True, cache=cache),
-    }
+    contestants = {"one read of the cache": read_alone, "floor": floor_step}
+    contestants["attn_lib"] = lambda: layer(new, causal=True, cache=cache)
     with torch.no_grad():
         torch.testing.assert_close(contestants["attn_lib"](), floor_step())  # the same work
     title = f"one step of one layer onto {CACHED} tokens, {H} heads on {H_kv}, d_k {d_k}"

@@ -12,6 +12,8 @@ from transformers import ViTConfig, ViTModel
 
 from attn_lib import VisionTransformer, interop
 
+NAMES = ["image_size", "patch_size", "hidden_size", "num_attention_heads"]
+NAMES += ["intermediate_size", "num_hidden_layers"]
 SIZES = [  # B, image size, patch size, d_model, H, d_ff, layers
     (32, 32, 4, 128, 4, 512, 6),
     (2, 224, 16, 192, 3, 768, 12),  # ViT-Ti/16
@@ -26,16 +28,9 @@ def from_transformers(theirs: ViTModel) -> VisionTransformer:
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward + backward"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_speed_of_seeing(size, backward, benchmark, capsys):
-    B, image_size, patch_size, d_model, H, d_ff, num_layers = size
+    B, image_size, *_ = size
     torch.manual_seed(0)
-    config = ViTConfig(
-        image_size=image_size,
-        patch_size=patch_size,
-        hidden_size=d_model,
-        num_attention_heads=H,
-        intermediate_size=d_ff,
-        num_hidden_layers=num_layers,
-    )
+    config = ViTConfig(**dict(zip(NAMES, size[1:], strict=True)))
     theirs = ViTModel(config, add_pooling_layer=False).eval()  # without dropout in any mode
     ours = from_transformers(theirs)
     images = torch.randn(B, config.num_channels, image_size, image_size)

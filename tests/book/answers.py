@@ -1,14 +1,8 @@
-"""Answers to the exercises: mistakes that somebody makes, and right answers of unusual kinds.
-
-`answers.json` lists them for each exercise, in Python, which may call what is defined here; with
-each mistake stand the words that must come back.
-"""
+"""Answers to the exercises: mistakes that somebody makes, and right answers of unusual kinds."""
 
 import itertools
-import json
 import math
-from fractions import Fraction  # noqa: F401 - for answers.json
-from pathlib import Path
+from fractions import Fraction
 
 import numpy as np
 import torch
@@ -48,6 +42,11 @@ def _head(packed, h, H):
     return [W[h * (d // H) : (h + 1) * (d // H)] for W in packed.chunk(3)]
 
 
+def _rescaled(parts):
+    q, k, v = parts
+    return [2 * q.T, k.T / 2, v.T]
+
+
 def _zeroed(W, *where):
     W = W.clone()
     W[where] = 0.0
@@ -56,6 +55,12 @@ def _zeroed(W, *where):
 
 def _cut(p, mask):
     return p * mask / (p * mask).sum()
+
+
+def _min_p(p, m, by=None):
+    """Cut p where it, or what decides, is less than m of its maximum."""
+    by = p if by is None else by
+    return _cut(p, by >= m * by.max())
 
 
 def _masked(q, k, v, mask, scale=None):
@@ -98,7 +103,7 @@ def _added_to_the_norm(x, attend, think, first, second):
     return y + think(y)
 
 
-def _masked_mean(out, lengths, keep):
+def _mean(out, lengths, keep=torch.mul):
     real = (torch.arange(out.shape[1]) < lengths[:, None])[..., None]
     return keep(out, real).sum(1) / lengths[:, None]
 
@@ -124,9 +129,9 @@ def _writer(*, start=False, end=False, forget=False, over=0):
     return write
 
 
-def _rolled(maps, step, layers=slice(None)):
+def _rolled(maps, step=lambda A, eye: (A.mean(1) + eye) / 2):
     total = torch.eye(maps[0].shape[-1]).to(maps[0])
-    for A in maps[layers]:
+    for A in maps:
         total = step(A, torch.eye(A.shape[-1]).to(A)) @ total
     return total
 
@@ -137,13 +142,28 @@ def _apart(first, second, ddof=1):
     return apart.mean(), 1.96 * apart.std(ddof=ddof) / len(apart) ** 0.5
 
 
+def _unpaired(first, second):
+    """With the errors of two groups that have nothing to do with each other."""
+    variances = np.var(first, ddof=1) + np.var(second, ddof=1)
+    return np.subtract(first, second).mean(), 1.96 * (variances / len(first)) ** 0.5
+
+
 def _joined(patches, p, channels):
     side = round(patches.shape[1] ** 0.5) * p
     return F.fold(patches.mT, side, p, stride=p)
 
 
-def _ignores(model, patches, other):
-    return torch.allclose(model(other), model(patches))
+def _maps(explain, images):
+    """Of each image the map that it gets alone."""
+    return torch.cat([explain(image[None]) for image in images])
+
+
+def _same(maps, **close):
+    return torch.allclose(maps, maps[:1], **close)
+
+
+def _ignores(order):
+    return lambda model, x: torch.allclose(model(x[:, order]), model(x))
 
 
 def _masked_softmax(s, m, dim=-1):
@@ -168,6 +188,11 @@ def _written(scores, START, END, longest):
 
 def _nll(logits, wanted):
     return -logits.log_softmax(-1).gather(-1, wanted[..., None])[..., 0]
+
+
+def _mean_of_means(logits, wanted, filler):
+    real = wanted != filler
+    return ((_nll(logits, wanted) * real).sum(1) / real.sum(1)).mean()
 
 
 def _all_cuts(model, tokens, sizes, close=1e-4):
@@ -325,12 +350,649 @@ def _swaps(model, patches):
     return np.True_
 
 
-TABLE = json.loads(Path(__file__).with_name("answers.json").read_text())
 WRONG = {  # exercise -> mistakes that somebody makes, each with the words that must come back
-    number: [(eval(answer), words) for answer, words in answers["wrong"]]  # noqa: S307 - our own
-    for number, answers in TABLE.items()
+    "1.1": [
+        ([0.49, 0.49, 0.02], "lack the scale"),
+        ([4.11, 4.11, 0.49], "divide each by their sum"),
+        ([1.41, 1.41, -0.71], "these are scores"),
+        ([0.5, 0.4, 0.2], "yours to 1.10"),
+        ([0.33, 0.33, 0.34], "at least one is off"),
+        ([0.5, 0.5], "not 2"),
+        ("half", "not a text"),
+        ([[0.5], [0.5], None], "not list"),
+        ([math.nan, 0.5, 0.5], "finite"),
+        (range(10**9), "not 10"),
+    ],
+    "1.2": [
+        (lambda s: s.exp() / s.exp().sum(-1, keepdim=True), "subtract the row's maximum"),
+        (lambda s: s.softmax(0), "normalise the last axis"),
+        (lambda s: (s - s.max()).exp() / (s - s.max()).exp().sum(-1, keepdim=True), "own maximum"),
+        (lambda s: s.exp() / s.exp().sum(), "largest difference"),
+        (lambda s: s.clamp(max=80).softmax(-1), "the largest difference .* is 0.23"),
+        (lambda s: s.sub_(s.amax(-1, keepdim=True)).softmax(-1), "changed its argument"),
+        (lambda s: s.softmax(-1).tolist(), "a tensor is wanted, not list"),
+        (lambda s: _shifted(s, s.mean(-1, keepdim=True)), "own maximum"),
+        (lambda s: _shifted(s, s.amin(-1, keepdim=True)), "own maximum"),
+        (lambda s: _shifted(s, s[..., :1]), "own maximum"),
+        (lambda s: s.softmax(1), "whatever comes before"),
+        (lambda s: s.softmax(-1).to(torch.complex64), "real numbers"),
+    ],
+    "1.3": [
+        (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "not scaled: divide"),
+        (lambda q, k, v: (q @ k.mT * q.shape[-1] ** 0.5).softmax(-1) @ v, "are multiplied: divide"),
+        (lambda q, k, v: (q @ k.mT / v.shape[-1] ** 0.5).softmax(-1) @ v, "scaled by d_v: divide"),
+        (lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v, "holds the keys"),
+        (lambda q, k, v: (q @ k.T / q.shape[-1] ** 0.5).softmax(-1) @ v, "it raised"),
+        (lambda q, k, v: ((q @ k.mT).softmax(-1) @ v, None), "not a pair"),
+        (lambda q, k, v: v.zero_().sum() + torch.zeros(5, 3), "changed an argument"),
+        (lambda q, k, v: (q @ k.mT / 7**0.5).softmax(-1) @ v, "with 0 leading axes"),
+        (lambda q, k, v: (q @ k.mT).softmax(-1), r"the shape is \(5, 4\)"),
+    ],
+    "1.4": [
+        ([0.0, 1.0], "longer arrow"),
+        ([0.0, 7.0], "milk gets 0.986"),
+        ([5.0, 0.0], "attends most to 'cat'"),
+        ([0.0, -9.0], "rotate the arrow"),
+        ([0.0, 8.0, 0.0], "not 3"),
+        ([0.0, math.inf], "must be finite"),
+    ],
+    "2.1": [
+        (lambda T, p: torch.ones(T, T).tril().bool(), "this is the causal mask"),
+        (lambda T, p: ~(torch.ones(T, T).tril().bool() | (torch.arange(T) < p)), "inverted"),
+        (lambda T, p: torch.ones(T, T).tril().bool() & (torch.arange(T) < p), "should be True"),
+        (lambda T, p: torch.ones(T, T).tril(p).bool(), "should be False"),
+        (lambda T, p: torch.ones(T, T).tril(), "not torch.float32"),
+        (lambda T, p: (torch.arange(T) < p)[None], "shape is"),
+    ],
+    "2.2": [
+        (lambda b: b.bool(), r"must be \(B, 1, T, S\)"),
+        (lambda b: b.bool() & torch.ones(b.shape[1], b.shape[1]).tril().bool(), "it raised"),
+        (lambda b: b.bool()[:, None, None], "shape is"),
+        (lambda b: _decoder(b.bool()[:, None, :, None]), "should be"),
+        (lambda b: ~_decoder(b.bool()[:, None, None]), "inverted"),
+        (lambda b: _decoder(b.bool()[:, None, None]).float(), "not torch.float32"),
+        (lambda b: b.bool()[:, None, None] | _decoder(True).expand(len(b), 1, -1, -1), "be False"),
+    ],
+    "2.3": [
+        (lambda head, x: False, "every position leaks"),
+        (lambda head, x: True, "a causal head does not leak"),
+        (lambda head, x: _moves(head, x, 0, -1), "one position too far leaks"),
+        (lambda head, x: _moves(head, x, -2, -1) or _moves(head, x, 0, -1), "only the first"),
+        (lambda head, x: head(x).shape != x.shape, "every position leaks"),
+        (lambda head, x: _moves(head, x, slice(0, 2), 2), "only output 0 leaks, and only token 1"),
+        (lambda head, x: any(_moves(head, x, t, t + 1) for t in range(6)), "first output leaks"),
+        (lambda head, x: None, "not NoneType"),
+        (lambda head, x: head(x) != x, r"not Tensor of shape \(7, 3\)"),
+    ],
+    "2.4": [
+        (lambda s, m: s.masked_fill(~m, -math.inf).softmax(-1), "gives NaN"),
+        (lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "gives weight to closed cells"),
+        (lambda s, m: s.softmax(-1) * m, "must sum to 1"),
+        (lambda s, m: (s + m.log()).softmax(-1).nan_to_num(), "gradient has NaN"),
+        (lambda s, m: s.exp() * m / (s.exp() * m).sum(-1, keepdim=True), "gives NaN"),
+        (lambda s, m: s.masked_fill(~m, -50).softmax(-1) * m.any(-1, keepdim=True), "some weight"),
+        (lambda s, m: s.tolist(), "not list"),
+        (lambda s, m: s.masked_fill_(~m, -1e30).softmax(-1) * m, "changed its argument"),
+        (lambda s, m: _masked_softmax(s, m, 1), "must sum to 1"),
+        (lambda s, m: _masked_softmax(s.detach(), m), "no gradient"),
+        (lambda s, m: _exponents(s, m, torch.Tensor.detach), "not their gradient"),
+    ],
+    "3.1": [
+        (324, "now add the biases"),
+        (108, "that is one head"),
+        (127, "that is one head"),
+        (168, "d_model / H"),
+        (273, "output projection, which joins the heads, is missing"),
+        (400, "add up"),
+        ("many", "not a text"),
+        ([369, 369], "not 2"),
+    ],
+    "3.2": [
+        (lambda x, H: x.reshape(len(x), H, x.shape[1], -1), "by a reshape alone"),
+        (lambda x, H: x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2), r"numbers h \* d"),
+        (lambda x, H: x.unflatten(-1, (H, -1)), r"the shape is \(2, 3, 5, 7\)"),
+        (lambda x, H: torch.stack(x.chunk(H, -1)), r"the shape is \(5, 2, 3, 7\)"),
+        (lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2).tolist(), "not list"),
+        (lambda x, H: x.flip(-1).unflatten(-1, (H, -1)).transpose(1, 2), r"numbers h \* d"),
+    ],
+    "3.3": [
+        (lambda W, h, H: _head(W, h, H), "must be transposed"),
+        (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 attends differently"),
+        (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 attends differently"),
+        (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
+        (lambda W, h, H: [_head(W, h, H)[i].T for i in (2, 1, 0)], "attends differently"),
+        (lambda W, h, H: _head(W, h, H)[0].T, "three matrices"),
+        (lambda W, h, H: _rescaled(_head(W, h, H)), "rows as they are"),
+        (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
+    ],
+    "4.1": [
+        ([36.0, 2.0], "uses one variance"),
+        ([18.0, 4.0], "fourth power"),
+        ([16.0, 4.0], "one term: there are nine"),
+        ([12.0, 4.0], "its square is the variance"),
+        ([100.0, 4.0], "d_k times the fourth power"),
+        ([144.0, 12.0], "divide it by the square root of 9"),
+        ([144.0, 16.0], "take its root"),
+        ([144.0, 1.0], "divided by the square root of 9"),
+        ([144.0], "not 1"),
+        ([math.nan, 4.0], "variance of a product"),
+        ([144.0, math.nan], "deviation of a score"),
+    ],
+    "4.2": [
+        (lambda attend, d_k: d_k**-0.5, "has scale 1.000, but you say 0.250"),
+        (lambda attend, d_k: d_k**0.5, "its inverse"),
+        (lambda attend, d_k: 1.0, "has scale 0.250, but you say 1.000"),
+        (lambda attend, d_k: _log_ratio(attend, d_k, 1.0) / d_k, "but you say"),
+        (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "but you say -0.250"),
+        (lambda attend, d_k: 0.5 * _log_ratio(attend, d_k, 1.0), "but you say 0.125"),
+        (lambda attend, d_k: attend(torch.ones(1, d_k), torch.ones(2, d_k)), "not 2"),
+        (lambda attend, d_k: math.nan, "but you say nan"),
+        (lambda attend, d_k: torch.ones(3), "not 3"),
+    ],
+    "4.3": [
+        (math.sqrt(2 * math.log(4)), "spread of the scaled scores"),
+        (math.sqrt(2 * math.log(4)) / 64, "not of d_k"),
+        (math.sqrt(math.log(4)) / 8, "one half"),
+        (-math.sqrt(2 * math.log(4)) / 8, "fits worst"),
+        (0.125, "= 621 keys"),
+        (math.inf, "finite"),
+        (math.nan, "finite"),
+        ([1.0, 2.0], "one number"),
+    ],
+    "5.1": [
+        ([math.sin(4), math.cos(4), math.sin(0.4), math.cos(0.4)], "this is position 4"),
+        ([0.052, 0.999, 0.005, 1.0], "radians"),
+        ([0.141, -0.99, 0.03, 1.0], "1/10"),
+        ([0.141, -0.99, 0.141, -0.99], "a speed of its own"),
+        ([0.141, 0.296, -0.99, 0.955], "side by side"),
+        ([-0.99, 0.141, 0.955, 0.296], "the sine comes first"),
+        ([0.141, 0.99, 0.296, 0.955], "at least one is off"),
+        ([0.141, -0.99], "not 2"),
+        ([math.nan] * 4, "finite"),
+    ],
+    "5.2": [
+        (lambda W, H: W, "as it was"),
+        (lambda W, H: torch.cat([W[0::2], W[1::2]]), "within each head"),
+        (lambda W, H: W.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1), "this is the inverse"),
+        (lambda W, H: W.flip(0), "the even rows come first"),
+        (lambda W, H: W[0::2], "shape is"),
+        (lambda W, H: W.tolist(), "not list"),
+        (lambda W, H: W.copy_(torch.cat([W[0::2], W[1::2]])), "changed its argument"),
+    ],
+    "5.3": [
+        (lambda real: torch.arange(real.shape[1]).expand_as(real), "you say"),
+        (lambda real: real.cumsum(-1), r"for \[1, 1, 1, 1\] real tokens have positions 0"),
+        (lambda real: real.cumsum(-1) - 1, "has position -1"),
+        (lambda real: (real.cumsum(-1) - 1).masked_fill(~real, 99), "has position 99"),
+        (lambda real: (real.cumsum(-1) - 1.0).clamp(min=0), "not torch.float"),
+        (lambda real: (real.cumsum(-1) - 1)[0], "shape is"),
+        (lambda real: (real.cumsum(0) - 1).clamp(min=0), "you say"),
+    ],
+    "5.4": [
+        (lambda score: True, "a learned table does not depend"),
+        (lambda score: False, "RoPE depends"),
+        (lambda score: score(1, 0) == score(50, 49), "RoPE depends|sines depends"),
+        (lambda score: abs(score(3, 1) - score(4, 2)) < 1e-9, "near the end"),
+        (lambda score: abs(score(2, 1) - score(1, 2)) < 1e-9, "RoPE depends"),
+        (lambda score: abs(score(95, 91) - score(90, 86)) < 1e-9, "does not depend|repeats"),
+        (_all_steps(0.001), "faint bend"),
+        (_all_steps(1e-9, lambda i, j: j <= i), "after the query"),
+        (_all_steps(1e-9, lambda i, j: j >= i), "near the end"),
+        (_all_steps(1e-9, lambda i, j: j > 0), "at the first position"),
+        (_all_steps(1e-9, lambda i, j: abs(i - j) < 9), "farther away"),
+        (_all_steps(1e-9, lambda i, j: i != j), "own position"),
+        (_all_steps(1e-9, lambda i, j: i % 2 == 0), "each two queries"),
+        (_all_steps(1e-9, lambda i, j: j % 2 == 0), "each two keys"),
+        (_all_steps(1e-9, by=2), "queries at odd positions"),
+        (_all_steps(1e-9, lambda i, j: j % 2 == 0, by=2), "at odd positions"),
+        (lambda score: torch.tensor([score(1, 1), score(2, 2)]), r"not Tensor of shape \(2,\)"),
+    ],
+    "6.1": [
+        ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),
+        ([-1.0, 0.0, 0.0, 1.0], "take its root first"),
+        ([-2, 0, 0, 2], "now divide by"),
+        ([1.41, 2.83, 2.83, 4.24], "subtract the mean"),
+        ([-1.5, 0, 0, 1.5], "at least one"),
+        ([math.nan] * 4, "at least one"),
+        ([1.0, 2.0], "not 2"),
+    ],
+    "6.2": [
+        (lambda d, H, K, f: _size_today(d, H, K, f, matrices=2), "three matrices"),
+        (lambda d, H, K, f: _size_today(d, H, H, f), "keys and values are narrower"),
+        (lambda d, H, K, f: _size_today(d, H, K, f, norms=0), "forgot the gains"),
+        (lambda d, H, K, f: _size_today(d, H, K, f, norms=1), "each of the two norms"),
+        (lambda d, H, K, f: _size_today(d, H, K, f, norms=4), "a gain and no bias"),
+        (lambda d, H, K, f: _size_today(d, H, K, f) - d * d, "joins the heads"),
+        (lambda d, H, K, f: _size_today(d, H, K, f) - d * d * K // H, "a matrix each"),
+        (
+            lambda d, H, K, f: 4 * d * d + 2 * d * f + 9 * d + f,
+            "for d_model=12, H=6, H_kv=2, d_ff=10 it is",
+        ),
+        (lambda d, H, K, f: None, "not NoneType"),
+    ],
+    "6.3": [
+        (lambda x, a, t, n, m: m(n(x + a(x)) + t(n(x + a(x)))), "this is post-norm"),
+        (lambda x, a, t, n, m: x + a(n(x)) + t(m(x)), "after attention has written"),
+        (lambda x, a, t, n, m: x + t(m(x + a(n(x)))), "start from the residual stream"),
+        (lambda x, a, t, n, m: _added_to_the_norm(x, a, t, n, m), "add to x itself"),
+        (lambda x, a, t, n, m: (y := (x + a(n(x)))) + t(n(y)), "used the first twice"),
+        (lambda x, a, t, n, m: (y := (x + a(m(x)))) + t(n(y)), "swapped"),
+        (lambda x, a, t, n, m: m((y := (x + a(n(x)))) + t(m(y))), "is not normalised"),
+        (lambda x, a, t, n, m: t(m(x + a(n(x)))), "the output of each sublayer is added"),
+        (lambda x, a, t, n, m: x.add_(a(n(x))) + t(m(x)), "changed its argument"),
+        (lambda x, a, t, n, m: x + a(x) + t(x), "largest difference"),
+    ],
+    "7.1": [
+        ([3.0, 4.0], "now divide it by its length"),
+        ([6, 8], "this is the sum"),
+        ([0.0, 1.0], "padding is left out of the mean"),
+        ([0, 3], "which is then divided"),
+        (torch.tensor([0.0, 9.0]), "left out of the sum"),
+        ([0.75, 0.66], "as they are"),
+        ([1.0, 0.0], "first token alone"),
+        ([0.8, 0.6], "at least one number is off"),
+        ([math.nan, math.nan], "at least one number is off"),
+        ([0.6, 0.8, 0.0], "not 3"),
+    ],
+    "7.2": [
+        (lambda out, n: out.mean(1), "padding included"),
+        (lambda out, n: _mean(out, n), "padding that holds nan"),
+        (lambda out, n: _mean(out.nan_to_num(0.0, math.inf), n), "padding that holds inf"),
+        (lambda out, n: _mean(out, n).mul(n[:, None]), "difference"),
+        (lambda out, n: _mean(out, n) * n[:, None] / out.shape[1], "divided by T"),
+        (lambda out, n: out[:, 0], "largest difference"),
+        (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
+        (lambda out, n: _mean(out, n, lambda o, r: o.masked_fill_(~r, 0)), "changed its argument"),
+    ],
+    "7.3": [
+        (lambda encode: False, "without a mask gets the verdict False"),
+        (lambda encode: True, "that is right gets the verdict True"),
+        (lambda encode: encode(["a", "b c"]).shape != (2, 7), "without a mask"),
+        (
+            lambda encode: bool((encode(["a", "b c d"])[0] != encode(["a"])[0]).any()),
+            "right up to rounding gets the verdict True",
+        ),
+        (
+            lambda encode: _in_company(encode, ["a b", "c d"]) > 1e-5,
+            "without a mask gets the verdict False",
+        ),
+        (
+            lambda encode: bool(abs(encode(["a", "b c d"])[0] - encode(["a"])[0]).sum() > 1.0),
+            "an encoder .* gets the verdict False",
+        ),
+        (
+            lambda encode: _in_company(encode, ["a", "b c d"], of=slice(1)) > 1e-5,
+            "cuts each text to the shortest gets the verdict False",
+        ),
+        (lambda encode: encode(["a", "b c"]), "True or False is wanted"),
+    ],
+    "8.1": [
+        (600 + 2964, "counts once"),
+        (2964 - 12, "the last one"),
+        (2964 - 60, "the norms are missing"),
+        (2964 + 60, "a gain and no bias"),
+        (2964 + 288, "only 2 heads"),
+        (2964 - 480, "three matrices"),
+        (600 + 1176 + 12, "two blocks"),
+        (2364, "the embedding is missing"),
+        (1000, "add up the embedding"),
+        (math.nan, "add up the embedding"),
+        ([1, 2], "not 2"),
+    ],
+    "8.2": [
+        (lambda W, n, H: W.repeat(H // n, 1), "the heads are tiled"),
+        (lambda W, n, H: W.repeat_interleave(H // n, 0), "repeat whole heads, of 2 rows"),
+        (lambda W, n, H: W, r"the shape is \(6, 5\) instead of \(18, 5\)"),
+        (lambda W, n, H: W.flip(0).repeat(H // n, 1), "key head h // 3"),
+        (lambda W, n, H: W.zero_().repeat(H // n, 1), "changed its argument"),
+        (lambda W, n, H: W.tolist(), "not list"),
+    ],
+    "8.3": [
+        (lambda m, t: True, "accepts a cache that forgets all earlier"),
+        (lambda m, t: False, "by rounding"),
+        (lambda m, t: _all_cuts(m, t, _every, 0.0), "by rounding"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [range(1, n)]), "pieces of more than one"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [(3,)]), "pieces of a single token"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [(2, 5), (2, 3)]), "just after the first token"),
+        (lambda m, t: _all_cuts(m, t[:, :4], _every), "from the fifth token"),
+        (lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]), "piece of 2 after 1 others"),
+        (lambda m, t: m(t).shape, "True or False is wanted"),
+        (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
+    ],
+    "9.1": [
+        ([16 / 30, 9 / 30, 4 / 30, 1 / 30], "now cut off the tail"),
+        ([0.533, 0.3, 0, 0], "rescale what is kept"),
+        ([0.552, 0.31, 0.138, 0], "that is top-p first"),
+        ([1, 0, 0, 0], "so the next is kept"),
+        ([4 / 9, 3 / 9, 2 / 9, 0], "that is top-p alone"),
+        ([0.36, 0.31, 0.33, 0], "favours the likeliest"),
+        ([0.64, 0.36], "not 2"),
+        ([0.7, 0.3, 0, 0], "squares each probability"),
+        ([0.8, 0.6, 0.4, 0.2], "must sum to 1"),
+    ],
+    "9.2": [
+        (lambda z, t, m: _cut(p := (z / t).softmax(-1), p >= m), "not min_p itself"),
+        (lambda z, t, m: (p := (z / t).softmax(-1)) * (p >= m * p.max()), "must sum to 1"),
+        (lambda z, t, m: _min_p(z.softmax(-1), m), "temperature is missing"),
+        (lambda z, t, m: _min_p((z / t).softmax(-1), m, z.softmax(-1)), "before the bound"),
+        (lambda z, t, m: _min_p((z * t).softmax(-1), m), "for temperature 2.0 and min_p 0.4"),
+        (lambda z, t, m: (z / t).softmax(-1)[z > 0], "the shape is"),
+    ],
+    "9.3": [
+        ([4, 5], "those are bits per token"),
+        ([0.833, 1], "swapped"),
+        ([4, 6], "bytes per token"),
+        ([1200, 1000], "divide by its bytes"),
+        ([0.693, 0.578], "nats"),
+        ([4, 5.333], "logarithm of the perplexity first"),
+        ([1], "not 1"),
+        ([2, 3], "times tokens, divided by bytes"),
+    ],
+    "10.1": [
+        (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
+        (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
+        (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
+        (lambda P, n: (n * P + n * (n + 1) // 2, P + n - 1), "only the prompt's 2 rows"),
+        (lambda P, n: (n * P, P + n - 1), "computed again, too"),
+        (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
+        (lambda P, n: (66,), "not 1"),
+    ],
+    "10.2": [
+        (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
+        (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
+        (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
+        (_mean_of_means, "each example is averaged first"),
+        (lambda z, w, f: -_nll(z, w)[w != f].mean(), "largest difference"),
+        (lambda z, w, f: _nll(z, w)[w != f], "the shape is"),
+        (lambda z, w, f: 0.5, "largest difference"),
+        (lambda z, w, f: None, "not NoneType"),
+    ],
+    "10.3": [
+        (_writer(start=True), "START and END do not belong"),
+        (_writer(end=True), "START and END do not belong"),
+        (_writer(forget=True), "everything written so far"),
+        (_writer(over=1), "for a model that"),
+        (lambda scores, START, END, longest: [3, 1, 4][:longest], "never ends"),
+        (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
+        (lambda scores, START, END, longest: None, "not NoneType"),
+        (lambda scores, START, END, longest: scores([]), "give the model START"),
+        (lambda scores, START, END, longest: scores(START), "give the model START"),
+        (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
+        (lambda f, START, END, longest: _written(f, START, None, longest), "do not belong"),
+    ],
+    "11.1": [
+        ([196, 590592], "the class token is a token too"),
+        ([225, 590592], "patches in a row"),
+        ([197, 589824], "biases are missing"),
+        ([197, 197376], "three colours"),
+        ([197, 150528], "has a weight for each"),
+        ([197], "not 1"),
+    ],
+    "11.2": [
+        (lambda x, p, c: x.reshape(_joined(x, p, c).shape), "strips"),
+        (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
+        (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
+        (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
+        (lambda x, p, c: x.tolist(), "not list"),
+    ],
+    "11.3": [
+        (lambda model, x: True, "attention with positions: it uses"),
+        (lambda model, x: False, "attention, then the mean: it ignores"),
+        (_ignores([*range(9)][::-1]), "neighbours multiplied: it uses"),
+        (_ignores([8, *range(8)]), "around a circle: it uses"),
+        (_ignores([8, *range(1, 8), 0]), "the patch in the middle alone: it uses"),
+        (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
+        (_ignores([1, 0, *range(2, 9)]), "the last patch alone: it uses"),
+    ],
+    "12.1": [
+        (lambda m: _rolled(m[::-1]), "order is reversed"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
+        (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
+        (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
+        (lambda m: _rolled(m[-1:]), "last layer alone"),
+        (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
+    ],
+    "12.2": [
+        (lambda a, b: _apart(b, a), "the second minus the first"),
+        (lambda a, b: (abs(_apart(a, b)[0]) + 1, 0.1), "not the difference of the shares"),
+        (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / 1.96), "multiply it by 1.96"),
+        (_unpaired, "take the difference of each image"),
+        (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] * len(a) ** 0.5), "by the root of the"),
+        (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / len(a) ** 0.5), "only once"),
+        (lambda a, b: (_apart(a, b)[0], 0.5), "is not 1.96 standard errors"),
+        (lambda a, b: _apart(a, b)[0], "not 1"),
+    ],
+    "12.3": [
+        (lambda explain, x: True, "a map of each image: it depends"),
+        (lambda explain, x: False, "one map for all: it ignores"),
+        (lambda f, x: _same(f(x), atol=1e-5), "the mean map of the batch: it depends"),
+        (lambda f, x: _same(_maps(f, x), rtol=0, atol=0), "and rounding: it ignores"),
+        (
+            lambda f, x: len(_maps(f, x).flatten(1).argmax(1).unique()) == 1,
+            "made darker by the image: it depends",
+        ),
+        (lambda explain, x: explain(x).shape == explain(x.flip(0)).shape, "it depends"),
+        (lambda f, x: _same(_maps(f, x), rtol=1e-4, atol=1e-5), "in tiny numbers: it depends"),
+    ],
+    "13.1": [
+        (22, "sum of the squares"),
+        (4.4, "five days make four forecasts"),
+        (2, "square them first"),
+        (1, "the signs cancel"),
+        (2.345, "root of the mean"),
+        (7, "subtract each day"),
+        ([5, 5], "not 2"),
+    ],
+    "13.2": [
+        (lambda raw, n: (raw - raw.mean(0)) / raw.std(0), "those of all days"),
+        (lambda raw, n: (raw - raw[:n].mean()) / raw[:n].std(), "of its own"),
+        (lambda raw, n: raw - raw[:n].mean(0), "now divide"),
+        (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].var(0), "take its root"),
+        (lambda raw, n: (raw[:n] - raw[:n].mean(0)) / raw[:n].std(0), "11 days of 3 features"),
+        (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "largest difference"),
+        (lambda raw, n: raw.tolist(), "not list"),
+    ],
+    "13.3": [
+        (lambda z, T, end: z.unfold(0, T + 1, 1), "the shape is"),
+        (lambda z, T, end: z[:end].unfold(0, T + 1, 1), "the days come before"),
+        (lambda z, T, end: z.unfold(0, T + 1, 1).mT, "ends with day 10"),
+        (lambda z, T, end: z[: end + 1].unfold(0, T + 1, 1).mT, "ends with day 8"),
+        (lambda z, T, end: z[: end - 1].unfold(0, T + 1, 1).mT, "there are 4 windows, not 3"),
+        (lambda z, T, end: z[:end].unfold(0, T, 1).mT, "the shape is"),
+        (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), "largest difference"),
+        (lambda z, T, end: z[:end].tolist(), "not list"),
+    ],
+    "13.4": [
+        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
+        (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
+        (lambda W, h, H: W, "still contributes"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 still"),
+        (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
+        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
+    ],
+    "14.1": [
+        (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1 / 4), "by d_k, not by its root"),
+        (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1.0), "not scaled at all"),
+        (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 2.0), "are multiplied"),
+        (lambda q, k, v, m: _masked_late(q, k, v, m, 2), "so rows sum to less"),
+        (lambda q, k, v, m: _masked_late(q, k, v, m, 4), "function as it was"),
+        (lambda q, k, v, m: _masked(q, k, v, None), "has no effect"),
+        (lambda q, k, v, m: _masked(q, k, v, ~m[:, None, None]), "mask is inverted"),
+        (lambda q, k, v, m: _masked(q, k, v, m[:, None, :5, None]), "largest difference"),
+        (lambda q, k, v, m: _masked(q, k, v, m[:, None, None])[..., :3], "the shape is"),
+    ],
+    "14.2": [
+        (lambda q, k, v: _causal(q, k, v, 0), "with T=1 and S=4, .* first positions"),
+        (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] + 1), "one key too many"),
+        (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] - 1), "its own is closed"),
+        (lambda q, k, v: _causal(q, k, v, 99), "nothing is closed"),
+        (lambda q, k, v: _causal(q, k, v, 0) + (q.shape[-2] == 3), "with T=1 and S=4"),
+        (lambda q, k, v: 2 * _causal(q, k, v, k.shape[-2] - q.shape[-2]), "largest difference"),
+    ],
+    "14.3": [
+        (lambda q, k, v, H: _headed(q, k, v, H, merged=False), "in another order"),
+        (lambda q, k, v, H: _headed(q, k, v, H, cut=False), "mixes positions and heads"),
+        (lambda q, k, v, H: _headed(q, k, v, H, cut=False, merged=False), "function as it was"),
+        (lambda q, k, v, H: _headed(q, k, v, H, scale=q.shape[-1] ** -0.5), "not of all"),
+        (lambda q, k, v, H: _headed(q, k, v, 1), "for B=2, T=5 and 3 heads of 4, the largest"),
+        (lambda q, k, v, H: _headed(q, k, v, H)[:, :-1], "the shape is"),
+    ],
 }
 RIGHT = {  # exercise -> right answers of kinds that one does not think of first
-    number: [eval(answer) for answer in answers["right"]]  # noqa: S307
-    for number, answers in TABLE.items()
+    "1.1": [torch.tensor([[0.472, 0.472, 0.057]]), (p for p in (Fraction(47, 100), 0.47, 0.06))],
+    "1.2": [
+        lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
+        lambda s: s.double().log_softmax(-1).exp().numpy(),
+    ],
+    "1.3": [
+        _loops,
+        lambda q, k, v: F.scaled_dot_product_attention(q.double(), k.double(), v.double()),
+    ],
+    "1.4": [[0, 1e308], np.array([[-5], [20]])],
+    "2.1": [
+        lambda T, p: np.fromfunction(lambda t, s: (s <= t) | (s < p), (T, T)),
+        lambda T, p: ~torch.ones(T, T).triu(1).bool() | (torch.arange(T)[None].expand(T, T) < p),
+    ],
+    "2.2": [
+        _decoder_by_loops,
+        lambda b: b[:, None, None] * torch.ones_like(b[0].outer(b[0])).tril() == 1,
+    ],
+    "2.3": [
+        _prefixes,
+        lambda head, x: any(_moves(head, x, slice(0, t), t) for t in range(1, len(x))),
+    ],
+    "2.4": [_exponents, _masked_softmax_twice],
+    "3.1": [np.array([369]), torch.tensor(369.0)],
+    "3.2": [
+        lambda x, H: np.stack(np.split(x.numpy(), H, axis=-1), axis=1),
+        lambda x, H: torch.einsum("bthd->bhtd", x.unflatten(-1, (H, -1))).long(),
+    ],
+    "3.3": [
+        lambda W, h, H: torch.stack([M.T for M in _head(W.float(), h, H)]),
+        lambda W, h, H: (M.T.numpy() for M in _head(W.double(), h, H)),
+    ],
+    "4.1": [torch.tensor([144, 4]), (Fraction(144), 12 / 3)],
+    "4.2": [_slope, lambda attend, d_k: np.float32(_log_ratio(attend, d_k, 0.5) / 0.5)],
+    "4.3": [np.array([0.208]), torch.tensor(0.2081, requires_grad=True)],
+    "5.1": [
+        np.array([[0.14, -0.99], [0.3, 0.96]]),
+        (f(a) for a in (3, 0.3) for f in (math.sin, math.cos)),
+    ],
+    "5.2": [
+        _interleaved,
+        lambda W, H: torch.cat(
+            [h.float().unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) for h in W.chunk(H)]
+        ),
+    ],
+    "5.3": [_counted, lambda real: (real.numpy().cumsum(-1) - 1) % real.shape[1]],
+    "5.4": [_toeplitz, _sampled],
+    "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
+    "6.2": [
+        lambda d, H, K, f: np.array([2 * d * (d + d * K / H) + 3 * d * f + 2 * d]),
+        lambda d, H, K, f: Fraction(2 * d * d * (H + K), H) + d * (3 * f + 2),
+    ],
+    "6.3": [
+        _added_one_by_one,
+        lambda x, a, t, n, m: (y := (x.double() + a(n(x.double())))) + t(m(y)),
+    ],
+    "7.1": [np.array([0.6, 0.8]), torch.tensor([3.0, 4.0], dtype=torch.float64) / 5],
+    "7.2": [
+        lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
+        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
+    ],
+    "7.3": [
+        lambda encode: np.bool_(_in_company(encode, ["a b c", "d", "e f"]) > 1e-5),
+        lambda encode: any(
+            not torch.allclose(encode([a, b])[0].double(), encode([a])[0].double(), atol=1e-4)
+            for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
+        ),
+    ],
+    "8.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
+    "8.2": [
+        lambda W, n, H: np.repeat(W.numpy().reshape(n, -1, W.shape[1]), H // n, axis=0).reshape(
+            -1, W.shape[1]
+        ),
+        lambda W, n, H: torch.cat([c for c in W.long().chunk(n) for _ in range(H // n)]),
+    ],
+    "8.3": [
+        lambda m, t: all(_all_cuts(m, t, lambda n, c=c: [c]) for c in _every(t.shape[1])),
+        lambda m, t: torch.tensor(
+            _all_cuts(m, t, lambda n: itertools.combinations_with_replacement(range(1, n), 2))
+        ),
+    ],
+    "9.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
+    "9.2": [
+        lambda z, t, m: (
+            (z / t).masked_fill(z < z.max() + t * math.log(m), -math.inf).softmax(-1).float()
+        ),
+        lambda z, t, m: _cut(p := (z / t).softmax(-1), p / p.max() >= m).numpy(),
+    ],
+    "9.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
+    "10.1": [
+        lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
+        lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),
+    ],
+    "10.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
+    "10.3": [_written, _stepwise],
+    "11.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
+    "11.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
+    "11.3": [_shuffles, _swaps],
+    "12.1": [
+        _chained,
+        lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
+    ],
+    "12.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
+    "12.3": [
+        lambda f, x: np.bool_(np.ptp(m := _maps(f, x).numpy(), axis=0).max() < 1e-6 * m.max()),
+        lambda explain, x: all(
+            torch.allclose(
+                explain(i[None]) / explain(i[None]).max(),
+                explain(1 - i[None]) / explain(i[None]).max(),
+                atol=1e-6,
+            )
+            for i in x
+        ),
+    ],
+    "13.1": [Fraction(11, 2), np.array([5.5])],
+    "13.2": [
+        lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),
+        lambda raw, n: (raw.float() - raw[:n].float().mean(0)) / raw[:n].float().std(0),
+    ],
+    "13.3": [
+        lambda z, T, end: torch.stack([z[s : s + T + 1] for s in range(end - T)]).int(),
+        lambda z, T, end: np.stack([z.numpy()[e - T - 1 : e] for e in range(T + 1, end + 1)]),
+    ],
+    "13.4": [
+        lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
+        lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
+    ],
+    "14.1": [
+        lambda q, k, v, m: _masked(q.float(), k.float(), v.float(), m[:, None, None]),
+        lambda q, k, v, m: torch.stack(
+            [
+                _masked(a, b[:, keep], c[:, keep], None)
+                for a, b, c, keep in zip(q, k, v, m, strict=True)
+            ]
+        ).numpy(),
+    ],
+    "14.2": [
+        lambda q, k, v: _causal(q.float(), k.float(), v.float(), k.shape[-2] - q.shape[-2]),
+        lambda q, k, v: torch.cat(
+            [
+                _masked(q[:, :, t : t + 1], k[:, :, :n], v[:, :, :n], None)
+                for t, n in enumerate(range(k.shape[-2] - q.shape[-2] + 1, k.shape[-2] + 1))
+            ],
+            dim=2,
+        ).numpy(),
+    ],
+    "14.3": [
+        lambda q, k, v, H: _headed(q.float(), k.float(), v.float(), H),
+        lambda q, k, v, H: np.concatenate(
+            [
+                _masked(*parts, None)
+                for parts in zip(*(x.chunk(H, 2) for x in (q, k, v)), strict=True)
+            ],
+            2,
+        ),
+    ],
 }

@@ -64,9 +64,8 @@ def browser():
     if found is None:
         pytest.skip("no Chromium on this machine")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-gpu"]
-        )
+        how = ["--no-sandbox", "--disable-gpu"]
+        browser = playwright.chromium.launch(executable_path=found, args=how)
         yield browser
         browser.close()
 

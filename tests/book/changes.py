@@ -60,11 +60,8 @@ def lost_figure(cell):
     del figure_of(cell).data["image/png"]
 
 
-TEXT = {
-    one_digit: "mismatch 'stdout'",
-    cleared_output: "Unexpected output fields",
-    warned: "{'stderr'}",
-}
+TEXT = {one_digit: "mismatch 'stdout'", cleared_output: "Unexpected output fields"}
+TEXT[warned] = "{'stderr'}"
 FIGURE = {
     painted_block: "pixels differ from",
     shrunk_figure: "pixels, stored",

@@ -23,13 +23,8 @@ def run_nbval(root, *arguments, **environment):
     # without the plugin for tests with random inputs, which no page has, and which starts slowly
     plain = ["-p", "no:hypothesispytest"]
     command = [sys.executable, "-m", "pytest", "-q", *plain, "--nbval", *arguments]
-    return subprocess.run(
-        command,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root), **environment},
-        capture_output=True,
-        text=True,
-    )
+    own = {**os.environ, "PYTHONPATH": str(root), **environment}
+    return subprocess.run(command, cwd=root, env=own, capture_output=True, text=True)
 
 
 def run_build(root):

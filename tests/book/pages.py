@@ -88,11 +88,8 @@ def no_stray_output(notebook) -> list[str]:
 
 
 def clean_metadata(notebook) -> list[str]:
-    faults = [
-        f"{cell.id}: metadata {sorted(extra)}"
-        for cell in notebook.cells
-        if (extra := set(cell.metadata) - METADATA)
-    ]
+    others = {cell.id: set(cell.metadata) - METADATA for cell in notebook.cells}
+    faults = [f"{name}: metadata {sorted(extra)}" for name, extra in others.items() if extra]
     if extra := set(notebook.metadata) - OF_A_NOTEBOOK:
         faults.append(f"metadata {sorted(extra)}")
     if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
@@ -122,11 +119,8 @@ def safe_source(notebook) -> list[str]:
             install = number == 0 and line.strip().startswith("%pip install")
             if re.match(r"\s*(!|%)", line) and not install:
                 faults.append(f"{cell.id}: a shell or magic line: {line.strip()}")
-        found = re.search(
-            r"(?<![.\w])(eval|exec)\(|pickle|torch\.load\b|trust_remote_code", cell.source
-        )
-        if found:
-            faults.append(f"{cell.id}: {found.group(0)}")
+        forbidden = r"(?<![.\w])(?:eval|exec)\(|pickle|torch\.load\b|trust_remote_code"
+        faults += [f"{cell.id}: {found}" for found in re.findall(forbidden, cell.source)]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             faults += [f"{cell.id}: {fault}" for fault in safe_markdown(cell.source)]
@@ -137,9 +131,8 @@ def safe_markdown(text: str) -> list[str]:
     """Raw HTML, and pictures from elsewhere: both can make a page call another server."""
     text = without_code(text)
     faults = [f"raw HTML {tag!r}" for tag in re.findall(r"<(?:/?[A-Za-z]|!)[^>]*>", text)]
-    return faults + [
-        f"a picture from {url}" for url in re.findall(r"!\[[^]]*\]\((\w+:[^)]*)", text)
-    ]
+    elsewhere = re.findall(r"!\[[^]]*\]\((\w+:[^)]*)", text)
+    return faults + [f"a picture from {url}" for url in elsewhere]
 
 
 # ---------------------------------------------------------------- exercises
@@ -147,11 +140,8 @@ def safe_markdown(text: str) -> list[str]:
 
 def exercises_named(notebook) -> list[str]:
     """The tag of an exercise's cell, its prompts and its check name the same exercise."""
-    return [
-        f"{cell.id} names {named}"
-        for cell in code_cells(notebook)
-        if len(named := set(_exercises(cell))) > 1
-    ]
+    names = {cell.id: set(_exercises(cell)) for cell in code_cells(notebook)}
+    return [f"{cell} names {named}" for cell, named in names.items() if len(named) > 1]
 
 
 def folds_named(notebook) -> list[str]:
@@ -251,9 +241,8 @@ def compares(source: str) -> bool:
     """Whether a cell asserts, or prints what came of a comparison."""
     tree = ast.parse(source)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    if any(isinstance(node, ast.Assert) for node in ast.walk(tree)) or any(
-        _name(call).startswith("assert_") for call in calls
-    ):
+    asserted = any(isinstance(node, ast.Assert) for node in ast.walk(tree))
+    if asserted or any(_name(call).startswith("assert_") for call in calls):
         return True
     compared = {
         target.id
@@ -404,9 +393,7 @@ APPENDIX = {"figures": (1, 8)}
 def within_one_sitting(notebook) -> list[str]:
     """What a reader takes in at one sitting, perhaps on a phone; nothing is excused."""
     cells, budget = code_cells(notebook), SITTING | (APPENDIX if appendix(notebook) else {})
-    lesson = [
-        c for c in cells if not tags(c) & FOLDED and not any("exercise" in t for t in tags(c))
-    ]
+    lesson = [c for c in cells if not tags(c) & FOLDED and "exercise" not in " ".join(tags(c))]
     sizes = [len(lines(cell)) for cell in lesson]
     figures = [cell for cell in cells if "figure" in cell.metadata.get("mystnb", {})]
     texts = [colab.unnumbered(c.source) for c in notebook.cells if c.cell_type == "markdown"]
@@ -426,11 +413,8 @@ def within_one_sitting(notebook) -> list[str]:
         "cells of the lesson before the first picture": sum(early),
         "folded cells in a row": max(map(len, folded.split("."))),
     }
-    return [
-        f"{what}: {measured[what]:g}, not {low} to {high}"
-        for what, (low, high) in budget.items()
-        if not low <= measured[what] <= high
-    ]
+    broken = [what for what, (low, high) in budget.items() if not low <= measured[what] <= high]
+    return [f"{w}: {measured[w]:g}, not {budget[w][0]} to {budget[w][1]}" for w in broken]
 
 
 # ---------------------------------------------------------------- links and set-up
@@ -475,33 +459,19 @@ def starts_with_bootstrap(notebook) -> list[str]:
 
 def valid_python(notebook) -> list[str]:
     """Every claim cell does something: no comparison that is neither shown nor asserted."""
-    faults = []
-    for cell in code_cells(notebook)[1:]:
-        body = ast.parse(cell.source).body
-        for statement in body[:-1]:
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Compare):
-                faults.append(f"{cell.id}: line {statement.lineno} compares and forgets the result")
-    return faults
+    return [
+        f"{cell.id}: line {statement.lineno} compares and forgets the result"
+        for cell in code_cells(notebook)[1:]
+        for statement in ast.parse(cell.source).body[:-1]
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Compare)
+    ]
 
 
 RULES = [
-    stored_as_it_ran,
-    no_stray_output,
-    unusual_with_reason,
-    can_fail,
-    clean_metadata,
-    safe_outputs,
-    safe_source,
-    exercises_named,
-    folds_named,
-    figures_described,
-    figures_legible,
-    links_listed,
-    starts_with_bootstrap,
-    valid_python,
-    numbers_bound,
-    conclusions_shown,
-    within_one_sitting,
+    *(stored_as_it_ran, no_stray_output, unusual_with_reason, can_fail, clean_metadata),
+    *(safe_outputs, safe_source, exercises_named, folds_named, figures_described),
+    *(figures_legible, links_listed, starts_with_bootstrap, valid_python, numbers_bound),
+    *(conclusions_shown, within_one_sitting),
 ]
 
 

@@ -6,6 +6,7 @@ import axe_playwright_python
 import pages
 import pytest
 from browsing import loaded, opened, visit
+from tables import for_each
 
 AXE = (Path(axe_playwright_python.__path__[0]) / "axe.min.js").read_text()
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
@@ -111,10 +112,8 @@ def test_the_colours_say_which_they_are(browser, site):
 HERE = "button => button === document.activeElement"
 
 
-@pytest.mark.parametrize(
-    ("width", "kind"), [(1280, "primary"), (390, "primary"), (390, "secondary")]
-)
-def test_a_button_that_is_pressed_keeps_the_focus(browser, site, width, kind):
+@for_each((1280, "primary"), (390, "primary"), (390, "secondary"))
+def test_a_button_that_is_pressed_keeps_the_focus(width, kind, browser, site):
     """Pressed again, it brings the sidebar back; on a phone the sidebar is closed by Escape."""
     with loaded(browser, site, "02_masks", width) as page:
         button = page.locator(f".{kind}-toggle").first

@@ -19,6 +19,7 @@ import tomllib
 import torch
 import torch.nn.functional as F
 import yaml
+from tables import for_each
 
 import attn_check
 import attn_lib
@@ -74,9 +75,8 @@ def licences(text: dict[str, str]) -> dict[str, tuple[str, str]]:
     citation = yaml.safe_load(text["CITATION.cff"])["license"]
     readme = re.search(r"Code under (\S+), text and figures under ([^;]+);", text["README.md"])
     code = re.search(r"under the (\w+) License below", text["LICENSE"])
-    words = re.search(
-        r"\((CC [^)]+)\), https://creativecommons.org/licenses/(\S+)/legalcode", text["LICENSE"]
-    )
+    leads = r"\((CC [^)]+)\), https://creativecommons.org/licenses/(\S+)/legalcode"
+    words = re.search(leads, text["LICENSE"])
     assert readme
     assert code
     assert words
@@ -104,15 +104,12 @@ def test_the_licence_is_of_every_folder():
     assert {name for name in folders if f"{name}/" not in TEXTS["LICENSE"]} == set()
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("LICENSE", "(CC BY 4.0)", "(CC BY-NC 4.0)"),
-        ("LICENSE", "licenses/by/4.0", "licenses/by-nc/4.0"),
-        ("README.md", "Code under MIT", "Code under Apache-2.0"),
-        ("pyproject.toml", '"MIT"', '"Apache-2.0"'),
-        ("CITATION.cff", "CC-BY-4.0", "CC-BY-SA-4.0"),
-    ],
+@for_each(
+    ("LICENSE", "(CC BY 4.0)", "(CC BY-NC 4.0)"),
+    ("LICENSE", "licenses/by/4.0", "licenses/by-nc/4.0"),
+    ("README.md", "Code under MIT", "Code under Apache-2.0"),
+    ("pyproject.toml", '"MIT"', '"Apache-2.0"'),
+    ("CITATION.cff", "CC-BY-4.0", "CC-BY-SA-4.0"),
 )
 def test_another_licence_is_seen(name, old, new):
     assert TEXTS[name].count(old) >= 1
@@ -205,16 +202,13 @@ def test_what_none_stands_for():
     assert torch.allclose(out, attn_lib.attention(q, k, v, scale=1 / 9**0.5)[0])
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("scale: multiplies the scores; default 1/d_k.", ["scale"]),
-        ("scale: multiplies the scores; default 1/sqrt(d_k).", []),
-        ("dropout: a probability; default 0.1.", ["dropout"]),
-        ("dropout: a probability; default 0.", []),
-        ("bias: whether there are biases; default False.", ["bias"]),
-        ("is_causal: not an argument.", ["is_causal"]),
-    ],
+@for_each(
+    ("scale: multiplies the scores; default 1/d_k.", ["scale"]),
+    ("scale: multiplies the scores; default 1/sqrt(d_k).", []),
+    ("dropout: a probability; default 0.1.", ["dropout"]),
+    ("dropout: a probability; default 0.", []),
+    ("bias: whether there are biases; default False.", ["bias"]),
+    ("is_causal: not an argument.", ["is_causal"]),
 )
 def test_a_wrong_default_is_seen(line, wrong):
     doc = f"A layer.\n\nArgs:\n    {line}\n\nReturns:\n    A tensor.\n"

@@ -12,6 +12,7 @@ import pages
 import pytest
 import tomllib
 import yaml
+from tables import for_each
 
 from attn_lib import files
 
@@ -19,11 +20,9 @@ FOLDER = pages.ROOT / ".github" / "workflows"
 WORKFLOWS = {path.name: path.read_text() for path in sorted(FOLDER.glob("*.yml"))}
 PUBLISHING = {"contents": "read", "pages": "write", "id-token": "write"}
 # what a job may do beyond reading
-MAY = {
-    "publish": PUBLISHING,
-    "deploy": {"pages": "write", "id-token": "write"},
-    "report": {"issues": "write"},
-}
+MAY = {"publish": PUBLISHING, "report": {"issues": "write"}}
+MAY["deploy"] = {"pages": "write", "id-token": "write"}
+KEEPS_NOTHING = {"persist-credentials": False}
 OWN = r"actions/(checkout|setup-python|upload-pages-artifact|deploy-pages)"
 PROGRAMS = r'gh issue create --repo "\$GITHUB_REPOSITORY" '
 
@@ -34,10 +33,8 @@ def loose(text: str) -> list[str]:
     if flow.get("permissions") != {"contents": "read"}:
         found.append("may do more than read")
     for line in re.findall(r"uses: *(.*)", text):
-        if not (
-            re.fullmatch(OWN + r"@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)
-            or (line.startswith("$/.github/") and (pages.ROOT / line[2:]).exists())
-        ):
+        own = re.fullmatch(OWN + r"@[0-9a-f]{40}  # v\d+\.\d+\.\d+", line)
+        if not own and not (line.startswith("$/.github/") and (pages.ROOT / line[2:]).exists()):
             found.append(f"{line} is not an action of GitHub's own, by its commit")
     for name, job in flow["jobs"].items():
         if job.get("permissions", MAY.get(name)) != MAY.get(name):
@@ -45,14 +42,11 @@ def loose(text: str) -> list[str]:
         if "steps" in job and not ("timeout-minutes" in job and job["runs-on"] == "ubuntu-24.04"):
             found.append(f"{name} may take any time, or any machine")
         for step in job.get("steps", ()):
-            if "checkout@" in step.get("uses", "") and step.get("with") != {
-                "persist-credentials": False
-            }:
+            if "checkout@" in step.get("uses", "") and step.get("with") != KEEPS_NOTHING:
                 found.append(f"{name} keeps its credentials")
             found += [said for run in commands(step, job) for said in unknown(run)]
-    if said := re.findall(
-        r"pull_request_target|secrets\.|https?:|\b[\w-]+\.(?:org|com|io)\b", text
-    ):
+    outside = r"pull_request_target|secrets\.|https?:|\b[\w-]+\.(?:org|com|io)\b"
+    if said := re.findall(outside, text):
         found.append(f"names {said}")
     return found
 
@@ -60,12 +54,11 @@ def loose(text: str) -> list[str]:
 def commands(step: dict, job: dict) -> list[str]:
     """What a step runs, for each of the job's settings."""
     matrix = dict(job.get("strategy", {}).get("matrix", {}))
-    settings = matrix.pop("include", [{}])
-    settings = [
-        one | dict(zip(matrix, values, strict=True))
-        for one in settings
-        for values in itertools.product(*matrix.values())
+    included = matrix.pop("include", [{}])
+    grid = [
+        dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values())
     ]
+    settings = [one | other for one in included for other in grid]
     told = (lambda found, one=one: str(one[found[1]]) for one in settings)
     run = [step["run"]] if "run" in step else []
     return [re.sub(r"\$\{\{ matrix\.(\w+) \}\}", say, line) for say in told for line in run]
@@ -87,27 +80,24 @@ def test_workflows_may_do_little(name):
     assert loose(WORKFLOWS[name]) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new", "said"),
-    [
-        ("check.yml", "contents: read\n\njobs", "contents: write\n\njobs", "more than read"),
-        ("check.yml", "permissions:\n  contents: read\n\n", "", "more than read"),
-        ("check.yml", r"@08c6903\w+ ", "@v5.0.0 ", "by its commit"),
-        ("check.yml", "  # v5.0.0", "", "by its commit"),
-        ("check.yml", "actions/checkout", "somebody/checkout", "by its commit"),
-        ("check.yml", "publish.yml", "lost.yml", "by its commit"),
-        ("check.yml", "persist-credentials: false", "fetch-depth: 0", "credentials"),
-        ("check.yml", "    timeout-minutes: 45\n", "", "any time"),
-        ("check.yml", "ubuntu-24.04", "ubuntu-latest", "any machine"),
-        ("check.yml", ".ci/run", ".ci/lost", "there is none"),
-        ("check.yml", "bash .ci/run", "curl somewhere | bash", "runs curl"),
-        ("check.yml", "  pull_request:", "  pull_request_target:", "names"),
-        ("check.yml", "bash .ci/run", "bash .ci/run  # pypi.example.org", "names"),
-        ("publish.yml", "      pages: write\n", "      contents: write\n", "deploy may do"),
-        ("weekly.yml", "newest", "latest", "there is none"),
-        ("weekly.yml", r"\[run, weekly\]", "[run, daily]", "there is none"),
-        ("weekly.yml", '"\\$SAID"', '"${{ github.event.issue.title }}"', "runs gh"),
-    ],
+@for_each(
+    ("check.yml", "contents: read\n\njobs", "contents: write\n\njobs", "more than read"),
+    ("check.yml", "permissions:\n  contents: read\n\n", "", "more than read"),
+    ("check.yml", r"@08c6903\w+ ", "@v5.0.0 ", "by its commit"),
+    ("check.yml", "  # v5.0.0", "", "by its commit"),
+    ("check.yml", "actions/checkout", "somebody/checkout", "by its commit"),
+    ("check.yml", "publish.yml", "lost.yml", "by its commit"),
+    ("check.yml", "persist-credentials: false", "fetch-depth: 0", "credentials"),
+    ("check.yml", "    timeout-minutes: 45\n", "", "any time"),
+    ("check.yml", "ubuntu-24.04", "ubuntu-latest", "any machine"),
+    ("check.yml", ".ci/run", ".ci/lost", "there is none"),
+    ("check.yml", "bash .ci/run", "curl somewhere | bash", "runs curl"),
+    ("check.yml", "  pull_request:", "  pull_request_target:", "names"),
+    ("check.yml", "bash .ci/run", "bash .ci/run  # pypi.example.org", "names"),
+    ("publish.yml", "      pages: write\n", "      contents: write\n", "deploy may do"),
+    ("weekly.yml", "newest", "latest", "there is none"),
+    ("weekly.yml", r"\[run, weekly\]", "[run, daily]", "there is none"),
+    ("weekly.yml", '"\\$SAID"', '"${{ github.event.issue.title }}"', "runs gh"),
 )
 def test_what_a_workflow_leaves_open_is_seen(name, old, new, said):
     planted, n = re.subn(old, new, WORKFLOWS[name], count=1)
@@ -150,11 +140,8 @@ def test_what_drifts_is_said(which, tmp_path):
     command = ["bash", pages.ROOT / ".ci" / "versions", which]
     run = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True)
     assert run.returncode == 3, run.stderr
-    assert (tmp_path / "summary").read_text().splitlines() == [
-        "torch 9.9",
-        "FAILED a.ipynb::Cell 5",
-        "= 1 failed in 2s",
-    ]
+    summary = (tmp_path / "summary").read_text().splitlines()
+    assert summary == ["torch 9.9", "FAILED a.ipynb::Cell 5", "= 1 failed in 2s"]
     *wanted, tested = (tmp_path / "seen").read_text().splitlines()
     project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
     (floor,) = re.findall(r"torch>=([\d.]+)", " ".join(project["dependencies"]))

@@ -32,13 +32,8 @@ BROUGHT = ["safetensors", "tokenizers", "transformers"]  # of these
 EXECUTE = ("python", "-c", "from nbclient.cli import main; main()", "--inplace")
 PUBLISHED = "https://github.com/someone/attention-checked"
 WHOLE = "03_many_heads"  # it is short, draws, and reads trained weights
-OLDER = {
-    "MKL_CBWR": "COMPATIBLE",
-    "ATEN_CPU_CAPABILITY": "default",
-    "ONEDNN_MAX_CPU_ISA": "SSE41",
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
+OLDER = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+OLDER |= {"MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +75,9 @@ def fresh(tmp_path_factory, published):
         **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")},
         **OLDER,
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
-        "GIT_CONFIG_COUNT": "1",
+        **{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": PUBLISHED},
         "GIT_CONFIG_KEY_0": f"url.{published.as_uri()}.insteadOf",
-        "GIT_CONFIG_VALUE_0": PUBLISHED,
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "ATTN_LIB_PROGRESS": "0",
+        **{"PIP_DISABLE_PIP_VERSION_CHECK": "1", "ATTN_LIB_PROGRESS": "0"},
     }
     if sys.pycache_prefix:  # what is compiled there is not compiled once more for these addresses
         environment["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
@@ -127,10 +120,8 @@ def importable(root, environment):
 
 def imported(path) -> set[str]:
     """The modules that a page imports."""
-    cells = [
-        re.sub(r"(?m)^( *)%.*", r"\1pass", c.source) for c in pages.code_cells(pages.read(path))
-    ]
-    page = ast.parse("\n".join(cells))
+    source = "\n".join(cell.source for cell in pages.code_cells(pages.read(path)))
+    page = ast.parse(re.sub(r"(?m)^( *)%.*", r"\1pass", source))
     nodes = list(ast.walk(page))
     plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -168,10 +159,8 @@ def test_what_checks_attention_is_installed_whole(colab, tmp_path):
     attention = "def attention(q, k, v):\n    return (q @ k.mT{}).softmax(-1) @ v\n"
     (tmp_path / "unscaled.py").write_text(attention.format(""))
     (tmp_path / "scaled.py").write_text(attention.format(" / k.shape[-1] ** 0.5"))
-    for name, status, words in (
-        ("unscaled", 1, "the scale is missing"),
-        ("scaled", 0, "no mistake"),
-    ):
+    said = ("unscaled", 1, "the scale is missing"), ("scaled", 0, "no mistake")
+    for name, status, words in said:
         done = run(["python", "-m", "attn_check", f"{name}:attention"], tmp_path, colab)
         assert done.returncode == status, done.stderr
         assert words in done.stdout.lower()

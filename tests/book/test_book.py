@@ -16,16 +16,17 @@ import pages
 import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
+from tables import for_each
 
 COUNTS = json.loads((pages.ROOT / "tests" / "counts.json").read_text())
 README = (pages.ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("path", "rule"),
-    [(path, rule) for path in pages.NOTEBOOKS for rule in pages.RULES],
-    ids=lambda part: part.stem if hasattr(part, "stem") else part.__name__,
-)
+def named(part):
+    return part.stem if hasattr(part, "stem") else part.__name__
+
+
+@for_each(*itertools.product(pages.NOTEBOOKS, pages.RULES), ids=named)
 def test_notebooks_keep_the_rules(path, rule):
     assert rule(pages.read(path)) == []
 
@@ -156,10 +157,7 @@ PLANTED = {
         has(lambda page: still(page).outputs[0].metadata["image/png"], width=1600),
         says("\nplt.legend(fontsize=5)", still),
     ],
-    pages.numbers_bound: [
-        says(" It keeps 0.16729 of its attention."),
-        says(" That is $w = 0.16729$."),
-    ],
+    pages.numbers_bound: [says(" It keeps 0.16729 of it."), says(" That is $w = 0.16729$.")],
     pages.within_one_sitting: [
         says("\n1" * 20, lambda page: lesson(page)[0]),
         says("\nx = 1  #" + "-" * 80, lambda page: lesson(page)[0]),
@@ -181,11 +179,7 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize(
-    ("rule", "plant"),
-    [(rule, plant) for rule, plants in PLANTED.items() for plant in plants],
-    ids=lambda part: part.__name__,
-)
+@for_each(*[(rule, plant) for rule, plants in PLANTED.items() for plant in plants], ids=named)
 def test_a_planted_mistake_is_found(rule, plant):
     notebook = pages.read(pages.NOTEBOOKS[0])
     assert rule(notebook) == []
@@ -273,7 +267,6 @@ def test_a_comparison_that_shows_nothing_is_found(source):
 
 # ---------------------------------------------------------------- the book as a whole
 
-
 CONTENTS = yaml.safe_load((pages.ROOT / "_toc.yml").read_text())
 PRESENT = [f"book/{path.stem}" for path in pages.NOTEBOOKS + pages.TEXTS]
 
@@ -292,9 +285,7 @@ def test_a_missing_and_a_surplus_entry_are_found():
 
 def test_nothing_shrinks_in_silence():
     cells = sum(len(pages.code_cells(pages.read(path))) for path in pages.NOTEBOOKS)
-    assert {"notebooks": len(pages.NOTEBOOKS), "cells": cells} == {
-        name: COUNTS[name] for name in ("notebooks", "cells")
-    }
+    assert (len(pages.NOTEBOOKS), cells) == (COUNTS["notebooks"], COUNTS["cells"])
 
 
 def test_cell_ids_are_unique_across_the_book():
@@ -325,11 +316,8 @@ def test_every_entry_is_cited():
 
 
 def test_pins_are_exact():
-    lines = [
-        line
-        for line in (pages.ROOT / "requirements.txt").read_text().splitlines()
-        if not line.startswith("#")
-    ]
+    lines = (pages.ROOT / "requirements.txt").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith("#")]
     assert lines[-1] == "-e ."
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines[:-1])
     assert len({line.partition("==")[0] for line in lines}) == len(lines)
@@ -339,10 +327,8 @@ def test_pins_are_exact():
 def test_every_python_that_the_readme_names_can_install_the_pins():
     minor = re.search(r"a fresh environment of Python (3\.\d+)", README).group(1)
     lines = (pages.ROOT / "requirements.txt").read_text().splitlines()
-    asked = {
-        name: metadata(name)["Requires-Python"] or ""
-        for name in re.findall(r"^([\w.-]+)==", "\n".join(lines), re.MULTILINE)
-    }
+    names = re.findall(r"^([\w.-]+)==", "\n".join(lines), re.MULTILINE)
+    asked = {name: metadata(name)["Requires-Python"] or "" for name in names}
 
     def refused(asked: dict[str, str]) -> list[str]:
         return [n for n, versions in asked.items() if f"{minor}.0" not in SpecifierSet(versions)]
@@ -374,10 +360,7 @@ def test_readme_and_ci_run_the_same_two_commands():
     assert len(README.splitlines()) < 120
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("(LICENSE)", "(LICENCE)"), ("[4. Why divide", "[4. Why multiply"), ("[2. ", "[3. ")],
-)
+@for_each(("(LICENSE)", "(LICENCE)"), ("[4. Why divide", "[4. Why multiply"), ("[2. ", "[3. "))
 def test_readme_leads_to_what_it_names(old, new):
     assert pages.readme_faults(README) == []
     assert README.count(old) == 1
@@ -444,13 +427,8 @@ def test_every_bug_of_other_projects_is_answered():
 
 def test_nothing_private_in_the_repository():
     """No path of somebody's machine, and no host of a package registry, in any file."""
-    files = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=pages.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    files = subprocess.check_output(command, cwd=pages.ROOT, text=True).splitlines()
     hosts = ("pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".org", "deb.debian" + ".org")
     words = [*hosts, "/".join(["", "work", ""]), "/".join(["", "root", ""])]
     ours = [f for f in files if not f.startswith("book/assets/mathjax/")]
@@ -477,18 +455,15 @@ def code_lines(source: str) -> int:
         for line in range(token.start[0], token.end[0] + 1)
     }
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(
-            node
-        ):
+        told = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if told and ast.get_docstring(node):
             lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     return len(lines)
 
 
 def test_the_library_can_be_read_in_an_evening():
-    sizes = {
-        path.relative_to(pages.ROOT).with_suffix("").as_posix(): code_lines(path.read_text())
-        for path in pages.ROOT.glob("attn_*/**/*.py")
-    }
+    paths = {path.relative_to(pages.ROOT): path for path in pages.ROOT.glob("attn_*/**/*.py")}
+    sizes = {n.with_suffix("").as_posix(): code_lines(p.read_text()) for n, p in paths.items()}
     assert sum(sizes[f"attn_lib/{name}"] for name in CORE) <= 1200
     assert {n: s for n, s in sizes.items() if s > 250 and not n.endswith("/mistakes")} == {}
 

@@ -19,6 +19,7 @@ import pages
 import pytest
 import torch
 from copies import edit, run_build, run_nbval
+from tables import for_each
 
 from attn_lib import files, plotting
 
@@ -29,10 +30,8 @@ LINKING = "04_scaling.ipynb"  # to headings of that page and of the notation
 def red_cells(printed):
     """(Page, number) of each cell that nbval found red -> what it said of it."""
     parts = re.split(r"^_+ (\S+\.ipynb)::Cell (\d+) _+$", printed, flags=re.MULTILINE)
-    return {
-        (page, int(number)): said
-        for page, number, said in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
-    }
+    cells = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    return {(page, int(number)): said for page, number, said in cells}
 
 
 # ---------------------------------------------------------------- outputs
@@ -75,25 +74,17 @@ def drawn(word="cat", weight=0.60, tick="2", legend=("queries", "keys")):
     return image
 
 
-OTHERWISE = [
-    {"weight": 0.9},
-    {"weight": 0.61},
-    {"tick": "3"},
-    {"word": "cow"},
+@for_each(
+    *({"weight": 0.9}, {"weight": 0.61}, {"tick": "3"}, {"word": "cow"}),
     {"legend": ("keys", "queries")},
-]
-
-
-@pytest.mark.parametrize("change", OTHERWISE, ids=str)
+    ids=str,
+)
 def test_a_figure_that_says_something_else_is_seen(change):
     assert compare.figure_fault([drawn()], [drawn()]) is None
     assert "pixels differ from" in compare.figure_fault([drawn(**change)], [drawn()])
 
 
-@pytest.mark.parametrize(
-    ("pixels", "difference", "seen"),
-    [(2600, 0.01, False), (2600, 0.045, False), (8, 1.0, False), (9, 0.055, True)],
-)
+@for_each((2600, 0.01, False), (2600, 0.045, False), (8, 1.0, False), (9, 0.055, True))
 def test_how_much_of_a_figure_may_differ(pixels, difference, seen):
     """What processors do is a fifth of what is tolerated; no wider, or a small label changes."""
     stored = np.zeros((52, 50, 4), dtype=np.float32)
@@ -107,11 +98,7 @@ SHOWN = nbformat.v4.new_output("display_data", data={"text/plain": "a"})
 RESULT = nbformat.v4.new_output("execute_result", data={"text/plain": "a"}, execution_count=1)
 
 
-@pytest.mark.parametrize(
-    ("new", "stored"),
-    [([SHOWN], [RESULT]), ([RESULT, STDOUT], [STDOUT, RESULT])],
-    ids=["kind", "order"],
-)
+@for_each(([SHOWN], [RESULT]), ([RESULT, STDOUT], [STDOUT, RESULT]), ids=["kind", "order"])
 def test_the_comparison_sees_what_nbval_does_not(new, stored):
     """Which kind of output, in which order."""
     assert compare.output_fault(new, stored) is not None
@@ -149,9 +136,9 @@ def spoilt(value, much):
         return value + much
     if much < 1e-4:
         return value
-    return (
-        not value if isinstance(value, bool) else value * 2 if isinstance(value, str) else value + 1
-    )
+    if isinstance(value, bool):
+        return not value
+    return value * 2 if isinstance(value, str) else value + 1
 
 
 def test_a_broken_library_turns_the_command_red(checkout):
@@ -234,28 +221,15 @@ def test_what_only_the_book_s_own_run_sees_is_red(small):
 
 # ---------------------------------------------------------------- the build
 
+TEXT, ORDER = "book/notation.md", "## The order of operations\n"
+UNKNOWN = "Unknown source document 'book/how_checked'"
 # file, text as it is, text with the mistake, what the warning names
 BROKEN_PAGES = {
     "broken link": ("book/index.md", "(notation.md)", "(notaton.md)", "notaton.md"),
     "moved heading": (PAGE, "## Watch a trained head", "## Watch one", "watch-a-trained-head"),
-    "heading of a text": (
-        "book/notation.md",
-        "### In the five posts",
-        "### Posts",
-        "in-the-five-posts",
-    ),
-    "out of contents": (
-        "_toc.yml",
-        "      - file: book/how_checked\n",
-        "",
-        "Unknown source document 'book/how_checked'",
-    ),
-    "lost picture": (
-        "book/notation.md",
-        "## The order of operations\n",
-        "## The order of operations\n\n![a picture](assets/nowhere.png)\n",
-        "nowhere.png",
-    ),
+    "heading of a text": (TEXT, "### In the five posts", "### Posts", "in-the-five-posts"),
+    "out of contents": ("_toc.yml", "      - file: book/how_checked\n", "", UNKNOWN),
+    "lost picture": (TEXT, ORDER, f"{ORDER}\n![a picture](assets/nowhere.png)\n", "nowhere.png"),
 }
 
 

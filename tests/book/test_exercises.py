@@ -9,6 +9,7 @@ import numpy as np
 import pages
 import pytest
 import torch
+from tables import for_each
 
 from attn_lib import exercises, masks
 from attn_lib.exercises import _verdict
@@ -58,11 +59,11 @@ def test_the_solution_passes(number):
     assert repr(verdict) == f"Exercise {number}: correct."
 
 
-@pytest.mark.parametrize(
-    ("number", "answer", "message"),
-    [(n, answer, message) for n, wrong in answers.WRONG.items() for answer, message in wrong],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+def spoken(value):
+    return value if isinstance(value, str) else ""
+
+
+@for_each(*[(n, *row) for n, wrong in answers.WRONG.items() for row in wrong], ids=spoken)
 def test_a_wrong_answer_is_named(number, answer, message):
     verdict = exercises.check(number, answer)
     assert not verdict.passed
@@ -70,11 +71,7 @@ def test_a_wrong_answer_is_named(number, answer, message):
     assert re.search(message, verdict.message), verdict.message
 
 
-@pytest.mark.parametrize(
-    ("number", "answer"),
-    [(n, answer) for n, right in answers.RIGHT.items() for answer in right],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
+@for_each(*[(n, a) for n, right in answers.RIGHT.items() for a in right], ids=spoken)
 def test_a_right_answer_of_another_kind_passes(number, answer):
     verdict = exercises.check(number, answer)
     assert verdict, verdict.message
@@ -112,10 +109,11 @@ def test_whatever_an_answer_raises_is_a_verdict():
         def __str__(self):
             raise RuntimeError
 
+    long = ValueError("word " * 10**6)
     for error, message in (
         (SystemExit(), "SystemExit"),
         (Unspeakable(), "Unspeakable"),
-        (ValueError("word " * 10**6), "word"),
+        (long, "word"),
     ):
         verdict = exercises.check("1.2", raises(error))
         assert not verdict

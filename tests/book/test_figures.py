@@ -13,6 +13,7 @@ import pytest
 import record
 import torch
 from browsing import luminance, opened, visit
+from tables import for_each
 
 from attn_lib import attention, attention_weights, datasets, masks, pretrained, record_attention
 from attn_lib.plotting import ROLES
@@ -72,9 +73,8 @@ class Moving:
     def __init__(self, page, drawn, finger, shown):
         self.page, self.drawn, self.finger, self.shown = page, drawn, finger, shown
         self.settings = shown.start
-        self.controls = [
-            (part, *how) for kind, how in CONTROLS.items() for part in drawn.locator(kind).all()
-        ]
+        parts = {kind: drawn.locator(kind).all() for kind in CONTROLS}
+        self.controls = [(part, *CONTROLS[kind]) for kind in CONTROLS for part in parts[kind]]
 
     def read(self, *questions):
         """The texts of the parts that a selector names, or, behind an @, what else they have.
@@ -95,11 +95,10 @@ class Moving:
 
     def check(self, **more):
         """Settings and all the rest are those of the library."""
+        controls = zip(self.settings, self.shown.names, self.controls, strict=True)
         expected = [
             [value, names[value], None if parts is None else len(names)]
-            for value, names, (_, parts, *_) in zip(
-                self.settings, self.shown.names, self.controls, strict=True
-            )
+            for value, names, (_, parts, *_) in controls
         ]
         assert self.drawn.evaluate_all(SETTINGS) == expected
         self.shown.compare(self, *self.settings, **more)
@@ -173,10 +172,9 @@ def alike(found, expected, within):
         digits = len(one.partition(".")[2])
         if n % 2 == 0 and one != other:
             return False
-        if n % 2 and (
-            len(other.partition(".")[2]) != digits + 3
-            or abs(float(one) - float(other)) > within * 10**-digits
-        ):
+        if n % 2 and len(other.partition(".")[2]) != digits + 3:
+            return False
+        if n % 2 and abs(float(one) - float(other)) > within * 10**-digits:
             return False
     return True
 
@@ -187,16 +185,13 @@ def compare(found, expected, within=0.51):
     assert [pair for pair in pairs if not alike(*pair, within)] == []
 
 
-@pytest.mark.parametrize(
-    ("found", "same"),
-    [
-        ("the cat puts 0.123 on (−0.5, .57)", True),
-        ("the cat puts 0.124 on (−0.5, .57)", False),
-        ("the cat puts 0.12 on (−0.5, .57)", False),
-        ("the cat puts 0.123 on (0.5, .57)", False),
-        ("the dog puts 0.123 on (−0.5, .57)", False),
-        ("the cat puts 0.123 on (−0.5)", False),
-    ],
+@for_each(
+    ("the cat puts 0.123 on (−0.5, .57)", True),
+    ("the cat puts 0.124 on (−0.5, .57)", False),
+    ("the cat puts 0.12 on (−0.5, .57)", False),
+    ("the cat puts 0.123 on (0.5, .57)", False),
+    ("the dog puts 0.123 on (−0.5, .57)", False),
+    ("the cat puts 0.123 on (−0.5)", False),
 )
 def test_each_digit_of_a_text_is_compared(found, same):
     assert alike(found, "the cat puts 0.123400 on (-0.5000, 0.57000)", 0.51) == same
@@ -250,10 +245,8 @@ def one_head():
         puts = "the same weight on every token" if flat else most
         compare(sentence, [f"{whose} puts {puts} and gets {vector(out, 3)}."])
         ends = [float(end) for (end,) in arrows]
-        for to, low, span, at in (
-            (point, -1.5, 6.0, ends[:4]),
-            (out[0].tolist(), -0.4, 3.3, ends[4:]),
-        ):
+        planes = (point, -1.5, 6.0, ends[:4]), (out[0].tolist(), -0.4, 3.3, ends[4:])
+        for to, low, span, at in planes:
             x, y = ((a - low) * 240 / span for a in to)
             assert at == pytest.approx(2 * [x, 240 - y], abs=0.1)
         for sizes in (keys, dots):
@@ -354,9 +347,8 @@ def trained():
 def row_of_a_map(moving, weights, t, where=""):
     """The numbers of the chosen row, which alone are seen, and the sentence."""
     tokens = trained()[0]
-    numbers = moving.drawn.locator("td span:visible").evaluate_all(
-        "all => all.map(one => [one.innerText, one.closest('tr').className])"
-    )
+    read = "all => all.map(one => [one.innerText, one.closest('tr').className])"
+    numbers = moving.drawn.locator("td span:visible").evaluate_all(read)
     marks, sentence = moving.read("tbody tr @class", ".say")
     assert holding("chosen", marks) == [t]
     assert {row for _, row in numbers} == {marks[t]}
@@ -408,10 +400,8 @@ RING = """part => {
 def test_the_ring_in_a_figure_can_be_seen(browser, site, scheme):
     """As well as text can be read, and above the frame of the row."""
     with figure(browser, site, HEADS, 1280, scheme) as moving:
-        for at, ringed in (
-            ("input:checked", "input:checked + *"),
-            (".chosen button", ".chosen button"),
-        ):
+        rings = {"input:checked": "input:checked + *", ".chosen button": ".chosen button"}
+        for at, ringed in rings.items():
             moving.drawn.locator(at).first.focus()
             moving.keys("ArrowDown")
             drawn, above, *colours = moving.drawn.locator(ringed).first.evaluate(RING)
@@ -460,18 +450,15 @@ def playground():
     q, k, kinds = torch.tensor(q), torch.tensor(k), list(stored(MASK)["kinds"])
 
     def check(moving, kind, reading, length):
-        (_, *signs), cells, classes, sentence = moving.read(
-            "table.given td", *(f"table.weighed tbody td{what}" for what in ("", " @class")), ".say"
-        )
+        parts = "table.given td", ".weighed tbody td", ".weighed tbody td @class", ".say"
+        (_, *signs), cells, classes, sentence = moving.read(*parts)
         given = KINDS[kinds[kind]] & (torch.arange(6) < length)
         mask = ~given if reading else given
         opened = mask.flatten().tolist()
         assert signs == ["T" if cell else "F" for cell in given.flatten()]
         weights = formatted(attention_weights(q, k, mask=mask), 2)
-        compare(
-            cells,
-            [weight if is_open else "" for weight, is_open in zip(weights, opened, strict=True)],
-        )
+        pairs = zip(weights, opened, strict=True)
+        compare(cells, [weight if is_open else "" for weight, is_open in pairs])
         assert holding("closed", classes) == [i for i, is_open in enumerate(opened) if not is_open]
         empty = [tokens[t] for t in range(6) if not mask[t].any()]
         rest = f"Nothing is open to {listed(empty)}: zeros." if empty else "Every row sums to 1."
@@ -510,9 +497,8 @@ def random_row():
         )
         compare(sentence, [words], within=0.6)
 
-    return Shown(
-        [["1", "1/√dₖ", "1/dₖ"], list(map(str, widths)), list(map(str, stops))], (0, 2, 2), check
-    )
+    names = [["1", "1/√dₖ", "1/dₖ"], list(map(str, widths)), list(map(str, stops))]
+    return Shown(names, (0, 2, 2), check)
 
 
 def dial():
@@ -565,9 +551,8 @@ def next_token():
         count = int(enough[0]) + 1 if len(enough) else len(weights)  # the fewest, one by one
         shares = weights[:20] * (torch.arange(20) < count) / weights[:count].sum()
         *texts, others = formatted([*shares, (1 - shares.sum()).clamp(min=0.0)], 3)
-        names, cells, classes, sentence = moving.read(
-            "tbody th", "td.share", "tbody tr @class", ".say"
-        )
+        parts = "tbody th", "td.share", "tbody tr @class", ".say"
+        names, cells, classes, sentence = moving.read(*parts)
         assert names == [*tokens, "all others"]
         assert holding("cut", classes) == list(range(min(count, 21), 21))
         compare(cells, [*texts, others][:count] + ["cut off"] * (21 - count), within=0.61)

@@ -16,20 +16,14 @@ import pages
 import pytest
 import torch
 import torch.nn.functional as F
+from tables import for_each
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import attn_lib
 
-WITHOUT_ROWS = {
-    "04_scaling",
-    "05_positions",
-    "08_language_model",
-    "09_next_token",
-    "10_encoder_decoder",
-    "11_vision",
-    "12_large_vision",
-}
+WITHOUT_ROWS = {"04_scaling", "05_positions", "08_language_model", "09_next_token"}
+WITHOUT_ROWS |= {"10_encoder_decoder", "11_vision", "12_large_vision"}
 TAGGED = re.compile(r"\$\$\s*((?:(?!\$\$).)*?)\s*\\tag\{([\d.]+)\}\s*\$\$", re.DOTALL)
 
 
@@ -137,34 +131,18 @@ class Row:
     pairs: Callable
 
 
+OUT = r"\text{out} = \operatorname{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V"
+PARAMETERS = r"\text{parameters} = 2\, d_\text{model} H (d_k + d_v)"
+SHARES = r"\text{share}_i = \frac{w_i \cdot z}{z \cdot z}, \qquad \sum_i w_i = z"
+RMS = r"\operatorname{RMS}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}}"
 ROWS = [
-    Row(
-        "01_one_head",
-        "1.1",
-        r"\text{out} = \operatorname{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V",
-        one_head,
-    ),
+    Row("01_one_head", "1.1", OUT, one_head),
     Row("03_many_heads", "3.1", r"[\,o_1, \dots, o_H]\, W^O = \sum_h o_h W^O_h", sum_of_heads),
-    Row(
-        "03_many_heads",
-        "3.2",
-        r"\text{parameters} = 2\, d_\text{model} H (d_k + d_v)",
-        number_of_parameters,
-    ),
+    Row("03_many_heads", "3.2", PARAMETERS, number_of_parameters),
     Row("03_many_heads", "3.3", r"N = 2 T P + 2 T^2 H (d_k + d_v)", number_of_operations),
     Row("06_block", "6.1", r"x \leftarrow x + f(x)", residual),
-    Row(
-        "06_block",
-        "6.2",
-        r"\text{share}_i = \frac{w_i \cdot z}{z \cdot z}, \qquad \sum_i w_i = z",
-        shares,
-    ),
-    Row(
-        "06_block",
-        "6.3",
-        r"\operatorname{RMS}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}}",
-        rms,
-    ),
+    Row("06_block", "6.2", SHARES, shares),
+    Row("06_block", "6.3", RMS, rms),
     Row("06_block", "6.4", r"\operatorname{FFN}(x) = h\, W_2 + b_2", feed_forward),
     Row("06_block", "6.5", r"\operatorname{SwiGLU}(x) = h\, W_\text{down}", swiglu),
 ]
@@ -192,21 +170,14 @@ def test_each_numbered_formula_has_its_row():
     assert all(not held[name] for name in WITHOUT_ROWS)
 
 
-@pytest.mark.parametrize(
-    ("number", "old", "new"),
-    [
-        ("1.1", "/ math.sqrt(k.shape[-1])", "/ k.shape[-1]"),
-        (
-            "3.1",
-            "return x.transpose(1, 2).flatten(2)",
-            "return x.flip(1).transpose(1, 2).flatten(2)",
-        ),
-        ("3.2", "nn.Linear(d_model, H * d_v)", "nn.Linear(d_model, H * d_k)"),
-        ("3.3", "q @ k.mT /", "(q @ k.mT + 0 * (q @ k.mT)) /"),
-        ("6.1", "return x + f(norm(x))", "return f(norm(x))"),
-        ("6.3", "x.square().mean", "x.abs().mean"),
-        ("6.5", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
-    ],
+@for_each(
+    ("1.1", "/ math.sqrt(k.shape[-1])", "/ k.shape[-1]"),
+    ("3.1", "return x.transpose(1, 2).flatten(2)", "return x.flip(1).transpose(1, 2).flatten(2)"),
+    ("3.2", "nn.Linear(d_model, H * d_v)", "nn.Linear(d_model, H * d_k)"),
+    ("3.3", "q @ k.mT /", "(q @ k.mT + 0 * (q @ k.mT)) /"),
+    ("6.1", "return x + f(norm(x))", "return f(norm(x))"),
+    ("6.3", "x.square().mean", "x.abs().mean"),
+    ("6.5", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
 )
 def test_another_computation_is_seen(number, old, new):
     (row,) = (row for row in ROWS if row.number == number)

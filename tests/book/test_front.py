@@ -16,6 +16,7 @@ import yaml
 from browsing import loaded, opened, visit
 from copies import edit, run_nbval
 from PIL import Image, ImageChops, ImageStat
+from tables import for_each
 
 INDEX = (pages.BOOK / "index.md").read_text()
 README = (pages.ROOT / "README.md").read_text()
@@ -52,23 +53,20 @@ def test_each_chapter_has_its_card_in_its_order():
         assert of_pages(planted) != numbered()
 
 
-@pytest.mark.parametrize(
-    ("need", "read"),
-    [
-        (
-            "One head ([chapter 1](01_a.ipynb)), and about 30 minutes.",
-            ("30 minutes", "needs chapter 1"),
-        ),
-        (
-            "The block ([6](06_b.ipynb)), masks\n([2](02_a.ipynb)); about an hour. More.",
-            ("an hour", "needs chapters 2 and 6"),
-        ),
-        (
-            "[A](12_a.ipynb), [b](03_b.ipynb), [c](07_c.ipynb), about 5 minutes.",
-            ("5 minutes", "needs chapters 3, 7 and 12"),
-        ),
-        ("A pencil, and about 20 minutes. Later.", ("20 minutes", "needs a pencil")),
-    ],
+@for_each(
+    (
+        "One head ([chapter 1](01_a.ipynb)), and about 30 minutes.",
+        ("30 minutes", "needs chapter 1"),
+    ),
+    (
+        "The block ([6](06_b.ipynb)), masks\n([2](02_a.ipynb)); about an hour. More.",
+        ("an hour", "needs chapters 2 and 6"),
+    ),
+    (
+        "[A](12_a.ipynb), [b](03_b.ipynb), [c](07_c.ipynb), about 5 minutes.",
+        ("5 minutes", "needs chapters 3, 7 and 12"),
+    ),
+    ("A pencil, and about 20 minutes. Later.", ("20 minutes", "needs a pencil")),
 )
 def test_what_a_page_needs(need, read):
     cells = [{"source": f"# A page\n\n**What you'll do.** This.\n\n**What you'll need.** {need}"}]
@@ -125,9 +123,8 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
     assert code == [*start, *"\n\n".join(sources).splitlines()]
     for lines, status in ((code, 0), (code[1:], 1)):  # it runs as it stands, and no line too many
         (tmp_path / "mine.py").write_text("\n".join(lines))
-        done = subprocess.run(
-            [sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True
-        )
+        command = [sys.executable, "mine.py"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == status, done.stderr
         assert (done.stdout.splitlines()[: len(said) - 1] == said[:-1]) == (status == 0)
     assert said[:-1] == printed[: len(said) - 1]
@@ -168,13 +165,10 @@ def test_the_day_is_that_of_the_check(tmp_path):
     assert "<time>29 February 2020</time>" in told
 
 
-@pytest.mark.parametrize(
-    ("address", "leads", "opens"),
-    [
-        (front.UNSET, [], "which this copy has not yet"),
-        ("https://codeberg.org/someone/book", ["https://codeberg.org/someone/book"], "upload a"),
-        (GITHUB, [GITHUB], "button at its top: its first cell installs"),
-    ],
+@for_each(
+    (front.UNSET, [], "which this copy has not yet"),
+    ("https://codeberg.org/someone/book", ["https://codeberg.org/someone/book"], "upload a"),
+    (GITHUB, [GITHUB], "button at its top: its first cell installs"),
 )
 def test_what_is_said_as_soon_as_there_is_an_address(address, leads, opens):
     assert re.findall(r'href="(http.*?)"', front.byline(CITATION, None, address)) == leads
@@ -196,9 +190,8 @@ def test_the_page_says_what_its_address_allows(browser, site):
         assert shown.strip() == front.reference(CITATION, address)
         assert page.locator(".byline", has_text="source").count() == (front.UNSET not in address)
         assert page.get_by_text(front.colab(address)).count() == 1
-        assert page.locator("pre", has_text="jupyterlab").text_content().strip() == front.install(
-            address
-        )
+        shown = page.locator("pre", has_text="jupyterlab").text_content()
+        assert shown.strip() == front.install(address)
 
 
 def test_what_others_are_told_of_the_page(site):
@@ -227,14 +220,8 @@ def test_the_icon_has_the_colour_of_weights():
 
 
 def test_one_screen_and_one_order(browser, site):
-    parts = (
-        "article h1",
-        ".byline",
-        ".front-first > p",
-        f"#{DRAG} .live",
-        ".front-paths dl",
-        ".front-cards",
-    )
+    parts = ["article h1", ".byline", ".front-first > p", f"#{DRAG} .live"]
+    parts += [".front-paths dl", ".front-cards"]
     with opened(browser, site.as_uri()) as page:
         for width in (1280, 390):
             visit(page, f"{site.as_uri()}/book/index.html", width)

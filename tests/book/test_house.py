@@ -5,8 +5,8 @@ import re
 import subprocess
 
 import pages
-import pytest
 import yaml
+from tables import for_each
 
 TESTS = sorted((pages.ROOT / "tests").rglob("*.py"))
 IMPORTED = r"(?m)^ *(?:import|from) .*\b(?:test_\w+|conftest)\b"
@@ -41,26 +41,19 @@ def test_every_check_that_readers_are_told_of_is_run():
     assert [command for command in printed_commands() if command not in scripts] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "last", "status"),
-    [
-        ("run", "sleep 0 & wait $!", 0),
-        ("run", "false & wait $!", 1),
-        ("run", "sleep 60 & false", 1),  # it would be waited for
-        *[(name, last, status) for name in CI for last, status in (("true", 0), ("exit 3", 3))],
-    ],
+@for_each(
+    ("run", "sleep 0 & wait $!", 0),
+    ("run", "false & wait $!", 1),
+    ("run", "sleep 60 & false", 1),  # it would be waited for
+    *[(name, last, status) for name in CI for last, status in (("true", 0), ("exit 3", 3))],
 )
 def test_a_script_ends_as_its_last_command_does_and_leaves_nothing(name, last, status, tmp_path):
     """What it takes away at its end must not make a green run red, or a red one green."""
     start = re.findall(r"^(?:set -euo|work=|trap ).*$", CI[name], re.MULTILINE)
     assert len(start) == 3
     assert "\nexport CI=true " in CI[name]
-    run = subprocess.run(
-        ["bash", "-c", "\n".join([*start, last])],
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        timeout=30,
-    )
+    command, own = ["bash", "-c", "\n".join([*start, last])], {"TMPDIR": str(tmp_path)}
+    run = subprocess.run(command, env={**os.environ, **own}, capture_output=True, timeout=30)
     assert run.returncode == status
     assert list(tmp_path.iterdir()) == []
 

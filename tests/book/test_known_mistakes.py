@@ -7,6 +7,7 @@ import re
 import known_mistakes
 import pages
 import pytest
+from tables import for_each
 
 WORDS = json.loads(known_mistakes.WORDS.read_text())
 PAGE = (pages.BOOK / "known_mistakes.md").read_text()
@@ -25,13 +26,10 @@ def test_every_mistake_stands_on_the_page_once():
     assert shown(PARTS[:-1]) != list(WORDS)
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        (("scale_mising", None), "no mistake is called 'scale_mising'"),
-        (("scale_missing", "nowhere"), "no mistake is called 'nowhere'"),
-        (("mask_inverted", "scale_missing"), "'scale_missing' stands before 'mask_inverted'"),
-    ],
+@for_each(
+    (("scale_mising", None), "no mistake is called 'scale_mising'"),
+    (("scale_missing", "nowhere"), "no mistake is called 'nowhere'"),
+    (("mask_inverted", "scale_missing"), "'scale_missing' stands before 'mask_inverted'"),
 )
 def test_a_part_that_is_not_in_the_table_stops_the_build(part, words):
     with pytest.raises(ValueError, match=words):

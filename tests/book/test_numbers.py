@@ -8,30 +8,27 @@ import nbformat
 import number_sources
 import numerals
 import pages
-import pytest
+from tables import for_each
 
 from attn_lib import files
 
 # ---------------------------------------------------------------- which numbers are seen
 
 
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [
-        ("number 0.123, step 99999, 0.123x, 20s, .5", "0.123 99999 0.123 20 .5"),
-        ("**0.123** _0.5_ `0.123` 0.**12**3 ⅞ 3½ &frac14;", "0.123 0.5 0.123 0.123 0.875 3.5 0.25"),
-        ("−0.5 -0.5 (–1) from 3–5, 7-1, 2 - 1, x-1, &minus;2", "-0.5 -0.5 -1 3 5 7 1 2 1 1 -2"),
-        ("10⁻³ $10^{-3}$ 1e-3 $1.5 \\cdot 10^4$ 2 · 10⁶, $-10^9$", "1e-3 1e-3 1e-3 1.5e4 2e6 -1e9"),
-        ("1,000 and 10\u202f000 or $60{,}000$; 1, 2", "1000 10000 60000 1 2"),
-        ("142\nmillion, 1.5 billion of thousands", "142e6 1.5e9"),
-        ("57 %, 57%, −3 percent, $8\\%$", "57% 57% -3% 8%"),
-        ("$(2, 1)$, $d_k = 64$, $x_{12}^2 + 3$, `(1, 2)`, `f(x, 3)[0.5]`", "2 1 64 1 2 0.5"),
-        ("## Title 7\n\n```\n90 of 9\n```\n1. first\n> 2. second, 7x7", "7 90 7 7"),
-        ("chapter 3, formula (1.1), Figure 12, Python 3.11, Section 0.25", "0.25"),
-        ("ViT-S/14, GPT-2, float16, 2.13.0, Loss/0.75", "0.75"),
-        ("[Ba\n(2016)](https://a.invalid), [issue 41508](https://a.invalid/41508)", ""),
-        ("[chapter 1](01_one_head.ipynb) of 2016, [0.93](https://a.invalid/93)", "2016 0.93"),
-    ],
+@for_each(
+    ("number 0.123, step 99999, 0.123x, 20s, .5", "0.123 99999 0.123 20 .5"),
+    ("**0.123** _0.5_ `0.123` 0.**12**3 ⅞ 3½ &frac14;", "0.123 0.5 0.123 0.123 0.875 3.5 0.25"),
+    ("−0.5 -0.5 (–1) from 3–5, 7-1, 2 - 1, x-1, &minus;2", "-0.5 -0.5 -1 3 5 7 1 2 1 1 -2"),
+    ("10⁻³ $10^{-3}$ 1e-3 $1.5 \\cdot 10^4$ 2 · 10⁶, $-10^9$", "1e-3 1e-3 1e-3 1.5e4 2e6 -1e9"),
+    ("1,000 and 10\u202f000 or $60{,}000$; 1, 2", "1000 10000 60000 1 2"),
+    ("142\nmillion, 1.5 billion of thousands", "142e6 1.5e9"),
+    ("57 %, 57%, −3 percent, $8\\%$", "57% 57% -3% 8%"),
+    ("$(2, 1)$, $d_k = 64$, $x_{12}^2 + 3$, `(1, 2)`, `f(x, 3)[0.5]`", "2 1 64 1 2 0.5"),
+    ("## Title 7\n\n```\n90 of 9\n```\n1. first\n> 2. second, 7x7", "7 90 7 7"),
+    ("chapter 3, formula (1.1), Figure 12, Python 3.11, Section 0.25", "0.25"),
+    ("ViT-S/14, GPT-2, float16, 2.13.0, Loss/0.75", "0.75"),
+    ("[Ba\n(2016)](https://a.invalid), [issue 41508](https://a.invalid/41508)", ""),
+    ("[chapter 1](01_one_head.ipynb) of 2016, [0.93](https://a.invalid/93)", "2016 0.93"),
 )
 def test_every_number_is_seen_as_it_is_read(text, numbers):
     assert " ".join(numerals.numbers_in_markdown(text)) == numbers
@@ -45,19 +42,15 @@ def test_numbers_of_an_output():
 def test_a_percentage_is_a_share():
     assert all(numerals.same("57%", there) for there in ("57%", "0.57", "57"))
     assert numerals.same("-57%", "-57")
-    assert not any(
-        numerals.same(*pair) for pair in [("57", "57%"), ("0.57%", "0.57"), ("57%", "5.7")]
-    )
+    others = ("57", "57%"), ("0.57%", "0.57"), ("57%", "5.7")
+    assert not any(numerals.same(*pair) for pair in others)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("sixteen of eighty, a hundred, a tenth\nof it, two-thirds", 5),
-        ("nine per cent, three times as fast, four times better, zero point five", 4),
-        ("two axes, one head, twelve layers, a third model, half, hundreds", 0),
-        ("142 million, three times in a row, height, `twenty`", 0),
-    ],
+@for_each(
+    ("sixteen of eighty, a hundred, a tenth\nof it, two-thirds", 5),
+    ("nine per cent, three times as fast, four times better, zero point five", 4),
+    ("two axes, one head, twelve layers, a third model, half, hundreds", 0),
+    ("142 million, three times in a row, height, `twenty`", 0),
 )
 def test_results_in_words(text, words):
     assert len(numerals.in_words(text)) == words
@@ -79,11 +72,8 @@ PRINTED = "cat   0.935  0.601  -0.334\nmilk  0.125  2672\nshare 57 %\n"
 def small_page():
     """A small page, not yet bound."""
     new = nbformat.v4
-    tag = {"tags": ["caption"]}
-    shown = {
-        "figure": {"name": "fig-a"},
-        "image": {"alt": "A curve that falls to -0.334 at 0.601."},
-    }
+    tag, alt = {"tags": ["caption"]}, "A curve that falls to -0.334 at 0.601."
+    shown = {"figure": {"name": "fig-a"}, "image": {"alt": alt}}
     page = new.new_notebook(metadata={"kernelspec": {"name": "python3", "display_name": "python3"}})
     page.metadata["language_info"] = {"name": "python"}
     page.cells = [
@@ -154,40 +144,37 @@ def test_the_nearer_of_two_cells_is_chosen():
     assert chosen == ["250 <- after src 1:1", "0.935 <- after out 1:1"]
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "new"),
-    [
-        ("t3", "0.935", "0.936"),
-        ("t3", "**0.935** and back with 0.601", "**0.601** and back with 0.935"),
-        ("t3", "−0.334", "0.334"),
-        ("t3", "0.601", "-0.601"),
-        ("t3", "0.601", "60.1"),
-        ("t3", "⅛", "⅞"),
-        ("t3", "2,672", "2,762"),
-        ("t3", "step 250", "step 99999"),
-        ("t3", "57 %", "57"),
-        ("t3", "57 %", "5.7 %"),
-        ("t3", "10^{-6}", "10^{6}"),
-        ("t3", "10^{-6}", "10^{-5}"),
-        ("t3", " at milk", " at milk, number 0.123,"),
-        ("t3", " at milk", " at milk 0.123x more"),
-        ("t3", "and back with 0.601", "and back"),
-        ("t3", " at milk", " at `0.601` milk"),
-        ("t3", "Look", "Look 7 times"),
-        ("t3", "57 %", "fifty-seven per cent"),
-        ("t3", "at milk", "at 3 of 4 milks"),
-        ("t5", "250 steps", "520 steps"),
-        ("t5", "Twelve", "Thirteen"),
-        ("c5", "-0.334", "0.334"),
-        ("c5", "-0.334 at 0.601", "0.601 at -0.334"),
-        ("t6", "250", "25"),
-        ("t7", "0.935", "0.945"),
-        ("c4", "0.601", "0.602"),
-        ("c4", "0.935  0.601", "0.601  0.935"),
-        ("c4", "-0.334", " 0.334"),
-        ("c2", "250", "260"),
-        ("c2", "1e-6", "1e-5"),
-    ],
+@for_each(
+    ("t3", "0.935", "0.936"),
+    ("t3", "**0.935** and back with 0.601", "**0.601** and back with 0.935"),
+    ("t3", "−0.334", "0.334"),
+    ("t3", "0.601", "-0.601"),
+    ("t3", "0.601", "60.1"),
+    ("t3", "⅛", "⅞"),
+    ("t3", "2,672", "2,762"),
+    ("t3", "step 250", "step 99999"),
+    ("t3", "57 %", "57"),
+    ("t3", "57 %", "5.7 %"),
+    ("t3", "10^{-6}", "10^{6}"),
+    ("t3", "10^{-6}", "10^{-5}"),
+    ("t3", " at milk", " at milk, number 0.123,"),
+    ("t3", " at milk", " at milk 0.123x more"),
+    ("t3", "and back with 0.601", "and back"),
+    ("t3", " at milk", " at `0.601` milk"),
+    ("t3", "Look", "Look 7 times"),
+    ("t3", "57 %", "fifty-seven per cent"),
+    ("t3", "at milk", "at 3 of 4 milks"),
+    ("t5", "250 steps", "520 steps"),
+    ("t5", "Twelve", "Thirteen"),
+    ("c5", "-0.334", "0.334"),
+    ("c5", "-0.334 at 0.601", "0.601 at -0.334"),
+    ("t6", "250", "25"),
+    ("t7", "0.935", "0.945"),
+    ("c4", "0.601", "0.602"),
+    ("c4", "0.935  0.601", "0.601  0.935"),
+    ("c4", "-0.334", " 0.334"),
+    ("c2", "250", "260"),
+    ("c2", "1e-6", "1e-5"),
 )
 def test_a_damaged_number_is_seen(name, old, new):
     page = bound(small_page())
@@ -216,31 +203,27 @@ def test_what_is_true_is_kept_and_what_is_gone_is_asked():
     cell(page, "c2").source += "\nother = 0.935"
     again = bound(page)
     assert cell(again, "t6").metadata["numbers"] == ["250 <- c2 src 1:1", "0.935 <- ? c4 out 1:1"]
-    assert pages.numbers_bound(again) == [
-        f"{name}: 0.935 comes from ? c4 out 1:1, where there is no number" for name in ("t6", "t7")
-    ]
+    lost = "0.935 comes from ? c4 out 1:1, where there is no number"
+    assert pages.numbers_bound(again) == [f"t6: {lost}", f"t7: {lost}"]
     assert bound(again) == again
     # a line is put before it: found in the same cell
     damage(cell(page, "c4"), "cat   0.936", "dog 1\\ncat   0.935")
     assert cell(bound(page), "t6").metadata["numbers"][1] == "0.935 <- c4 out 2:1"
 
 
-@pytest.mark.parametrize(
-    ("source", "right"),
-    [
-        ("given: definition, the size of a toy", True),
-        ("given: year", True),
-        ("given: the paper, https://arxiv.org/abs/1706.03762", True),
-        ("given: the paper, https://nowhere.invalid/paper", False),
-        ("given: the paper", False),
-        ("given: definition", False),
-        ("given:", False),
-        ("?", False),
-        ("", False),
-        ("c4 out 99:1", False),
-        ("c99 out 1:1", False),
-        ("tests/nowhere.json: 1", False),
-    ],
+@for_each(
+    ("given: definition, the size of a toy", True),
+    ("given: year", True),
+    ("given: the paper, https://arxiv.org/abs/1706.03762", True),
+    ("given: the paper, https://nowhere.invalid/paper", False),
+    ("given: the paper", False),
+    ("given: definition", False),
+    ("given:", False),
+    ("?", False),
+    ("", False),
+    ("c4 out 99:1", False),
+    ("c99 out 1:1", False),
+    ("tests/nowhere.json: 1", False),
 )
 def test_what_may_be_given(source, right):
     page = small_page()
@@ -275,19 +258,16 @@ def test_each_bullet_names_a_cell_that_compares():
     assert faults(page) == ["0 cells with the heading What to remember"]
 
 
-@pytest.mark.parametrize(
-    ("source", "seen"),
-    [
-        ("assert x", True),
-        ("np.testing.assert_allclose(a, b)", True),
-        ("torch.allclose(a, b)", True),
-        ("print(f'{accuracy > 0.8}')", True),
-        ("for a in b:\n    same = torch.equal(a, c)\n    print(same)", True),
-        ("torch.allclose(a, b)\nprint(a)", False),
-        ("mask = s <= t\nprint(weights)", False),
-        ("same = a == b", False),
-        ("print(weights)", False),
-    ],
+@for_each(
+    ("assert x", True),
+    ("np.testing.assert_allclose(a, b)", True),
+    ("torch.allclose(a, b)", True),
+    ("print(f'{accuracy > 0.8}')", True),
+    ("for a in b:\n    same = torch.equal(a, c)\n    print(same)", True),
+    ("torch.allclose(a, b)\nprint(a)", False),
+    ("mask = s <= t\nprint(weights)", False),
+    ("same = a == b", False),
+    ("print(weights)", False),
 )
 def test_which_cells_compare(source, seen):
     assert pages.compares(source) == seen
@@ -296,9 +276,7 @@ def test_which_cells_compare(source, seen):
 # ---------------------------------------------------------------- texts, and the pages as they are
 
 
-@pytest.mark.parametrize(
-    "path", [*pages.TEXTS, pages.ROOT / "README.md"], ids=lambda path: path.stem
-)
+@for_each(*pages.TEXTS, pages.ROOT / "README.md", ids=lambda path: path.stem)
 def test_the_numbers_of_texts_are_bound(path):
     page = number_sources.load(path)
     assert pages.numbers_bound(page) == []

@@ -121,13 +121,10 @@ def joined(browser, site):
 
 def test_the_file_has_its_pages_numbers_and_links(joined, site):
     file = printed(joined)
-    titles = re.findall(rb"/Title \((.*?)\)\n/Dest", file) + [
-        bytes.fromhex(text.decode()) for text in re.findall(rb"/Title <(.*?)>\n/Dest", file)
-    ]
-    said = [
-        text.decode("utf-16") if text.startswith(b"\xfe\xff") else text.decode("latin-1")
-        for text in titles
-    ]
+    titles = re.findall(rb"/Title \((.*?)\)\n/Dest", file)
+    coded = re.findall(rb"/Title <(.*?)>\n/Dest", file)
+    titles += [bytes.fromhex(text.decode()) for text in coded]
+    said = [t.decode("utf-16" if t.startswith(b"\xfe\xff") else "latin-1") for t in titles]
     heading = re.match("# (.*)", pages.read(pages.BOOK / f"{NAME}.ipynb").cells[0].source)[1]
     assert f"4. {heading}".replace("$", "") in said, said
     assert {"Attention, Checked", "How this book is checked", "Solutions"} <= set(said)
@@ -141,11 +138,8 @@ def test_the_file_has_its_pages_numbers_and_links(joined, site):
 
 def test_solutions_stand_at_the_end_and_all_else_folded_is_left_out(joined):
     own = joined.locator(f"[id='{NAME}']")
-    solutions = [
-        c
-        for c in pages.code_cells(pages.read(pages.BOOK / f"{NAME}.ipynb"))
-        if "hide-cell" in pages.tags(c)
-    ]
+    cells = pages.code_cells(pages.read(pages.BOOK / f"{NAME}.ipynb"))
+    solutions = [cell for cell in cells if "hide-cell" in pages.tags(cell)]
     joined.emulate_media(media="print")
     shown = own.locator(":scope > h2 ~ .cell details .collapsed:visible")
     assert shown.all_inner_texts() == [f"Solution 4.{n + 1}" for n in range(len(solutions))]

@@ -12,6 +12,7 @@ import pages
 import pytest
 import record
 import torch
+from tables import for_each
 
 from attn_lib import files, records
 
@@ -114,21 +115,15 @@ def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
     assert all(50 < steps < 300 for steps in found.pop("steps"))
     assert [len(losses) for losses in found.pop("curve")] == [25, 25]
     assert all(0.8 < accuracy <= 1.0 for accuracy in found.pop("accuracy"))
-    assert found == {
-        "seeds": [5, 2],
-        "error": [1.66667, 0.666667],
-        "pair": [[5.0, 0.5], [2.0, 0.5]],
-        "parts": [{"a": [1, 5]}, {"a": [1, 2]}],
-    }
+    pairs, parts = [[5.0, 0.5], [2.0, 0.5]], [{"a": [1, 5]}, {"a": [1, 2]}]
+    errors = [1.66667, 0.666667]
+    assert found == {"seeds": [5, 2], "error": errors, "pair": pairs, "parts": parts}
     weights = records.shipped_tensors("99_test")
     assert weights.keys() == {"w"}
     assert torch.equal(weights["w"], torch.arange(6.0).view(2, 3).T + 5)
     listed = (record.DATA / "SHA256SUMS").read_text()
-    assert [line[66:] for line in listed.splitlines()] == [
-        "99_test.json",
-        "99_test.safetensors",
-        "other.csv",
-    ]
+    names = [line[66:] for line in listed.splitlines()]
+    assert names == ["99_test.json", "99_test.safetensors", "other.csv"]
     check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     subprocess.run(check, cwd=record.DATA, check=True, capture_output=True)
 
@@ -172,18 +167,15 @@ def test_what_was_recorded_is_found_again(recorded_page, stored):
     assert torch.equal(after[2], before[2])
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("nn.ReLU(), ", "", "seed 2, training 1: loss .* at step 0, recorded is"),
-        ("0.1 * (n + 1)", "0.2 * (n + 1)", "seed 2, training 1: loss .* at step [1-9]"),
-        ("int(2 / pace())", "int(0.5 / pace())", "seed 2, training 1: loss .* at step [1-9]"),
-        ("manual_seed(step)", "manual_seed(0)", "seed 2, training 2: loss .* at step 1,"),
-        ('"curve": by_hand(seed), ', "", "seed 2: 1 models are trained, 2 recorded"),
-    ],
+@for_each(
+    ("nn.ReLU(), ", "", "seed 2, training 1: loss .* at step 0, recorded is"),
+    ("0.1 * (n + 1)", "0.2 * (n + 1)", "seed 2, training 1: loss .* at step [1-9]"),
+    ("int(2 / pace())", "int(0.5 / pace())", "seed 2, training 1: loss .* at step [1-9]"),
+    ("manual_seed(step)", "manual_seed(0)", "seed 2, training 2: loss .* at step 1,"),
+    ('"curve": by_hand(seed), ', "", "seed 2: 1 models are trained, 2 recorded"),
     ids=["no ReLU", "another rate", "a quarter of the time", "another batch", "a model less"],
 )
-def test_a_changed_cell_is_seen_in_its_first_steps(recorded_page, old, new, said):
+def test_a_changed_cell_is_seen_in_its_first_steps(old, new, said, recorded_page):
     assert EXPERIMENT.count(old) == 1
     write_page(recorded_page, EXPERIMENT.replace(old, new))
     (difference,) = record.differences(recorded_page, first=record.STEPS)
@@ -197,18 +189,15 @@ def scaled(record, path, factor):
     record[last] *= factor
 
 
-@pytest.mark.parametrize(
-    ("change", "first", "said"),
-    [
-        (lambda r: scaled(r, ("first losses", 1, 1, 7), 1.02), 20, "seed 2, training 2: loss"),
-        (lambda r: scaled(r, ("clocks", 1, 0), 0.1), 20, "seed 2, training 1: loss"),
-        (lambda r: r.update(seeds=[5, 3]), None, "the page has seeds [5, 2], its record [5, 3]"),
-        (lambda r: scaled(r, ("accuracy", 0), 0.9), None, "seed 5, accuracy: "),
-        (lambda r: r["parts"][1].update(b=1), None, "seed 2, parts: ['a'] instead of ['a', 'b']"),
-    ],
+@for_each(
+    (lambda r: scaled(r, ("first losses", 1, 1, 7), 1.02), 20, "seed 2, training 2: loss"),
+    (lambda r: scaled(r, ("clocks", 1, 0), 0.1), 20, "seed 2, training 1: loss"),
+    (lambda r: r.update(seeds=[5, 3]), None, "the page has seeds [5, 2], its record [5, 3]"),
+    (lambda r: scaled(r, ("accuracy", 0), 0.9), None, "seed 5, accuracy: "),
+    (lambda r: r["parts"][1].update(b=1), None, "seed 2, parts: ['a'] instead of ['a', 'b']"),
     ids=["loss", "clock", "seeds", "number", "name"],
 )
-def test_a_changed_record_is_seen(recorded_page, stored, capsys, change, first, said):
+def test_a_changed_record_is_seen(change, first, said, recorded_page, stored, capsys):
     """A loss, a clock in the first steps; a result with all of it; seeds at once."""
     change(stored)
     (record.DATA / "99_test.json").write_text(json.dumps(stored))
@@ -306,9 +295,7 @@ def test_the_weathers_gaps_are_those_of_its_errors():
     """With four heads less without, in each part of the years, of each seed."""
     (path,) = (path for path in RECORDED if path.stem.endswith("weather"))
     log = records.record(path.stem)
-    four, none = (
-        torch.tensor([seed["0.01"] for seed in log[kind]]).mean(dim=2)
-        for kind in ("four heads", "no attention")
-    )
+    kinds = [[seed["0.01"] for seed in log[kind]] for kind in ("four heads", "no attention")]
+    four, none = (torch.tensor(errors).mean(dim=2) for errors in kinds)
     gaps = torch.tensor(log["gap"])[..., 0]
     assert torch.allclose(gaps, four - none, atol=1e-5)

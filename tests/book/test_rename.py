@@ -13,6 +13,7 @@ import record
 import rename
 import yaml
 from copies import copy_tree
+from tables import for_each
 
 # the book's last two pages, and two numbers that are free
 OLD = [path.stem for path in pages.CHAPTERS if "tag{" in path.read_text()][-2:]
@@ -33,13 +34,8 @@ def contents(root):
 
 def python(root, *arguments):
     """Python in a copy, with that copy's library."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-    )
+    command, own = [sys.executable, *arguments], {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(command, cwd=root, env=own, capture_output=True, text=True)
 
 
 def outputs(root, page):
@@ -203,21 +199,18 @@ def test_a_figure_that_may_show_a_number_is_listed(checkout):
     assert any(note.startswith(f"book/{NEW[0]}.ipynb:") and "figure" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("98_lost", NEW[0], "there is no page book/98_lost.ipynb"),
-        (OLD[0], OLD[1], f"{OLD[1]} is taken: there is book/{OLD[1]}.ipynb"),
-        (OLD[0], OLD[0], f"{OLD[0]} is taken: there is book/{OLD[0]}.ipynb"),
-        (OLD[0], f"{OLD[1][:2]}_free", f"there is book/{OLD[1]}.ipynb"),
-        (OLD[0], f"{LAST + 2}{OLD[1][2:]}", f"there is attn_lib/exercises/{OLD[1][3:]}.py"),
-        (OLD[0], "10-name", "a page is called NN_name, digits and small letters, not '10-name'"),
-        (OLD[0], "7_name", "not '7_name'"),
-        (OLD[0], "10_../name", "not '10_../name'"),
-        (f"{OLD[0]}.ipynb", NEW[0], f"not '{OLD[0]}.ipynb'"),
-    ],
+@for_each(
+    ("98_lost", NEW[0], "there is no page book/98_lost.ipynb"),
+    (OLD[0], OLD[1], f"{OLD[1]} is taken: there is book/{OLD[1]}.ipynb"),
+    (OLD[0], OLD[0], f"{OLD[0]} is taken: there is book/{OLD[0]}.ipynb"),
+    (OLD[0], f"{OLD[1][:2]}_free", f"there is book/{OLD[1]}.ipynb"),
+    (OLD[0], f"{LAST + 2}{OLD[1][2:]}", f"there is attn_lib/exercises/{OLD[1][3:]}.py"),
+    (OLD[0], "10-name", "a page is called NN_name, digits and small letters, not '10-name'"),
+    (OLD[0], "7_name", "not '7_name'"),
+    (OLD[0], "10_../name", "not '10_../name'"),
+    (f"{OLD[0]}.ipynb", NEW[0], f"not '{OLD[0]}.ipynb'"),
 )
-def test_a_name_that_cannot_be_is_refused_and_nothing_changes(checkout, old, new, message):
+def test_a_name_that_cannot_be_is_refused_and_nothing_changes(old, new, message, checkout):
     before = contents(checkout)
     run = python(checkout, "book/_tools/rename.py", old, new)
     assert run.returncode == 1

@@ -49,9 +49,8 @@ def lost(browser, root) -> list[str]:
     """Questions whose answer is not among three results, and addresses where it does not stand."""
     with opened(browser, root.as_uri()) as page:
         page.goto(f"{root.as_uri()}/search.html")
-        shown = page.evaluate(
-            SEARCH, [question for answer in ANSWERS for question in asked(answer)]
-        )
+        questions = [question for answer in ANSWERS for question in asked(answer)]
+        shown = page.evaluate(SEARCH, questions)
         found = page.errors + page.outside
     for answer in ANSWERS:
         link = f"{root.as_uri()}/book/{answer['section']}"
@@ -99,9 +98,8 @@ def test_each_answer_that_is_lost_is_seen(browser, site, tmp_path):
     for page in (site / "book").glob("*.html"):
         (tmp_path / "book" / page.name).symlink_to(page)
     (tmp_path / "book" / name).unlink()
-    (tmp_path / "book" / name).write_text(
-        (site / "book" / name).read_text().replace(first["words"], "")
-    )
+    text = (site / "book" / name).read_text()
+    (tmp_path / "book" / name).write_text(text.replace(first["words"], ""))
     questions = [question for answer in others for question in asked(answer)]
     expected = sorted([*questions, f"not there: {first['section']}"])
     assert sorted(lost(browser, tmp_path)) == expected

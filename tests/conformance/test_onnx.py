@@ -55,10 +55,9 @@ def run(case, attend=attention) -> dict[str, tuple[torch.Tensor, torch.Tensor]] 
     q, k, v, mask, past_k, past_v, real = map(given.get, [*node.input, *7 * [""]][:7])
     flat = q.dim() == 3
     if flat:
-        q, k, v = (
-            x.unflatten(-1, (options[f"{kind}_num_heads"], -1)).transpose(1, 2)
-            for x, kind in ((q, "q"), (k, "kv"), (v, "kv"))
-        )
+        heads = [options[f"{kind}_num_heads"] for kind in ("q", "kv", "kv")]
+        pairs = zip((q, k, v), heads, strict=True)
+        q, k, v = (x.unflatten(-1, (H, -1)).transpose(1, 2) for x, H in pairs)
     if past_k is not None:
         k, v = torch.cat([past_k, k], dim=2), torch.cat([past_v, v], dim=2)
     ours = {"present_key": k, "present_value": v}
@@ -146,11 +145,8 @@ def run_onnxruntime(case) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None
     return {n: (tensor(m), published[n]) for n, m in zip(published, made, strict=True)}
 
 
-IMPLEMENTATIONS = {
-    "attn_lib": run,
-    "torch SDPA": functools.partial(run, attend=torch_sdpa),
-    "onnxruntime": run_onnxruntime,
-}
+IMPLEMENTATIONS = {"attn_lib": run, "torch SDPA": functools.partial(run, attend=torch_sdpa)}
+IMPLEMENTATIONS["onnxruntime"] = run_onnxruntime
 
 
 def counts(implementation, within) -> Counter:
@@ -210,9 +206,8 @@ def test_only_bfloat16_misses_the_tolerance_of_onnx():
 def gated(a: torch.Tensor, b: torch.Tensor, alpha: float, activation: str) -> torch.Tensor:
     """A `FeedForward` whose gate reads a, and whose hidden layer b, from one vector (a, b)."""
     n = a.shape[-1]
-    layer = FeedForward(d_model=2 * n, d_ff=n, activation=activation, gated=True, bias=False).to(
-        a.dtype
-    )
+    kind = {"activation": activation, "gated": True, "bias": False}
+    layer = FeedForward(d_model=2 * n, d_ff=n, **kind).to(a.dtype)
     one = torch.eye(n, dtype=a.dtype)
     layer.gate.weight.copy_(torch.cat([alpha * one, 0 * one], dim=1))
     layer.up.weight.copy_(torch.cat([0 * one, one], dim=1))
@@ -222,11 +217,8 @@ def gated(a: torch.Tensor, b: torch.Tensor, alpha: float, activation: str) -> to
 
 def test_three_of_three_cases_of_swiglu():
     cases = published_cases("SwiGLU")
-    assert [case.name for case in cases] == [
-        "test_swiglu",
-        "test_swiglu_alpha",
-        "test_swiglu_float16",
-    ]
+    names = [case.name for case in cases]
+    assert names == ["test_swiglu", "test_swiglu_alpha", "test_swiglu_float16"]
     for case in cases:
         options = {a.name: a.f for a in case.model.graph.node[0].attribute}
         (a, b), (expected,) = (map(tensor, arrays) for arrays in case.data_sets[0])

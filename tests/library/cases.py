@@ -21,11 +21,8 @@ TARGET = torch.tensor([[10, 3, 4, 1, 6], [0, 7, 7, 12, 12]])
 PADDING = {  # side: which of the source's and of the target's tokens are real
     "none": (None, None),
     "right": (padding_mask(torch.tensor([7, 4]), 7), padding_mask(torch.tensor([5, 3]), 5)),
-    "left": (
-        padding_mask(torch.tensor([4, 7]), 7).flip(-1),
-        padding_mask(torch.tensor([3, 5]), 5).flip(-1),
-    ),
 }
+PADDING["left"] = tuple(mask.flip(0, -1) for mask in PADDING["right"])
 ROTATE = partial(apply_rope, base=100.0)
 BLOCK = {"d_model": 6, "num_heads": 3, "d_ff": 11}
 SIZES = {**BLOCK, "num_layers": 2}
@@ -45,10 +42,8 @@ def cases(draw_from, dtypes=(torch.float64,), closed_rows=True):
     if dtype == torch.float16:
         size = min(size, 9.0)
     seed = draw_from(st.integers(0, 2**20))
-    q, k, v = (
-        draw(n, w, seed=seed + i, dtype=dtype, size=size)
-        for i, (n, w) in enumerate([(T, d_k), (S, d_k), (S, d_v)])
-    )
+    shapes = enumerate([(T, d_k), (S, d_k), (S, d_v)], seed)
+    q, k, v = (draw(*shape, seed=i, dtype=dtype, size=size) for i, shape in shapes)
     options = {"causal": draw_from(st.booleans())}
     if draw_from(st.booleans()):
         options["scale"] = draw_from(st.sampled_from([0.0, 0.1, 1.0, -0.7]))
@@ -89,7 +84,10 @@ def random_mask(*shape, seed=0):
 
 def by_loops(layer, x, context, mask, attn_bias, causal):
     """Each head on its own, its matrices cut out by hand, through the loop oracle."""
-    outs = []
+    outs, shape = [], (len(x), layer.num_heads, -1, -1)
+    given = {"mask": mask, "attn_bias": attn_bias}
+    wide = {name: part.expand(shape) for name, part in given.items() if part is not None}
+    options = {"scale": layer.scale, "softcap": layer.softcap, "causal": causal}
     for b in range(len(x)):
         heads = []
         for h in range(layer.num_heads):
@@ -100,19 +98,11 @@ def by_loops(layer, x, context, mask, attn_bias, causal):
                 constant = 0.0 if linear.bias is None else linear.bias[part]
                 return rows @ linear.weight[part].T + constant
 
-            out, _ = attention_by_loops(
-                project(layer.q_proj, x[b], h, layer.d_k),
-                project(layer.k_proj, context[b], kv, layer.d_k),
-                project(layer.v_proj, context[b], kv, layer.d_v),
-                mask=None if mask is None else mask.expand(len(x), layer.num_heads, -1, -1)[b, h],
-                attn_bias=None
-                if attn_bias is None
-                else attn_bias.expand(len(x), layer.num_heads, -1, -1)[b, h],
-                scale=layer.scale,
-                softcap=layer.softcap,
-                causal=causal,
-            )
-            heads.append(out)
+            q = project(layer.q_proj, x[b], h, layer.d_k)
+            k = project(layer.k_proj, context[b], kv, layer.d_k)
+            v = project(layer.v_proj, context[b], kv, layer.d_v)
+            masks = {name: given[b, h] for name, given in wide.items()}
+            heads.append(attention_by_loops(q, k, v, **masks, **options)[0])
         outs.append(layer.out_proj(torch.cat(heads, dim=-1)))
     return torch.stack(outs)
 

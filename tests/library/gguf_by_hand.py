@@ -11,19 +11,7 @@ import numpy as np
 import regex
 import torch
 
-NUMBERS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+NUMBERS = dict(zip((*range(8), 10, 11, 12), "BbHhIif?Qqd", strict=True))
 STRING, ARRAY, ALIGNMENT = 8, 9, 32
 F32, Q4_1, Q8_0 = 0, 3, 8
 

@@ -33,11 +33,8 @@ SINKS = "gpt_oss"  # one attention layer
 KINDS = [*DECODERS, *ENCODERS, SINKS]
 SEEDS, LAYERS, T, NEW, VOCABULARY = range(10), 2, 5, 20, 23
 WORST = 0.00001  # of the largest: transformers computes norms and angles in float32
-SPLITS = [
-    [end - start for start, end in itertools.pairwise([0, *ends, T])]
-    for n in range(T)
-    for ends in itertools.combinations(range(1, T), n)
-]
+ENDS = [ends for n in range(T) for ends in itertools.combinations(range(1, T), n)]
+SPLITS = [[b - a for a, b in itertools.pairwise([0, *ends, T])] for ends in ENDS]
 
 
 def options_of(kind, seed):
@@ -81,9 +78,8 @@ def options_of(kind, seed):
         options["attn_logit_softcapping"] = pick([None, 1.5])
     if kind == "gemma3_text":
         thetas = zip(kinds_of_layers, pick([(10.0, 1e4), (1e3, 50.0)]), strict=True)
-        options["rope_parameters"] = {
-            name: {"rope_type": "default", "rope_theta": theta} for name, theta in thetas
-        }
+        turns = {name: {"rope_type": "default", "rope_theta": theta} for name, theta in thetas}
+        options["rope_parameters"] = turns
     return options
 
 
@@ -268,13 +264,8 @@ def of_greedy_tokens(witness, ours, seed):
     return int((found != expected).sum())
 
 
-SORTS = {
-    "outputs": of_outputs,
-    "padded": of_padded,
-    "cached": of_cached,
-    "gradients": of_gradients,
-    "written": of_greedy_tokens,
-}
+SORTS = {"outputs": of_outputs, "padded": of_padded, "cached": of_cached}
+SORTS |= {"gradients": of_gradients, "written": of_greedy_tokens}
 
 
 def sorts_of(kind):
@@ -383,7 +374,6 @@ def test_a_planted_mistake_is_seen(kind, mistake):
 
 
 # ---------------------------------------------------------------- no counterpart
-
 
 SMALL = {"vocab_size": VOCABULARY, "hidden_size": 12, "intermediate_size": 7}
 SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1}

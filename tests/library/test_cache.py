@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 import torch
-from cases import ROTATE, SIZES, draw, language_model, layer_of
+from cases import BLOCK, ROTATE, SIZES, draw, language_model, layer_of
+from tables import for_each
 
 from attn_lib import Cache, Transformer, TransformerBlock, TransformerDecoder, generate
 
@@ -127,18 +128,14 @@ def test_layers_called_alone_share_a_cache_by_their_index_or_not_at_all(kind, op
     if "block" in kind:
         cross = "context" in options
         torch.manual_seed(0)
-        first, second = (
-            TransformerBlock(d_model=6, num_heads=3, d_ff=11, cross_attention=cross).double()
-            for _ in range(2)
-        )
+        made = (TransformerBlock(**BLOCK, cross_attention=cross).double() for _ in range(2))
+        first, second = made
     if "copy" in kind:
         second = copy.deepcopy(first)
     x, cache = draw(1, 4, 6), Cache()
     full = second(first(x, **{**options, "causal": True}), **{**options, "causal": True})
-    got = [
-        second(first(piece, cache=cache, layer=0, **options), cache=cache, layer=1, **options)
-        for piece in x.split([2, 1, 1], dim=1)
-    ]
+    one, two = (partial(part, cache=cache, **options) for part in (first, second))
+    got = [two(one(piece, layer=0), layer=1) for piece in x.split([2, 1, 1], dim=1)]
     if "causal" in options:
         torch.testing.assert_close(torch.cat(got, dim=1), full)
         assert cache.length == 4
@@ -213,10 +210,8 @@ def test_generate_names_a_model_that_uses_a_layer_twice():
             x = x + layer(x, causal=True, cache=cache)
         return x @ table.T
 
-    message = (
-        "^the cache holds 12 tokens after 6 were given: the model uses a layer twice; "
-        "call its layers through one TransformerDecoder$"
-    )
+    message = "^the cache holds 12 tokens after 6 were given: the model uses a layer twice; "
+    message += "call its layers through one TransformerDecoder$"
     with pytest.raises(ValueError, match=message):
         generate(call, TOKENS, max_new_tokens=2)
 
@@ -224,10 +219,7 @@ def test_generate_names_a_model_that_uses_a_layer_twice():
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("then", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_cache_goes_on_in_another_mode_of_gradients(mode, then):
-    model, cache = (
-        language_model(max_len=40, attention={"d_k": 4, "rotate": ROTATE}),
-        Cache(),
-    )
+    model, cache = (language_model(max_len=40, attention={"d_k": 4, "rotate": ROTATE}), Cache())
     full, outs = model(TOKENS), []
     for context, part in ((mode, [0, 1]), (then, [2, 3]), (mode, [4, 5])):
         with context():
@@ -267,12 +259,9 @@ def test_a_step_copies_no_cache():
     assert sorted(capacity for _, capacity in places) == [2, 6, 14, 30, 62, 126]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: x.float(), "dtype and device, got torch.float32 on cpu and torch.float64 on"),
-        (lambda x: x[:1], "the same batch size, got 1 and 2$"),
-    ],
+@for_each(
+    (lambda x: x.float(), "dtype and device, got torch.float32 on cpu and torch.float64 on"),
+    (lambda x: x[:1], "the same batch size, got 1 and 2$"),
 )
 def test_a_cache_of_another_kind_is_refused(change, message):
     layer, x, cache = layer_of(), draw(2, 4, 6), Cache()

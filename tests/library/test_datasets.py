@@ -14,6 +14,7 @@ import torch
 from babel.dates import format_date, format_skeleton
 from record import checksums
 from safetensors.torch import save_file
+from tables import for_each
 
 from attn_lib import datasets, files, records
 
@@ -112,10 +113,8 @@ def test_a_missing_list_of_hashes_is_named_with_the_remedy(shipped, name):
 
 
 @every_reader
-@pytest.mark.parametrize(
-    "damage", [lambda text: b"", lambda text: text[:50], lambda text: b"\xff" + text[1:]]
-)
-def test_a_file_that_the_list_no_longer_names_is_refused(shipped, name, damage):
+@for_each(lambda text: b"", lambda text: text[:50], lambda text: b"\xff" + text[1:])
+def test_a_file_that_the_list_no_longer_names_is_refused(damage, shipped, name):
     path = shipped / "SHA256SUMS"
     (line,) = [row for row in path.read_bytes().splitlines() if name.encode() in row]
     path.write_bytes(damage(line))
@@ -288,22 +287,18 @@ def test_about_one_text_in_seventy_has_two_readings(train_dates):
     twice = 0
     for text, iso in zip(train_dates.texts, train_dates.iso, strict=True):
         readings = {(read(text, locale), locale) for locale in datasets.DATE_LOCALES}
-        twice += any(
-            text in written(other, locale) for other, locale in readings if other not in (None, iso)
-        )
+        others = [reading for reading in readings if reading[0] not in (None, iso)]
+        twice += any(text in written(*reading) for reading in others)
     assert 0.01 < twice / 20_000 < 0.02, twice
     assert read("4/3/21", "en_US") == "2021-04-03" != read("4/3/21", "es") == "2021-03-04"
 
 
-@pytest.mark.parametrize(
-    ("n", "options", "message"),
-    [
-        (-1, {}, "^n must be at least 0, got -1$"),
-        (1, {"split": "validation"}, "^split must be 'train' or 'test', got 'validation'$"),
-        (1, {"locales": ()}, "^locales must name at least one locale, got none$"),
-        (1, {"locales": ("de", "xx")}, r"every locale of \('de', 'xx'\): unknown locale 'xx'$"),
-        (1, {"locales": ("not a locale",)}, r"every locale of \('not a locale',\): expected only"),
-    ],
+@for_each(
+    (-1, {}, "^n must be at least 0, got -1$"),
+    (1, {"split": "validation"}, "^split must be 'train' or 'test', got 'validation'$"),
+    (1, {"locales": ()}, "^locales must name at least one locale, got none$"),
+    (1, {"locales": ("de", "xx")}, r"every locale of \('de', 'xx'\): unknown locale 'xx'$"),
+    (1, {"locales": ("not a locale",)}, r"every locale of \('not a locale',\): expected only"),
 )
 def test_dates_that_cannot_be_drawn_are_named(n, options, message):
     with pytest.raises(ValueError, match=message):
@@ -313,12 +308,8 @@ def test_dates_that_cannot_be_drawn_are_named(n, options, message):
 # ---------------------------------------------------------------- clothes
 
 
-@pytest.mark.parametrize(
-    ("split", "numbers"),
-    [
-        ("train", [942, 1027, 1016, 1019, 974, 989, 1021, 1022, 990, 1000]),
-        ("test", [1000] * 10),
-    ],
+@for_each(
+    ("train", [942, 1027, 1016, 1019, 974, 989, 1021, 1022, 990, 1000]), ("test", [1000] * 10)
 )
 def test_the_clothes_are_whole(split, numbers):
     images, labels = datasets.fashion(split)
@@ -331,10 +322,8 @@ def test_the_clothes_are_whole(split, numbers):
 def test_names_and_classes_belong_together():
     """Trousers have a gap between their legs; a boot reaches higher than a sandal."""
     images, labels = datasets.fashion("test")
-    trouser, boot, sandal = (
-        images[labels == datasets.FASHION_NAMES.index(name)].float().mean(0)
-        for name in ("Trouser", "Ankle boot", "Sandal")
-    )
+    classes = [datasets.FASHION_NAMES.index(n) for n in ("Trouser", "Ankle boot", "Sandal")]
+    trouser, boot, sandal = (images[labels == c].float().mean(0) for c in classes)
     assert trouser[24, 14] < trouser[24, [10, 17]].min() / 2
     assert boot[:8].sum() > 3 * sandal[:8].sum()
 
@@ -433,15 +422,12 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
-@pytest.mark.parametrize(
-    ("name", "read"),
-    [
-        ("fashion.npz", datasets.fashion),
-        ("astronaut.jpg", datasets.photographs),
-        ("rocket.jpg", datasets.photographs),
-    ],
+@for_each(
+    ("fashion.npz", datasets.fashion),
+    ("astronaut.jpg", datasets.photographs),
+    ("rocket.jpg", datasets.photographs),
 )
-def test_a_damaged_image_file_is_named_with_the_remedy(data, name, read, damage):
+def test_a_damaged_image_file_is_named_with_the_remedy(name, read, data, damage):
     path = data / name
     content = path.read_bytes()
     path.write_bytes(DAMAGED[damage](content))

@@ -9,6 +9,7 @@ from cases import FLOATS, cases, draw, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
+from tables import for_each
 
 from attn_lib import attention, attention_weights
 from attn_lib.fused import fused_attention
@@ -69,10 +70,8 @@ def test_float32_is_as_exact_as_the_textbook(case):
 )
 def test_equals_torch_kernel(sizes, kind, scale, dtype):
     B, H, T, S, d_k, d_v = sizes
-    q, k, v = (
-        draw(B, H, n, w, seed=i, dtype=dtype)
-        for i, (n, w) in enumerate([(T, d_k), (S, d_k), (S, d_v)])
-    )
+    sizes = enumerate([(T, d_k), (S, d_k), (S, d_v)])
+    q, k, v = (draw(B, H, n, w, seed=i, dtype=dtype) for i, (n, w) in sizes)
     mask, bias = random_mask(B, 1, T, S, seed=3), draw(B, H, T, S, seed=4, dtype=dtype)
     triangle = torch.ones(T, S, dtype=torch.bool).tril(S - T)
     ours, attn_mask = {
@@ -224,58 +223,41 @@ def test_runs_on_meta_tensors():
 
 GOOD = {"q": draw(2, 3, 5), "k": draw(2, 4, 5), "v": draw(2, 4, 7)}
 FLOAT32 = {name: x.float() for name, x in GOOD.items()}
+MASK = torch.ones(3, 4).bool()
+LEADING = r"^q and k must have the same leading axes, got shapes \(2, 3, 5\) and \(1, 4, 5\)$"
+ROW_PER_KEY = "^v must have one row per key: the shape of k but for the last axis, got "
+ROW_PER_KEY += r"\(2, 3, 7\) for k \(2, 4, 5\)$"
+NO_BIAS = r"^attn_bias must not hold NaN or \+inf; -inf closes a cell$"
+NUMBERS = "got torch.float32; numbers to add to the scores go through attn_bias$"
+KINDS = "one of float64, float32, float16, bfloat16, got torch.int64$"
+FIVE = {**dict.fromkeys("qkv", draw(2, 2, 3, 5)), "mask": torch.ones(2, 3, 3).bool()}
 BAD = [  # changes to a good call, error, what its message must name
     ({"k": draw(2, 4, 6)}, ValueError, "5 and 6"),
     ({"q": draw(2, 3, 0), "k": draw(2, 4, 0)}, ValueError, "at least 1"),
-    (
-        {"k": draw(1, 4, 5), "v": draw(1, 4, 7)},
-        ValueError,
-        r"^q and k must have the same leading axes, got shapes \(2, 3, 5\) and \(1, 4, 5\)$",
-    ),
+    ({"k": draw(1, 4, 5), "v": draw(1, 4, 7)}, ValueError, LEADING),
     ({"k": draw(4, 5), "v": draw(4, 7)}, ValueError, r"\(4, 5\)"),
     ({"q": draw(5)}, ValueError, r"two axes, got shape \(5,\)"),
-    (
-        {"v": draw(2, 3, 7)},
-        ValueError,
-        "^v must have one row per key: the shape of k but for the last axis, got "
-        r"\(2, 3, 7\) for k \(2, 4, 5\)$",
-    ),
+    ({"v": draw(2, 3, 7)}, ValueError, ROW_PER_KEY),
     ({"v": draw(1, 4, 7)}, ValueError, r"\(1, 4, 7\)"),
-    (
-        {"q": torch.ones(2, 3, 5).long()},
-        TypeError,
-        "one of float64, float32, float16, bfloat16, got torch.int64$",
-    ),
+    ({"q": torch.ones(2, 3, 5).long()}, TypeError, KINDS),
     ({"k": torch.ones(2, 4, 5).long()}, TypeError, "torch.int64"),
     ({"v": torch.ones(2, 4, 7).long()}, TypeError, "torch.int64"),
     ({"k": draw(5)}, ValueError, r"two axes, got shape \(5,\)"),
     ({"k": draw(2, 4, 5).float()}, TypeError, "float64 and torch.float32"),
     ({"v": draw(2, 4, 7).float()}, TypeError, "torch.float32"),
-    (
-        {"mask": torch.ones(3, 4)},
-        TypeError,
-        "got torch.float32; numbers to add to the scores go through attn_bias$",
-    ),
+    ({"mask": MASK.float()}, TypeError, NUMBERS),
     ({"mask": torch.ones(3, 4).long()}, TypeError, "True = may attend"),
     ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(3, 4\)"),  # padding
     ({"mask": torch.ones(4).bool()}, ValueError, "write out the missing axes"),
     ({"mask": torch.ones(1, 2, 3, 4).bool()}, ValueError, r"\(1, 2, 3, 4\)"),
     ({"mask": torch.ones(5, 4).bool()}, ValueError, r"\(5, 4\)"),
     # (B, T, S) against (B, H, T, S) scores: with B == H broadcasting would take it silently
-    (
-        {**dict.fromkeys("qkv", draw(2, 2, 3, 5)), "mask": torch.ones(2, 3, 3).bool()},
-        ValueError,
-        "^mask must .*write out the missing axes",
-    ),
+    (FIVE, ValueError, "^mask must .*write out the missing axes"),
     ({"attn_bias": torch.ones(3, 4).bool()}, TypeError, "torch.bool"),
     ({"attn_bias": torch.ones(3, 4).long()}, TypeError, "torch.int64"),
     ({"attn_bias": draw(3, 4).float()}, TypeError, "torch.float32"),
     ({"attn_bias": draw(4, 3)}, ValueError, r"\(4, 3\)"),
-    (
-        {"attn_bias": torch.full((3, 4), math.nan).double()},
-        ValueError,
-        r"^attn_bias must not hold NaN or \+inf; -inf closes a cell$",
-    ),
+    ({"attn_bias": draw(3, 4) * math.nan}, ValueError, NO_BIAS),
     ({"attn_bias": torch.full((3, 4), INF).double()}, ValueError, r"\+inf"),
     ({"attn_bias": draw(4)}, ValueError, "attn_bias must have 2 axes"),
     ({"attn_bias": 1.0}, TypeError, "attn_bias must be a tensor, got float"),
@@ -297,11 +279,7 @@ BAD = [  # changes to a good call, error, what its message must name
     ({"q": GOOD["q"].to(torch.float8_e4m3fn)}, TypeError, "float8_e4m3fn"),
     ({"k": GOOD["k"].to("meta")}, ValueError, "meta and cpu"),
     ({"v": GOOD["v"].to("meta")}, ValueError, "meta and cpu"),
-    (
-        {"mask": torch.ones(3, 4, dtype=torch.bool, device="meta")},
-        ValueError,
-        "mask must be on the device of q, got meta and cpu",
-    ),
+    ({"mask": MASK.to("meta")}, ValueError, "mask must be on the device of q, got meta and cpu"),
 ]
 
 
@@ -332,14 +310,11 @@ def test_every_option_changes_the_answer():
 # ---------------------------------------------------------------- bugs of other projects
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size", "fill"),
-    [
-        (torch.float64, 1e6, -1e9),
-        (torch.float32, 1e6, -1e9),
-        (torch.bfloat16, 1e6, -1e9),
-        (torch.float16, 200.0, -1e4),
-    ],
+@for_each(
+    (torch.float64, 1e6, -1e9),
+    (torch.float32, 1e6, -1e9),
+    (torch.bfloat16, 1e6, -1e9),
+    (torch.float16, 200.0, -1e4),
 )
 def test_flax_982_no_number_stands_for_minus_infinity(dtype, size, fill):
     """Rows 2.22, A08, B08, C20: a closed key gets nothing, however low the open scores are."""

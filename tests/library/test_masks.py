@@ -7,21 +7,11 @@ import torch
 from cases import draw, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import raises_for_each
 from torch import nn
 
-from attn_lib import attention
-from attn_lib.masks import (
-    causal_mask,
-    from_additive,
-    from_binary,
-    from_blocked,
-    padding_mask,
-    segment_mask,
-    to_additive,
-    to_binary,
-    to_blocked,
-    window_mask,
-)
+from attn_lib import attention, causal_mask, masks, padding_mask, window_mask
+from attn_lib.masks import segment_mask, to_additive, to_binary, to_blocked
 
 SIZES = [(T, S) for T in range(10) for S in range(10)]
 OFFSETS = range(-10, 11)
@@ -90,19 +80,19 @@ def test_segments(rows):
 @given(st.integers(1, 3), st.integers(1, 5), st.integers(0, 2**20))
 def test_conversions_come_back(B, S, seed):
     mask = torch.rand(B, 1, S, S, generator=torch.Generator().manual_seed(seed)) < 0.5
-    assert torch.equal(from_blocked(to_blocked(mask)), mask)
+    assert torch.equal(masks.from_blocked(to_blocked(mask)), mask)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         additive = to_additive(mask, dtype=dtype)
         assert additive.dtype == dtype
-        assert torch.equal(from_additive(additive), mask)
+        assert torch.equal(masks.from_additive(additive), mask)
         finite = additive.clamp(min=torch.finfo(dtype).min)
-        assert torch.equal(from_additive(finite), mask)
+        assert torch.equal(masks.from_additive(finite), mask)
     padding = mask[:, :, :1]
     binary = to_binary(padding)
     assert binary.shape == (B, S)
     assert set(binary.unique().tolist()) <= {0, 1}
-    assert torch.equal(from_binary(binary), padding)
-    assert torch.equal(from_binary(binary.bool()), padding)
+    assert torch.equal(masks.from_binary(binary), padding)
+    assert torch.equal(masks.from_binary(binary.bool()), padding)
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.integers(0, 2**20))
@@ -128,53 +118,7 @@ def test_conversions_mean_the_same_to_the_other_library(B, H, S, seed):
 # ---------------------------------------------------------------- bad input
 
 FLOATS, BOOLS = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool)
-BAD = [
-    (lambda: causal_mask(-1), ValueError, "T=-1"),
-    (lambda: causal_mask(2, -3), ValueError, "S=-3"),
-    (lambda: causal_mask(2.0), TypeError, "T must be an integer, got 2.0"),
-    (lambda: causal_mask(True), TypeError, "got True"),
-    (lambda: causal_mask(2, offset=1.0), TypeError, "got 1.0"),
-    (lambda: causal_mask(2, offset=True), TypeError, "got True"),
-    (lambda: causal_mask(2, offset=torch.ones(2)), TypeError, "torch.float32"),
-    (
-        lambda: window_mask(2, window=2, offset=torch.ones(2, 2).long()),
-        ValueError,
-        r"offset must have 1 axes, got shape \(2, 2\)",
-    ),
-    (lambda: from_additive([0.0]), TypeError, "got list"),
-    (lambda: from_binary([[1]]), TypeError, "^binary must be .* got list"),
-    (lambda: window_mask(3, window=0), ValueError, "window must be at least 1"),
-    (lambda: window_mask(3, window=2, right=-2), ValueError, "right=-2"),
-    (lambda: window_mask(3, window=None), TypeError, "window must be an int"),
-    (lambda: padding_mask([1], 2), TypeError, "^lengths must be an integer tensor, got list"),
-    (lambda: padding_mask(torch.ones(2), 2), TypeError, "torch.float32"),
-    (lambda: padding_mask(BOOLS[0], 3), TypeError, "torch.bool"),
-    (lambda: padding_mask(BOOLS.long(), 3), ValueError, r"1 axes, got shape \(2, 3\)"),
-    (lambda: padding_mask(torch.tensor([1, 4]), 3), ValueError, r"0 to S=3, got \[1, 4\]"),
-    (lambda: padding_mask(torch.tensor([-1]), 3), ValueError, r"got \[-1\]"),
-    (
-        lambda: segment_mask(torch.tensor([1, 2])),
-        ValueError,
-        r"^segments must have 2 axes, got shape \(2,\)",
-    ),
-    (lambda: segment_mask(FLOATS), TypeError, "torch.float32"),
-    (lambda: to_blocked(FLOATS), TypeError, "^mask must be a bool tensor, got torch.float32"),
-    (lambda: from_blocked(FLOATS), TypeError, "blocked must be a bool"),
-    (lambda: to_additive(FLOATS), TypeError, "^mask must be a bool"),
-    (lambda: to_additive(BOOLS, dtype=torch.int64), TypeError, "got torch.int64"),
-    (lambda: from_additive(BOOLS), TypeError, "torch.bool"),
-    (lambda: from_additive(torch.tensor([0.0, -3.0])), ValueError, "got -3: such"),
-    (lambda: from_additive(torch.tensor([0.0, -1e9])), ValueError, r"got -1e\+09"),
-    (lambda: from_additive(torch.tensor([torch.nan])), ValueError, "got nan"),
-    (lambda: from_additive(torch.ones(2)), ValueError, "got 1"),
-    (lambda: to_blocked([True]), TypeError, "got list"),
-    (lambda: to_binary(FLOATS), TypeError, "^mask must be a bool"),
-    (lambda: to_binary(causal_mask(3)[None, None]), ValueError, r"got \(1, 1, 3, 3\)"),
-    (lambda: to_binary(causal_mask(3)), ValueError, r"\(B, 1, 1, S\), got \(3, 3\)"),
-    (lambda: from_binary(torch.tensor([[2]])), ValueError, "0 and 1, got 2"),
-    (lambda: from_binary(BOOLS[0]), ValueError, r"got shape \(3,\)"),
-    (lambda: from_binary(FLOATS), TypeError, "torch.float32"),
-]
+ONES, TWO_AXES = torch.ones(2, 2).long(), r"offset must have 1 axes, got shape \(2, 2\)"
 
 
 def test_masks_are_made_where_their_arguments_are():
@@ -202,7 +146,44 @@ def test_far_offsets_do_not_wrap_around(far):
             assert not bool(window_mask(5, 3, window=6, right=5, offset=make(end)).any())
 
 
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_bad_input_is_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
+@raises_for_each(
+    (lambda: causal_mask(-1), ValueError, "T=-1"),
+    (lambda: causal_mask(2, -3), ValueError, "S=-3"),
+    (lambda: causal_mask(2.0), TypeError, "T must be an integer, got 2.0"),
+    (lambda: causal_mask(True), TypeError, "got True"),
+    (lambda: causal_mask(2, offset=1.0), TypeError, "got 1.0"),
+    (lambda: causal_mask(2, offset=True), TypeError, "got True"),
+    (lambda: causal_mask(2, offset=torch.ones(2)), TypeError, "torch.float32"),
+    (lambda: window_mask(2, window=2, offset=ONES), ValueError, TWO_AXES),
+    (lambda: masks.from_additive([0.0]), TypeError, "got list"),
+    (lambda: masks.from_binary([[1]]), TypeError, "^binary must be .* got list"),
+    (lambda: window_mask(3, window=0), ValueError, "window must be at least 1"),
+    (lambda: window_mask(3, window=2, right=-2), ValueError, "right=-2"),
+    (lambda: window_mask(3, window=None), TypeError, "window must be an int"),
+    (lambda: padding_mask([1], 2), TypeError, "^lengths must be an integer tensor, got list"),
+    (lambda: padding_mask(torch.ones(2), 2), TypeError, "torch.float32"),
+    (lambda: padding_mask(BOOLS[0], 3), TypeError, "torch.bool"),
+    (lambda: padding_mask(BOOLS.long(), 3), ValueError, r"1 axes, got shape \(2, 3\)"),
+    (lambda: padding_mask(torch.tensor([1, 4]), 3), ValueError, r"0 to S=3, got \[1, 4\]"),
+    (lambda: padding_mask(torch.tensor([-1]), 3), ValueError, r"got \[-1\]"),
+    (lambda: segment_mask(ONES[0]), ValueError, r"^segments must have 2 axes, got shape \(2,\)"),
+    (lambda: segment_mask(FLOATS), TypeError, "torch.float32"),
+    (lambda: to_blocked(FLOATS), TypeError, "^mask must be a bool tensor, got torch.float32"),
+    (lambda: masks.from_blocked(FLOATS), TypeError, "blocked must be a bool"),
+    (lambda: to_additive(FLOATS), TypeError, "^mask must be a bool"),
+    (lambda: to_additive(BOOLS, dtype=torch.int64), TypeError, "got torch.int64"),
+    (lambda: masks.from_additive(BOOLS), TypeError, "torch.bool"),
+    (lambda: masks.from_additive(torch.tensor([0.0, -3.0])), ValueError, "got -3: such"),
+    (lambda: masks.from_additive(torch.tensor([0.0, -1e9])), ValueError, r"got -1e\+09"),
+    (lambda: masks.from_additive(torch.tensor([torch.nan])), ValueError, "got nan"),
+    (lambda: masks.from_additive(torch.ones(2)), ValueError, "got 1"),
+    (lambda: to_blocked([True]), TypeError, "got list"),
+    (lambda: to_binary(FLOATS), TypeError, "^mask must be a bool"),
+    (lambda: to_binary(causal_mask(3)[None, None]), ValueError, r"got \(1, 1, 3, 3\)"),
+    (lambda: to_binary(causal_mask(3)), ValueError, r"\(B, 1, 1, S\), got \(3, 3\)"),
+    (lambda: masks.from_binary(torch.tensor([[2]])), ValueError, "0 and 1, got 2"),
+    (lambda: masks.from_binary(BOOLS[0]), ValueError, r"got shape \(3,\)"),
+    (lambda: masks.from_binary(FLOATS), TypeError, "torch.float32"),
+)
+def test_bad_input_is_named(call):
+    call()

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cases import ORDERS, PADDING, ROTATE, SIZES, TARGET, draw, language_model, shaken, torch_stack
+from tables import for_each, raises_for_each
 from torch import nn
 
 from attn_lib import Cache, causal_mask, padding_mask, positions
@@ -19,12 +20,8 @@ SOURCE = torch.tensor([[18, 3, 4, 1, 7, 2, 9], [5, 5, 11, 8, 0, 0, 0]])
 
 
 def translator(seed=8, max_len=17, **options):
-    return shaken(
-        Transformer(
-            source_vocab_size=19, target_vocab_size=13, max_len=max_len, **SIZES, **options
-        ),
-        seed,
-    ).eval()
+    sizes = {"source_vocab_size": 19, "target_vocab_size": 13, "max_len": max_len, **SIZES}
+    return shaken(Transformer(**sizes, **options), seed).eval()
 
 
 def writer(kind, side="none"):
@@ -176,27 +173,22 @@ def test_models_pass_their_options_on():
 def test_what_enters_is_dropped_in_training_only():
     model = language_model(dropout=1.0)
     assert torch.equal(model.train().embedding(TARGET, None), torch.zeros(2, 5, 6).double())
-    torch.testing.assert_close(
-        model.eval().embedding(TARGET, None), embedded_by_hand(model.embedding, TARGET, None)
-    )
+    by_hand = embedded_by_hand(model.embedding, TARGET, None)
+    torch.testing.assert_close(model.eval().embedding(TARGET, None), by_hand)
 
 
 def test_token_and_position_embeddings_start_at_one_size():
     torch.manual_seed(0)
-    embedding = DecoderLM(
-        vocab_size=101, max_len=103, d_model=50, num_heads=5, d_ff=11, num_layers=1
-    ).embedding
+    sizes = {"d_model": 50, "num_heads": 5, "d_ff": 11, "num_layers": 1}
+    embedding = DecoderLM(vocab_size=101, max_len=103, **sizes).embedding
     for weight in (embedding.vectors.weight, embedding.positions.table):
         assert 0.019 < float(weight.detach().std()) < 0.021
 
 
 # ---------------------------------------------------------------- caches and generation
 
-SPLITS = [
-    [end - start for start, end in itertools.pairwise([0, *ends, 5])]
-    for n in range(5)
-    for ends in itertools.combinations(range(1, 5), n)
-]
+ENDS = [ends for n in range(5) for ends in itertools.combinations(range(1, 5), n)]
+SPLITS = [[b - a for a, b in itertools.pairwise([0, *ends, 5])] for ends in ENDS]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -432,10 +424,9 @@ def test_padding_has_no_influence(side):
     before = torch.ones(5, 5).tril().bool()[:, None, None]
     found = influence(pair.source, lambda: pair(SOURCE, TARGET, **masks))
     assert torch.equal(found, (same & real_source).expand(5, 2, 2, 7))
-    for embedding, logits_of in (
-        (model.embedding, lambda: model(TARGET, mask=mask)),
-        (pair.target, lambda: pair(SOURCE, TARGET, **masks)),
-    ):
+    calls = {model.embedding: lambda: model(TARGET, mask=mask)}
+    calls[pair.target] = lambda: pair(SOURCE, TARGET, **masks)
+    for embedding, logits_of in calls.items():
         found = influence(embedding, logits_of)
         assert torch.equal(found[real.T], (same & real & before)[real.T])
 
@@ -448,26 +439,18 @@ def test_padding_has_no_influence(side):
 
 # ---------------------------------------------------------------- what models refuse
 
-
+ALL = torch.ones(2, 1, 1, 5).bool()
 REAL = "^mask must be bool, True = a real token, got torch.float32$"
 
 
-@pytest.mark.parametrize(
-    ("tokens", "mask", "error", "message"),
-    [
-        (TARGET.float(), None, TypeError, "int64 or int32, got torch.float32$"),
-        (TARGET[0], None, ValueError, r"^tokens must be \(B, T\), got \(5,\)$"),
-        (TARGET + 1, None, ValueError, "^tokens must be 0 to 12, got 1 to 13$"),
-        (TARGET - 1, None, ValueError, "^tokens must be 0 to 12, got -1 to 11$"),
-        (TARGET, torch.ones(2, 1, 1, 5), TypeError, REAL),
-        (
-            TARGET,
-            torch.ones(2, 5).bool(),
-            ValueError,
-            r"^mask must be \(B, 1, 1, 5\) with B=2, got \(2, 5\)$",
-        ),
-        (TARGET, torch.ones(2, 1, 5, 5).bool(), ValueError, r"got \(2, 1, 5, 5\)$"),
-    ],
+@for_each(
+    (TARGET.float(), None, TypeError, "int64 or int32, got torch.float32$"),
+    (TARGET[0], None, ValueError, r"^tokens must be \(B, T\), got \(5,\)$"),
+    (TARGET + 1, None, ValueError, "^tokens must be 0 to 12, got 1 to 13$"),
+    (TARGET - 1, None, ValueError, "^tokens must be 0 to 12, got -1 to 11$"),
+    (TARGET, ALL.float(), TypeError, REAL),
+    (TARGET, ALL[:, 0, 0], ValueError, r"^mask must be \(B, 1, 1, 5\) with B=2, got \(2, 5\)$"),
+    (TARGET, torch.ones(2, 1, 5, 5).bool(), ValueError, r"got \(2, 1, 5, 5\)$"),
 )
 def test_bad_tokens_and_masks_are_named(tokens, mask, error, message):
     pair = translator()
@@ -480,18 +463,14 @@ def test_bad_tokens_and_masks_are_named(tokens, mask, error, message):
             model(tokens, mask=mask)
 
 
-@pytest.mark.parametrize(
-    ("max_len", "source", "mask", "message"),
-    [
-        (17, SOURCE + 1, None, r"^tokens must be 0 to 18, got 1 to 19$"),
-        (17, SOURCE, PADDING["left"][1], r"with B=2, got \(2, 1, 1, 5\)$"),
-        (5, SOURCE, None, r"^positions must be 0 to 4, got 0 to 6$"),
-        (17, SOURCE[:1], None, "same batch size, got 2 and 1"),
-    ],
+@raises_for_each(
+    (17, SOURCE + 1, None, ValueError, r"^tokens must be 0 to 18, got 1 to 19$"),
+    (17, SOURCE, PADDING["left"][1], ValueError, r"with B=2, got \(2, 1, 1, 5\)$"),
+    (5, SOURCE, None, ValueError, r"^positions must be 0 to 4, got 0 to 6$"),
+    (17, SOURCE[:1], None, ValueError, "same batch size, got 2 and 1"),
 )
-def test_bad_sources_are_named(max_len, source, mask, message):
-    with pytest.raises(ValueError, match=message):
-        translator(max_len=max_len)(source, TARGET, source_mask=mask)
+def test_bad_sources_are_named(max_len, source, mask):
+    translator(max_len=max_len)(source, TARGET, source_mask=mask)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -504,33 +483,26 @@ def test_a_mask_counts_what_the_cache_holds(kind):
         call(TARGET[:1, 3:], cache=cache)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"max_new_tokens": -1}, ValueError, "at least 0, got max_new_tokens=-1$"),
-        ({"max_new_tokens": 1.5}, TypeError, "^max_new_tokens must be an integer, got 1.5$"),
-        ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
-        ({"temperature": float("inf")}, ValueError, "at least 0 and finite, got inf$"),
-        ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
-        ({"mask": PADDING["right"][1]}, ValueError, "^the last token of every row must be real: "),
-        ({"mask": (torch.arange(5) < 4).expand(2, 1, 1, 5)}, ValueError, "^the last token of eve"),
-        ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
-        ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
-    ],
+@raises_for_each(
+    ({"max_new_tokens": -1}, ValueError, "at least 0, got max_new_tokens=-1$"),
+    ({"max_new_tokens": 1.5}, TypeError, "^max_new_tokens must be an integer, got 1.5$"),
+    ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
+    ({"temperature": float("inf")}, ValueError, "at least 0 and finite, got inf$"),
+    ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
+    ({"mask": PADDING["right"][1]}, ValueError, "^the last token of every row must be real: "),
+    ({"mask": (torch.arange(5) < 4).expand(2, 1, 1, 5)}, ValueError, "^the last token of eve"),
+    ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
+    ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
 )
-def test_what_cannot_be_written_on_is_named(options, error, message):
+def test_what_cannot_be_written_on_is_named(options):
     options = {"tokens": TARGET, "max_new_tokens": 2, **options}
-    with pytest.raises(error, match=message):
-        generate(language_model(), options.pop("tokens"), **options)
+    generate(language_model(), options.pop("tokens"), **options)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "error", "message"),
-    [
-        ({"vocab_size": 0, "max_len": 5}, ValueError, "vocab_size must be at least 1, got 0"),
-        ({"vocab_size": 13, "max_len": 0}, ValueError, "max_len must be at least 1, got 0"),
-        ({"vocab_size": 13.0, "max_len": 5}, TypeError, "vocab_size must be an integer, got 13.0"),
-    ],
+@for_each(
+    ({"vocab_size": 0, "max_len": 5}, ValueError, "vocab_size must be at least 1, got 0"),
+    ({"vocab_size": 13, "max_len": 0}, ValueError, "max_len must be at least 1, got 0"),
+    ({"vocab_size": 13.0, "max_len": 5}, TypeError, "vocab_size must be an integer, got 13.0"),
 )
 def test_bad_sizes_of_models_are_named(sizes, error, message):
     with pytest.raises(error, match=message):
@@ -543,20 +515,16 @@ def test_bad_sizes_of_models_are_named(sizes, error, message):
 # ---------------------------------------------------------------- what an attack found
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"logit_softcap": float("inf")}, ValueError, "^logit_softcap must be finite, got inf$"),
-        ({"logit_softcap": 0.0}, ValueError, "^logit_softcap must be positive, got 0.0$"),
-        ({"logit_softcap": "x"}, TypeError, "^logit_softcap must be a number, got 'x'$"),
-        ({"embedding_scale": float("nan")}, ValueError, "^embedding_scale must be finite, got nan"),
-        ({"layer_scale": float("nan")}, ValueError, "^layer_scale must be finite, got nan$"),
-        ({"layer_scale": "x"}, TypeError, "^layer_scale must be a number, got 'x'$"),
-    ],
+@raises_for_each(
+    ({"logit_softcap": float("inf")}, ValueError, "^logit_softcap must be finite, got inf$"),
+    ({"logit_softcap": 0.0}, ValueError, "^logit_softcap must be positive, got 0.0$"),
+    ({"logit_softcap": "x"}, TypeError, "^logit_softcap must be a number, got 'x'$"),
+    ({"embedding_scale": float("nan")}, ValueError, "^embedding_scale must be finite, got nan"),
+    ({"layer_scale": float("nan")}, ValueError, "^layer_scale must be finite, got nan$"),
+    ({"layer_scale": "x"}, TypeError, "^layer_scale must be a number, got 'x'$"),
 )
-def test_numbers_are_refused_when_the_model_is_made(options, error, message):
-    with pytest.raises(error, match=message):
-        DecoderLM(vocab_size=7, max_len=5, **SIZES, **options)
+def test_numbers_are_refused_when_the_model_is_made(options):
+    DecoderLM(vocab_size=7, max_len=5, **SIZES, **options)
 
 
 def test_a_text_without_a_token_is_named():

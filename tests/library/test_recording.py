@@ -10,7 +10,9 @@ import re
 import threading
 import weakref
 from contextlib import nullcontext
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from cases import draw, layer_of, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
+from tables import for_each
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.modules import module as torch_module
@@ -92,22 +95,14 @@ def of_kernel(*args, **options):
 
 
 def hooks():
-    return [
-        *torch_module._global_forward_hooks.values(),
-        *torch_module._global_forward_pre_hooks.values(),
-        *torch_module._global_forward_hooks_always_called.values(),
-    ]
+    names = ("forward_hooks", "forward_pre_hooks", "forward_hooks_always_called")
+    return [hook for name in names for hook in getattr(torch_module, f"_global_{name}").values()]
 
 
 # ---------------------------------------------------------------- other libraries' models
 
-TEXT = {
-    "vocab_size": 31,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 6,
-}
+TEXT = {"vocab_size": 31, "hidden_size": 24, "intermediate_size": 20}
+TEXT |= {"num_hidden_layers": 2, "num_attention_heads": 6}
 GPT2 = {"vocab_size": 31, "n_embd": 24, "n_layer": 2, "n_head": 6}
 IMAGE = {**TEXT, "image_size": 8, "patch_size": 4, "num_channels": 2}
 HUGGING_FACE = {
@@ -120,9 +115,8 @@ HUGGING_FACE = {
 
 def hugging_face(name, kind):
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(
-        **HUGGING_FACE[name][0], attn_implementation=kind
-    )
+    options = {**HUGGING_FACE[name][0], "attn_implementation": kind}
+    config = getattr(transformers, f"{name}Config")(**options)
     return getattr(transformers, f"{name}Model")(config).eval()
 
 
@@ -158,11 +152,8 @@ MASKS = {
     "padding": PADDED,
     "both": {**CLOSED, **PADDED},
 }
-LAYERS = {
-    "plain": {},
-    "widths": {"kdim": 4, "vdim": 5},
-    "extra keys": {"add_bias_kv": True, "add_zero_attn": True},
-}
+LAYERS = {"plain": {}, "widths": {"kdim": 4, "vdim": 5}}
+LAYERS["extra keys"] = {"add_bias_kv": True, "add_zero_attn": True}
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -175,9 +166,8 @@ def test_the_layer_of_pytorch_gives_its_own_weights_per_head(masked, options, la
     if layout == "unbatched":  # those of example 0 or 1 alone
         one = {"attn_mask": slice(3) if masked == "per head" else ..., "key_padding_mask": 1}
         masks = {name: mask[one[name]] for name, mask in masks.items()}
-    layer = nn.MultiheadAttention(
-        6, 3, batch_first=layout == "batch first", dropout=0.3, **LAYERS[options]
-    )
+    of_layer = {"batch_first": layout == "batch first", "dropout": 0.3, **LAYERS[options]}
+    layer = nn.MultiheadAttention(6, 3, **of_layer)
     k_width, v_width = (4, 5) if options == "widths" else (6, 6)
     q, k, v = inputs(2, 5, 6), inputs(2, 7, k_width, seed=1), inputs(2, 7, v_width, seed=2)
     if layout == "batch second":
@@ -205,11 +195,8 @@ NO_KEY = torch.zeros(5, 7, dtype=torch.bool).index_fill(0, torch.tensor(2), True
 ONE_HEAD = torch.zeros(6, 5, 7, dtype=torch.bool)
 ONE_HEAD[4, 2] = True  # of example 1, head 1
 EMPTY_ROWS = {  # how they are closed, and which are empty
-    "bool": ({"attn_mask": NO_KEY}, (slice(None), slice(None), 2)),
-    "float": (
-        {"attn_mask": torch.zeros(5, 7).masked_fill(NO_KEY, -INF)},
-        (slice(None), slice(None), 2),
-    ),
+    "bool": ({"attn_mask": NO_KEY}, np.s_[:, :, 2]),
+    "float": ({"attn_mask": torch.zeros(5, 7).masked_fill(NO_KEY, -INF)}, np.s_[:, :, 2]),
     "padding": ({"key_padding_mask": torch.tensor([[False] * 7, [True] * 7])}, 1),
     "unbatched": ({"key_padding_mask": torch.tensor([True] * 7)}, 0),
     "per head": ({"attn_mask": ONE_HEAD}, (1, 1, 2)),
@@ -259,10 +246,8 @@ def test_the_encoder_of_pytorch_is_recorded_in_every_mode(train, grad):
     model = nn.TransformerEncoder(layer, 2).train(train)
     x, closed = inputs(2, 5, 8), torch.arange(5) >= torch.tensor([[5], [3]])
     seen = {}
-    for i, part in enumerate(model.layers):
-        part.self_attn.register_forward_pre_hook(
-            lambda module, args, i=i: seen.update({i: args[0].detach()})
-        )
+    for part in model.layers:
+        part.self_attn.register_forward_pre_hook(lambda m, args: seen.update({m: args[0].detach()}))
     with torch.set_grad_enabled(grad):
         with record_attention(model) as maps:
             out = model(x, src_key_padding_mask=closed)
@@ -270,10 +255,9 @@ def test_the_encoder_of_pytorch_is_recorded_in_every_mode(train, grad):
             part.self_attn._forward_pre_hooks.clear()
         plain = model(x, src_key_padding_mask=closed)
     assert list(maps) == ["layers.0.self_attn", "layers.1.self_attn"]
-    for i, found in enumerate(maps.values()):
-        expected = model.layers[i].self_attn(
-            seen[i], seen[i], seen[i], key_padding_mask=closed, average_attn_weights=False
-        )[1]
+    for part, found in zip(model.layers, maps.values(), strict=True):
+        options = {"key_padding_mask": closed, "average_attn_weights": False}
+        expected = part.self_attn(*[seen[part.self_attn]] * 3, **options)[1]
         torch.testing.assert_close(found, expected)
     if train or grad:
         assert torch.equal(out, plain)
@@ -350,19 +334,16 @@ EMPTY = torch.ones(2, 1, 5, 11, dtype=torch.bool)
 EMPTY[1, 0, 2] = False
 
 
-@pytest.mark.parametrize(
-    ("tensors", "options"),
-    [
-        ((Q[0, 0], K[0, 0], V[0, 0]), {"is_causal": True}),
-        ((Q[:, None], K[:, None], V[:, None]), {"attn_mask": torch.rand(5, 11) < 0.5}),
-        ((Q, K, V), {"attn_mask": EMPTY}),
-        ((Q, K, V), {"attn_mask": torch.zeros(EMPTY.shape).double().masked_fill(~EMPTY, -INF)}),
-        ((Q, K[:, :1], V[:, :1]), {"enable_gqa": True}),
-        ((Q[:1], K, V), {}),  # leading axes that broadcast
-        ((Q, Q, Q), {"attn_mask": torch.rand(2, 3, 5, 5) < 0.5, "is_causal": True}),
-        ((Q, K, V), {"scale": -0.3}),
-        ((Q[..., :0, :], K, V), {}),
-    ],
+@for_each(
+    ((Q[0, 0], K[0, 0], V[0, 0]), {"is_causal": True}),
+    ((Q[:, None], K[:, None], V[:, None]), {"attn_mask": torch.rand(5, 11) < 0.5}),
+    ((Q, K, V), {"attn_mask": EMPTY}),
+    ((Q, K, V), {"attn_mask": torch.zeros(EMPTY.shape).double().masked_fill(~EMPTY, -INF)}),
+    ((Q, K[:, :1], V[:, :1]), {"enable_gqa": True}),
+    ((Q[:1], K, V), {}),  # leading axes that broadcast
+    ((Q, Q, Q), {"attn_mask": torch.rand(2, 3, 5, 5) < 0.5, "is_causal": True}),
+    ((Q, K, V), {"scale": -0.3}),
+    ((Q[..., :0, :], K, V), {}),
 )
 def test_the_kernel_in_its_corners(tensors, options):
     check_against_loops(*tensors, **options)
@@ -388,9 +369,7 @@ def test_half_precision_is_computed_in_float32(dtype):
     torch.testing.assert_close(weights.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"attn_mask": EMPTY}, {"attn_mask": inputs(5, 11)}], ids=["", "bool", "float"]
-)
+@for_each({}, {"attn_mask": EMPTY}, {"attn_mask": inputs(5, 11)}, ids=["", "bool", "float"])
 def test_under_autocast_the_kernels_own_inputs_count(options):
     q, k, v = (x.float() for x in (Q, K, V))
     with torch.autocast("cpu", torch.bfloat16):
@@ -422,12 +401,10 @@ def test_a_causal_bias_of_pytorch_is_its_triangle(variant):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_are_padded_with_zeros():
     queries, keys = [5, 2], [7, 11]
-    q, k, v = (
-        torch.nested.nested_tensor(
-            [draw(n, 3, 7, seed=10 * seed + n) for n in lengths], layout=torch.jagged
-        ).transpose(1, 2)
-        for seed, lengths in enumerate([queries, keys, keys])
-    )
+    lists = enumerate([queries, keys, keys])
+    rows = [[draw(n, 3, 7, seed=10 * seed + n) for n in lengths] for seed, lengths in lists]
+    jagged = [torch.nested.nested_tensor(one, layout=torch.jagged) for one in rows]
+    q, k, v = (one.transpose(1, 2) for one in jagged)
     weights, out = of_kernel(q, k, v, scale=0.3)
     assert weights.shape == (2, 3, 5, 11)
     for b, (T, S) in enumerate(zip(queries, keys, strict=True)):
@@ -450,13 +427,9 @@ def test_meta_tensors_have_shapes():
 # ---------------------------------------------------------------- this library's layers
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        *[{}, {"d_k": 5, "d_v": 7}, {"d_k": 7, "d_v": 5}, {"scale": 2.0}],
-        {"softcap": 0.5, "scale": 2.0},
-        {"num_heads": 6, "num_kv_heads": 2, "d_k": 5},
-    ],
+@for_each(
+    *({}, {"d_k": 5, "d_v": 7}, {"d_k": 7, "d_v": 5}, {"scale": 2.0}),
+    *({"softcap": 0.5, "scale": 2.0}, {"num_heads": 6, "num_kv_heads": 2, "d_k": 5}),
 )
 @pytest.mark.parametrize("causal", [False, True])
 def test_our_layer_gives_the_weights_of_the_formula(options, causal):
@@ -753,7 +726,6 @@ def test_a_model_that_runs_in_another_thread_alone_is_reported():
 
 # ---------------------------------------------------------------- what cannot be seen
 
-
 UNSEEN = (
     "Linear ran, but nothing could be recorded: it never called F.scaled_dot_product_attention "
     "or nn.MultiheadAttention where this thread can see it. Load a transformers model with "
@@ -762,25 +734,20 @@ UNSEEN = (
 )
 
 
+EAGER = partial(hugging_face, "Bert", "eager")
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.trace")
-@pytest.mark.parametrize(
-    ("make", "args", "error", "message"),
-    [
-        (lambda: nn.Linear(6, 6), [inputs(2, 6)], RuntimeError, f"^{re.escape(UNSEEN)}$"),
-        (
-            lambda: hugging_face("Bert", "eager"),
-            [torch.zeros(1, 3).long()],
-            RuntimeError,
-            "BertModel ran.*attn_implementation='sdpa'",
-        ),
-        (
-            lambda: torch.jit.trace(Kernel(), (Q, K, V)),
-            (Q, K, V),
-            RuntimeError,
-            r"ran, but nothing.*traced",
-        ),
-        (lambda: print, "x", TypeError, r"model must be an nn\.Module, got builtin_function"),
-    ],
+@for_each(
+    (lambda: nn.Linear(6, 6), [inputs(2, 6)], RuntimeError, f"^{re.escape(UNSEEN)}$"),
+    (EAGER, [torch.zeros(1, 3).long()], RuntimeError, "BertModel ran.*attn_implementation='sdpa'"),
+    (
+        partial(torch.jit.trace, Kernel(), (Q, K, V)),
+        (Q, K, V),
+        RuntimeError,
+        "ran, but nothing.*traced",
+    ),
+    (lambda: print, "x", TypeError, r"model must be an nn\.Module, got builtin_function"),
 )
 def test_a_model_without_attention_is_reported(make, args, error, message):
     model = make()
@@ -789,15 +756,11 @@ def test_a_model_without_attention_is_reported(make, args, error, message):
 
 
 def test_a_model_that_did_not_run_is_reported():
-    words = (
-        r"of record_attention \(or ran only compiled, or in another thread\): call the very model "
-        "that was given, uncompiled"
-    )
+    message = "^Model did not run inside the block of record_attention "
+    message += r"\(or ran only compiled, or in another thread\): "
+    message += "call the very model that was given, uncompiled$"
     model = model_of("kernel")
-    with (
-        pytest.raises(RuntimeError, match=f"^Model did not run inside the block {words}$"),
-        record_attention(model),
-    ):
+    with pytest.raises(RuntimeError, match=message), record_attention(model):
         copy.deepcopy(model)(inputs(2, 5, 6))
 
 

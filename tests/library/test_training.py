@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tables import for_each
 from torch import nn
 
 from attn_lib.training import train
@@ -41,13 +42,10 @@ def schedule(step):
     return 0.05 * min(step / 7, (step + 1) ** -0.5)
 
 
-@pytest.mark.parametrize(
-    ("lr", "rates"),
-    [
-        (0.03, [0.03] * 23),
-        (lambda step: 0.03, [0.03] * 23),
-        (schedule, [schedule(step) for step in range(23)]),  # the first step is step 0
-    ],
+@for_each(
+    (0.03, [0.03] * 23),
+    (lambda step: 0.03, [0.03] * 23),
+    (schedule, [schedule(step) for step in range(23)]),  # the first step is step 0,
 )
 def test_it_is_adam_as_published(lr, rates):
     trained, by_hand = linear(), linear()
@@ -59,14 +57,11 @@ def test_it_is_adam_as_published(lr, rates):
     assert not history.requires_grad
 
 
-@pytest.mark.parametrize(
-    ("rates", "message"),
-    [
-        ([0.1, 0.1, -0.5], r"^lr must be positive and finite, got -0\.5 at step 2$"),
-        ([0.1, float("nan"), 0.1], r"^lr must be positive and finite, got nan at step 1$"),
-        ([float("inf"), 0.1, 0.1], r"^lr must be positive and finite, got inf at step 0$"),
-        ([0.0, 0.0, 0.0], r"^lr must be positive, got 0\.0 in each of 3 steps$"),
-    ],
+@for_each(
+    ([0.1, 0.1, -0.5], r"^lr must be positive and finite, got -0\.5 at step 2$"),
+    ([0.1, float("nan"), 0.1], r"^lr must be positive and finite, got nan at step 1$"),
+    ([float("inf"), 0.1, 0.1], r"^lr must be positive and finite, got inf at step 0$"),
+    ([0.0, 0.0, 0.0], r"^lr must be positive, got 0\.0 in each of 3 steps$"),
 )
 def test_a_bad_schedule_is_named_before_any_step(rates, message):
     model, asked = linear(), []
@@ -136,17 +131,14 @@ def test_every_part_gets_back_its_mode(outer):
     assert [module.training for module in model.modules()] == [outer, outer, not outer]
 
 
-@pytest.mark.parametrize(
-    ("steps", "lr", "loss", "message"),
-    [
-        (0, 0.1, squares, "steps must be at least 1, got 0"),
-        (1, 0.0, squares, r"lr must be positive, got 0\.0 in each of 1 steps"),
-        (1, float("nan"), squares, "lr must be positive and finite, got nan at step 0"),
-        (1, 0.1, lambda m, g: m.weight, r"no axes, got shape \(1, 3\)"),
-        (1, 0.1, lambda m, g: 1.0, "no axes, got float"),
-        (1, 0.1, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0"),
-        (1, 0.1, lambda m, g: m.weight.sum() * torch.nan, "the loss is nan at step 0"),
-    ],
+@for_each(
+    (0, 0.1, squares, "steps must be at least 1, got 0"),
+    (1, 0.0, squares, r"lr must be positive, got 0\.0 in each of 1 steps"),
+    (1, float("nan"), squares, "lr must be positive and finite, got nan at step 0"),
+    (1, 0.1, lambda m, g: m.weight, r"no axes, got shape \(1, 3\)"),
+    (1, 0.1, lambda m, g: 1.0, "no axes, got float"),
+    (1, 0.1, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0"),
+    (1, 0.1, lambda m, g: m.weight.sum() * torch.nan, "the loss is nan at step 0"),
 )
 @pytest.mark.parametrize("mode", [True, False])
 def test_what_cannot_be_trained_is_named(steps, lr, loss, message, mode):
@@ -171,12 +163,9 @@ class Notebook:
         return self.capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize(
-    ("steps", "each", "options", "label"),
-    [(100, 5, {"label": "a head"}, "a head"), (47, 2, {}, "training"), (5, 1, {}, "training")],
-)
+@for_each((100, 5, {"label": "a head"}, "a head"), (47, 2, {}, "training"), (5, 1, {}, "training"))
 def test_progress_is_shown_in_a_notebook_and_cleared_at_the_end(
-    monkeypatch, capsys, steps, each, options, label
+    steps, each, options, label, monkeypatch, capsys
 ):
     monkeypatch.delenv("ATTN_LIB_PROGRESS", raising=False)
     notebook = Notebook(monkeypatch, capsys)

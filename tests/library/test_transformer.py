@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from cases import BLOCK, ORDERS, ROTATE, SIZES, draw, masks_for_both, shaken, torch_stack
+from tables import for_each, raises_for_each
 from torch import nn
 
 from attn_lib import Cache, DecoderLM, Transformer, VisionTransformer, interop, padding_mask
@@ -43,12 +44,9 @@ def call_of(kind, masked):
 
 @every_order
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize(
-    ("kind", "masked"),
-    [
-        *itertools.product(["encoder"], ["nothing", "padding", "causal", "both"]),
-        *itertools.product(["decoder"], ["nothing", "context", "both"]),
-    ],
+@for_each(
+    *itertools.product(["encoder"], ["nothing", "padding", "causal", "both"]),
+    *itertools.product(["decoder"], ["nothing", "context", "both"]),
 )
 def test_equals_torch_with_the_same_weights(kind, masked, order, activation):
     """Outputs and every gradient, of a decoder under the causal mask; weights there and back."""
@@ -225,79 +223,44 @@ def test_what_torch_has_and_we_have_not_is_refused():
         torch.testing.assert_close(interop.from_torch(given)(X), given(X))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention": {"num_kv_heads": 1}}, "as many key heads"),
-        (
-            {"cross_attention": True, "attention": {"rotate": ROTATE}},
-            "no softcap, window, sinks, rotary positions or norm of the queries",
-        ),
-        ({"layer_scale": 1.0}, "^PyTorch's layers have no LayerScale$"),
-        ({"gated": True}, "^PyTorch's layers have no gate$"),
-        ({"activation": "silu"}, "^PyTorch's layers have relu or gelu for activation$"),
-        ({"activation": "gelu_tanh"}, "^PyTorch's layers have relu or gelu for activation$"),
-        ({"norm_at": "inside"}, "^PyTorch's layers have norms before or after the sublayers$"),
-        ({"norm_at": "both"}, "^PyTorch's layers have norms before or after the sublayers$"),
-        ({"norm": nn.RMSNorm}, "^PyTorch's layers have LayerNorm for norm$"),
-        ({"bias": False}, "^PyTorch's layers have a bias in every part or in none$"),
-    ],
+@for_each(
+    ({"attention": {"num_kv_heads": 1}}, "as many key heads"),
+    (
+        {"cross_attention": True, "attention": {"rotate": ROTATE}},
+        "no softcap, window, sinks, rotary positions or norm of the queries",
+    ),
+    ({"layer_scale": 1.0}, "^PyTorch's layers have no LayerScale$"),
+    ({"gated": True}, "^PyTorch's layers have no gate$"),
+    ({"activation": "silu"}, "^PyTorch's layers have relu or gelu for activation$"),
+    ({"activation": "gelu_tanh"}, "^PyTorch's layers have relu or gelu for activation$"),
+    ({"norm_at": "inside"}, "^PyTorch's layers have norms before or after the sublayers$"),
+    ({"norm_at": "both"}, "^PyTorch's layers have norms before or after the sublayers$"),
+    ({"norm": nn.RMSNorm}, "^PyTorch's layers have LayerNorm for norm$"),
+    ({"bias": False}, "^PyTorch's layers have a bias in every part or in none$"),
 )
 def test_what_we_have_and_torch_has_not_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         interop.to_torch(TransformerBlock(**BLOCK, **options))
 
 
-DECODER = {"num_layers": 1, "cross_attention": False}
+DECODER, CROSS = {"num_layers": 1, "cross_attention": False}, {"cross_attention": True}
+REAL = padding_mask(torch.tensor([4, 4]), 4)
+SAY_CAUSAL = "^a cache needs causal=True: otherwise earlier tokens would have to attend to later "
+SAY_CAUSAL += "ones; if that is meant, say causal=False$"
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "call", "error", "message"),
-    [
-        (TransformerBlock, {}, {"context": X}, ValueError, "has no cross-attention: context must"),
-        (
-            TransformerBlock,
-            {"cross_attention": True},
-            {},
-            ValueError,
-            r"has cross-attention: context must be \(B, S, d_m",
-        ),
-        (
-            TransformerBlock,
-            {},
-            {"context_mask": padding_mask(torch.tensor([4, 4]), 4)},
-            ValueError,
-            "^context_mask needs a context$",
-        ),
-        # a decoder always hides the future
-        (TransformerDecoder, DECODER, {"causal": False}, TypeError, "causal"),
-        (
-            TransformerDecoder,
-            DECODER,
-            {"context": X},
-            ValueError,
-            "has no cross-attention: context",
-        ),
-        (
-            TransformerDecoder,
-            {"num_layers": 1},
-            {},
-            ValueError,
-            "has cross-attention: context must",
-        ),
-        (
-            TransformerEncoder,
-            {"num_layers": 2},
-            {"cache": Cache()},
-            ValueError,
-            "^a cache needs causal=True: otherwise earlier tokens would have to attend to later "
-            "ones; if that is meant, say causal=False$",
-        ),
-    ],
+@raises_for_each(
+    (TransformerBlock, {}, {"context": X}, ValueError, "has no cross-attention: context must"),
+    (TransformerBlock, CROSS, {}, ValueError, r"has cross-attention: context must be \(B, S, d_m"),
+    (TransformerBlock, {}, {"context_mask": REAL}, ValueError, "^context_mask needs a context$"),
+    # a decoder always hides the future
+    (TransformerDecoder, DECODER, {"causal": False}, TypeError, "causal"),
+    (TransformerDecoder, DECODER, {"context": X}, ValueError, "has no cross-attention: context"),
+    (TransformerDecoder, {"num_layers": 1}, {}, ValueError, "has cross-attention: context must"),
+    (TransformerEncoder, {"num_layers": 2}, {"cache": Cache()}, ValueError, SAY_CAUSAL),
 )
-def test_calls_that_do_not_fit_the_block_are_named(kind, options, call, error, message):
-    with pytest.raises(error, match=message):
-        kind(**BLOCK, **options).double()(X, **call)
+def test_calls_that_do_not_fit_the_block_are_named(kind, options, call):
+    kind(**BLOCK, **options).double()(X, **call)
 
 
 def test_a_cache_goes_with_either_order_that_is_asked_for():
@@ -306,37 +269,30 @@ def test_a_cache_goes_with_either_order_that_is_asked_for():
     torch.testing.assert_close(stack(X, causal=True, cache=Cache()), stack(X, causal=True))
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
-        ({"num_layers": 1.0}, TypeError, "num_layers must be an integer, got 1.0"),
-        ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
-        ({"dropout": 2.0}, ValueError, "dropout must be in"),
-        ({"norm_at": "first"}, ValueError, "^norm_at must be before, .* or both, got 'first'$"),
-    ],
+@raises_for_each(
+    ({"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
+    ({"num_layers": 1.0}, TypeError, "num_layers must be an integer, got 1.0"),
+    ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
+    ({"dropout": 2.0}, ValueError, "dropout must be in"),
+    ({"norm_at": "first"}, ValueError, "^norm_at must be before, .* or both, got 'first'$"),
 )
-def test_bad_stacks_are_named(options, error, message):
-    with pytest.raises(error, match=message):
-        TransformerEncoder(**{**SIZES, **options})
+def test_bad_stacks_are_named(options):
+    TransformerEncoder(**{**SIZES, **options})
 
 
 # ---------------------------------------------------------------- misuses that ran in silence
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: VisionTransformer(28, 7, 1, 10, 16, 2, 4, 32),
-        lambda: TransformerBlock(6, 3, 11),
-        lambda: TransformerEncoder(6, 3, 11, 2),
-        lambda: TransformerDecoder(6, 3, 11, 2),
-        lambda: DecoderLM(13, 5, 6, 3, 11, 2),
-        lambda: Transformer(13, 13, 5, 6, 3, 11, 2),
-        lambda: FeedForward(6, 11),
-        lambda: PatchEmbedding(7, 1, 16),
-        lambda: LearnedPositions(5, 6),
-    ],
+@for_each(
+    lambda: VisionTransformer(28, 7, 1, 10, 16, 2, 4, 32),
+    lambda: TransformerBlock(6, 3, 11),
+    lambda: TransformerEncoder(6, 3, 11, 2),
+    lambda: TransformerDecoder(6, 3, 11, 2),
+    lambda: DecoderLM(13, 5, 6, 3, 11, 2),
+    lambda: Transformer(13, 13, 5, 6, 3, 11, 2),
+    lambda: FeedForward(6, 11),
+    lambda: PatchEmbedding(7, 1, 16),
+    lambda: LearnedPositions(5, 6),
 )
 def test_sizes_in_another_order_built_the_wrong_model(build):
     with pytest.raises(TypeError, match=r"takes 1 positional argument but \d+ were given$"):

@@ -8,15 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import draw
+from tables import raises_for_each
 from torch import nn
 
 from attn_lib.transformer import TransformerBlock, TransformerEncoder
-from attn_lib.vision import (
-    PatchEmbedding,
-    VisionTransformer,
-    attention_rollout,
-    resample_positions,
-)
+from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout, resample_positions
 
 SIZES = {"d_model": 12, "num_heads": 3, "d_ff": 19, "num_layers": 2}
 
@@ -129,22 +125,18 @@ def test_class_token_and_positions_start_small_and_apart():
 IMAGE = {"image_size": 15, "patch_size": 5, "in_channels": 1, "num_classes": 3}
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"patch_size": 4}, ValueError, "patch_size=4 must divide image_size=15"),
-        ({"image_size": 0}, ValueError, "image_size must be at least 1, got 0"),
-        ({"patch_size": 0}, ValueError, "patch_size must be at least 1, got 0"),
-        ({"in_channels": 0}, ValueError, "in_channels must be at least 1, got 0"),
-        ({"num_classes": -1}, ValueError, "num_classes must be at least 0, got num_classes=-1"),
-        ({"patch_size": 5.0}, TypeError, "patch_size must be an int"),
-        ({"pool": "max"}, ValueError, "pool must be 'class' or 'mean', got 'max'"),
-        ({"dropout": 1.5}, ValueError, r"1\.5"),
-    ],
+@raises_for_each(
+    ({"patch_size": 4}, ValueError, "patch_size=4 must divide image_size=15"),
+    ({"image_size": 0}, ValueError, "image_size must be at least 1, got 0"),
+    ({"patch_size": 0}, ValueError, "patch_size must be at least 1, got 0"),
+    ({"in_channels": 0}, ValueError, "in_channels must be at least 1, got 0"),
+    ({"num_classes": -1}, ValueError, "num_classes must be at least 0, got num_classes=-1"),
+    ({"patch_size": 5.0}, TypeError, "patch_size must be an int"),
+    ({"pool": "max"}, ValueError, "pool must be 'class' or 'mean', got 'max'"),
+    ({"dropout": 1.5}, ValueError, r"1\.5"),
 )
-def test_bad_models_are_named(options, error, message):
-    with pytest.raises(error, match=message):
-        VisionTransformer(**{**IMAGE, **SIZES, **options})
+def test_bad_models_are_named(options):
+    VisionTransformer(**{**IMAGE, **SIZES, **options})
 
 
 @pytest.mark.parametrize("name", ["patch_size", "in_channels", "d_model"])
@@ -252,16 +244,12 @@ def test_rollout_stays_where_its_maps_are(kind):
     assert (out.shape, out.dtype, out.device) == ((2, 5, 5), maps.dtype, maps.device)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [
-        ([], "^maps must hold at least one map, got none"),
-        ([(2, 5, 5)], r"\(B, H, T, T\), got \(2, 5, 5\)"),
-        ([(2, 3, 5, 7)], r"\(B, H, T, T\), got \(2, 3, 5, 7\)"),
-        ([(2, 3, 5, 5), (2, 3, 7, 7)], r"B and T, got \(2, 5, 5\) and \(2, 7, 7\)"),
-        ([(2, 3, 5, 5), (1, 3, 5, 5)], r"B and T, got \(2, 5, 5\) and \(1, 5, 5\)"),
-    ],
+@raises_for_each(
+    ([], ValueError, "^maps must hold at least one map, got none"),
+    ([(2, 5, 5)], ValueError, r"\(B, H, T, T\), got \(2, 5, 5\)"),
+    ([(2, 3, 5, 7)], ValueError, r"\(B, H, T, T\), got \(2, 3, 5, 7\)"),
+    ([(2, 3, 5, 5), (2, 3, 7, 7)], ValueError, r"B and T, got \(2, 5, 5\) and \(2, 7, 7\)"),
+    ([(2, 3, 5, 5), (1, 3, 5, 5)], ValueError, r"B and T, got \(2, 5, 5\) and \(1, 5, 5\)"),
 )
-def test_maps_that_cannot_be_multiplied_are_named(shapes, message):
-    with pytest.raises(ValueError, match=message):
-        attention_rollout([torch.zeros(shape) for shape in shapes])
+def test_maps_that_cannot_be_multiplied_are_named(shapes):
+    attention_rollout([torch.zeros(shape) for shape in shapes])

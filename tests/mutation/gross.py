@@ -58,18 +58,16 @@ class _Wrong(ast.NodeTransformer):
     """What one function returns or yields goes through ``wrong``."""
 
     def visit_Return(self, node):
-        return ast.Return(self._wrapped(node.value)) if node.value else node
+        if node.value:
+            node.value = ast.Call(ast.Name("_wrong", ast.Load()), [node.value], [])
+        return node
 
-    def visit_Yield(self, node):
-        return ast.Yield(self._wrapped(node.value)) if node.value else node
+    visit_Yield = visit_Return
 
     def visit_FunctionDef(self, node):
         return node  # what an inner function returns stays
 
     visit_Lambda = visit_FunctionDef
-
-    def _wrapped(self, value):
-        return ast.Call(ast.Name("_wrong", ast.Load()), [value], [])
 
 
 def grossly_wrong(path: Path, name: str) -> str:

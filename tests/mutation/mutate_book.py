@@ -197,11 +197,8 @@ def function_at(tree, line: int) -> str:
 
 def mistakes() -> Iterator[tuple[Mutant, dict[str, int]]]:
     """Each mistake that is listed, with its page and cell."""
-    cells = {
-        cell.id: {path.name: number}
-        for path in BOOK.glob("*.ipynb")
-        for number, cell in enumerate(code_cells(path))
-    }
+    pages = {path.name: enumerate(code_cells(path)) for path in BOOK.glob("*.ipynb")}
+    cells = {cell.id: {page: n} for page, numbered in pages.items() for n, cell in numbered}
     with Path(__file__).with_name("mistakes.csv").open() as file:
         for row in csv.DictReader(file):
             text = (LIBRARY / row["file"]).read_text()
@@ -276,10 +273,8 @@ def main() -> int:
     pages = pages_used(names)
     if names - called(pages):
         parser.error(f"no page calls {sorted(names - called(pages))}")
-    gross = [
-        (replaced(name), first_cells(pages, "functions", name))
-        for name in sorted(names or called(pages))
-    ]
+    wanted = sorted(names or called(pages))
+    gross = [(replaced(name), first_cells(pages, "functions", name)) for name in wanted]
     half = 0 if names else chosen.mutants // 2
     small = [*islice(in_library(pages, chosen.seed), half), *islice(in_pages(chosen.seed), half)]
     found = verdicts(gross + small, pages)

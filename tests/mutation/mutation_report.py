@@ -31,14 +31,9 @@ def verdicts(folder: Path) -> dict[str, str]:
 
 def change(name: str) -> tuple[str, str, str]:
     """The function, the lines taken out and the lines put in."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "mutmut", "show", name],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    hunk = [line for line in shown if not line.startswith(("---", "+++"))]
+    command = [sys.executable, "-m", "mutmut", "show", name]
+    shown = subprocess.check_output(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
+    hunk = [line for line in shown.splitlines() if not line.startswith(("---", "+++"))]
     parts = (" ".join(x[1:].strip() for x in hunk if x.startswith(sign)) for sign in "-+")
     function = re.sub(r"\.x[_ǁ]", ".", name.rpartition("__mutmut_")[0]).replace("ǁ", ".")
     return (function, *parts)

@@ -1,5 +1,6 @@
 """Pages run in this process, cell by cell, and in forks of it; and what they use of the library."""
 
+import io
 import json
 import os
 import re
@@ -51,19 +52,13 @@ class _Publisher(DisplayPublisher):
         self.outputs.append(new_output("display_data", data=data))
 
 
-class _Stream:
+class _Stream(io.TextIOBase):
     def __init__(self, name: str, outputs: list):
         self.name, self.outputs = name, outputs
 
     def write(self, text: str) -> int:
         self.outputs.append(new_output("stream", name=self.name, text=text))
         return len(text)
-
-    def flush(self):
-        pass
-
-    def isatty(self):
-        return False
 
 
 class Page:

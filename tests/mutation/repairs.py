@@ -74,9 +74,8 @@ def taken_back(root: Path, row: dict) -> Iterator[str]:
     copies.edit(root, row["file"], row["old"], row["new"])
     for test in row["test"]:
         status, texts, _ = forked(tried, str(root), [test])
-        yield (
-            texts[0] if status == pytest.ExitCode.TESTS_FAILED else f"UNSEEN: exit status {status}"
-        )
+        failed = status == pytest.ExitCode.TESTS_FAILED
+        yield texts[0] if failed else f"UNSEEN: exit status {status}"
     path.write_text(before)
 
 
@@ -131,9 +130,8 @@ def main() -> int:
     parser.add_argument("--tests", nargs="+", default=CHECKS, help="for a sample")
     given = parser.parse_args()
     chosen = [r for r in rows() if not given.words or any(w in r["defect"] for w in given.words)]
-    tests = (
-        given.tests if given.sample else sorted({test for row in chosen for test in row["test"]})
-    )
+    named = sorted({test for row in chosen for test in row["test"]})
+    tests = given.tests if given.sample else named
     if not chosen and not given.sample:
         parser.error(f"no repair is called {given.words}")
     for name in LOADED:

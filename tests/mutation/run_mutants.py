@@ -41,8 +41,6 @@ GREEN, RED, NO_TEST, TIMEOUT = 0, 1, 33, 36  # as mutmut writes them
 items: dict[str, pytest.Item] = {}
 stats: dict[str, dict] = {}
 kills: Counter[tuple[str, str]] = Counter()  # of a function's mutants, by a test, in this process
-
-
 failures = Failures()
 
 

@@ -16,6 +16,7 @@ import repairs
 import small
 import torch
 from copies import edit
+from tables import for_each
 from torch import nn
 
 from attn_lib import masks
@@ -55,14 +56,11 @@ def test_modules_plots_and_what_a_dict_will_hold_become_wrong():
     assert not gross.can_be_wrong(None)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "functional.attention",
-        "interop.to_torch",  # the last of its overloads
-        "recording.record_attention",  # yields
-        "exercises._verdict.check",
-    ],
+@for_each(
+    "functional.attention",
+    "interop.to_torch",  # the last of its overloads
+    "recording.record_attention",  # yields
+    "exercises._verdict.check",
 )
 def test_what_a_function_returns_is_made_wrong_and_no_other(name):
     mutant = mutate_book.replaced(name)
@@ -119,9 +117,9 @@ def book(checkout):
     return checkout
 
 
-def run(book, *arguments):
-    command = [sys.executable, "tests/mutation/mutate_book.py", *arguments]
-    return subprocess.run(command, cwd=book, capture_output=True, text=True)
+def run(root, *arguments, script="mutate_book"):
+    command = [sys.executable, f"tests/mutation/{script}.py", *arguments]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True)
 
 
 def verdicts(found):
@@ -208,15 +206,12 @@ def taken_back(checkout):
     """The command with rows of its own, in a checkout that git knows."""
     subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
 
-    def run(*rows):
-        path = checkout / "tests" / "mutation" / "repairs.csv"
-        with path.open("w") as file:
-            header = ["defect", "file", "old", "new", "test"]
-            csv.writer(file).writerows([header, *rows])
-        command = [sys.executable, "tests/mutation/repairs.py"]
-        return subprocess.run(command, cwd=checkout, capture_output=True, text=True)
+    def of(*rows):
+        with (checkout / "tests" / "mutation" / "repairs.csv").open("w") as file:
+            csv.writer(file).writerows([["defect", "file", "old", "new", "test"], *rows])
+        return run(checkout, script="repairs")
 
-    return run
+    return of
 
 
 def test_a_repair_that_no_test_misses_is_named(taken_back):
