@@ -8,8 +8,8 @@ from torch import nn
 
 from attn_check import (
     assume,
+    calls,
     cases,
-    conventions,
     facts,
     inputs,
     properties,
@@ -40,7 +40,7 @@ def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
         subject.assumed.append(f"{flag}=True is passed in each call")
     heads = {name for name, role in subject.others.items() if role == "heads"}
     passed, steps = heads.union(subject.named, subject.options), subject.step is not None
-    never = conventions.never_passed(subject.fn, subject.positional, passed, steps)
+    never = calls.never_passed(subject.fn, subject.positional, passed, steps)
     layout = given.layout
     if layout is None and getattr(subject.module, "batch_first", True) is False:
         layout = "TBd"
@@ -112,7 +112,7 @@ def _explained(exam: Exam) -> Hypothesis | None:
     pairs = [
         (case, answer)
         for case, answer in answered
-        if answer.out is not None and answer.out.shape == conventions.output_shape(case, exam.layer)
+        if answer.out is not None and answer.out.shape == calls.output_shape(case, exam.layer)
     ]
     hypotheses, attempt = _search(exam, pairs)
     if exam.layer is not None and exam.layer.order:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attn_check.calls import LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.cases import Exam, opened, with_empty_row
-from attn_check.conventions import LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.modules import matrices
 from attn_check.reference import Case, Intent, compute
 from attn_check.search import Pair, explain, rows_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from attn_check.conventions import NAMES
+from attn_check.calls import NAMES
 from attn_check.reference import Layer
 
 _ROLES = {word: role for role, words in NAMES["projections"].items() for word in words.split()}

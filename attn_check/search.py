@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_check.mistakes import MISTAKES
-from attn_check.reference import Case, Change, Intent, Layer, Run, compute, first, near, triangle
+from attn_check.reference import Case, Change, Intent, Layer, Run, compute
 from attn_check.subject import Answer
 
 
@@ -50,8 +50,8 @@ def open_rows(case: Case, intent: Intent) -> Tensor | None:
 def reachable(intent: Intent, T: int, S: int) -> Tensor:
     """(T, S) cells that causal mask and window open."""
     run = Run(intent=intent, T=T, S=S)
-    cells = triangle(T, S, first(run) if intent.causal else S)
-    return cells if intent.window is None else cells & near(run, intent.window)
+    cells = run.upto(run.first if intent.causal else S)
+    return cells if intent.window is None else cells & run.near(intent.window)
 
 
 def allowed(case: Case, expected: Tensor) -> float:
