@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_check.reference import Change, NotMeant, Run, Step, both, closed, cut, repeated
+from attn_check.reference import Change, NotMeant, Run, Step, both, closed, cut, repeated, triangle
 
 Forms = list[Change]
 
@@ -106,15 +106,10 @@ def _filled(*values: float, adds: tuple[bool, ...] = (False,)) -> Forms:
     return every + [_closing(partial(lambda pair, r: put(r, r.given, *pair), p)) for p in pairs]
 
 
-def _below(r: Run, extra: int = 0) -> Tensor:
-    """Keys up to the query's position, and some more or fewer."""
-    return r.upto(r.first + extra)
-
-
 def _within(n: int, r: Run) -> Tensor:
     """Later keys are closed within the first n positions alone."""
     rows = torch.arange(r.T)[:, None] + r.first < n
-    return _below(r) | ~(rows & (torch.arange(r.S) < n))
+    return r.below() | ~(rows & (torch.arange(r.S) < n))
 
 
 def _blocks(size: int) -> Forms:
@@ -319,20 +314,20 @@ FORMS: dict[str, Forms] = {
     "causal_missing": _of("causal", lambda r: None),
     "causal_not_meant": _of(
         "reach",
-        lambda r: _meant(not r.intent.causal) and both(r.reach, r.upto(r.S - r.T)),
-        lambda r: _meant(not r.intent.causal) and both(r.reach, r.upto(0)),
+        lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, r.S - r.T)),
+        lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, 0)),
     ),
-    "causal_sees_one_ahead": _of("causal", lambda r: _below(r, 1)),
-    "causal_excludes_self": _of("causal", lambda r: _below(r, -1)),
-    "causal_reversed": _of("causal", lambda r: ~_below(r, -1), lambda r: ~_below(r)),
-    "causal_top_left": _of("causal", lambda r: r.upto(0)),
+    "causal_sees_one_ahead": _of("causal", lambda r: r.below(1)),
+    "causal_excludes_self": _of("causal", lambda r: r.below(-1)),
+    "causal_reversed": _of("causal", lambda r: ~r.below(-1), lambda r: ~r.below()),
+    "causal_top_left": _of("causal", lambda r: triangle(r.T, r.S, 0)),
     "causal_bottom_right_by_cut": _of(
-        "causal", lambda r: _meant(r.intent.causal == "top_left") and r.upto(r.S - r.T)
+        "causal", lambda r: _meant(r.intent.causal == "top_left") and triangle(r.T, r.S, r.S - r.T)
     ),
     "causal_only_in_training": _of(
         "causal",
-        lambda r: _below(r) if r.training else None,
-        lambda r: None if r.training else _below(r),
+        lambda r: r.below() if r.training else None,
+        lambda r: None if r.training else r.below(),
     ),
     "causal_cached_length": _with("causal", _within, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64),
     "window_one_more": _of("window", lambda r: both(r.reach, r.near(r.intent.window + 1))),

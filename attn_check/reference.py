@@ -160,9 +160,9 @@ class Run(SimpleNamespace):
             parts.append(self.turn(x, angle, width) if role in roles else x)
         return tuple(parts)
 
-    def upto(self, offset: int) -> Tensor:
-        """(T, S): query i sees the keys up to i + offset."""
-        return triangle(self.T, self.S, offset)
+    def below(self, extra: int = 0) -> Tensor:
+        """(T, S): keys up to the query's position, and some more or fewer."""
+        return triangle(self.T, self.S, self.first + extra)
 
     def near(self, window: int) -> Tensor:
         """Cells less than ``window`` positions back, the token itself counted."""
@@ -235,7 +235,7 @@ STEPS: dict[str, tuple[str, Step, str]] = {  # what it gives, how, and the part 
     "scaled": ("scores", lambda r: r.scores * r.factor, ""),
     "cap": ("scores", lambda r: r.capped(r.scores), "softcap"),
     "mask": ("given", lambda r: r.given, ""),
-    "causal": ("reach", lambda r: r.upto(r.first), "causal"),
+    "causal": ("reach", lambda r: r.below(), "causal"),
     "window": ("reach", lambda r: both(r.reach, r.near(r.intent.window)), "window"),
     "reach": ("reach", lambda r: r.reach, ""),
     "close": ("scores", lambda r: closed(r.scores, both(r.given, r.reach), r.fill), ""),

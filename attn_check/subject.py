@@ -98,11 +98,6 @@ class Subject:
         found = [p for name, p in named.items() if "sink" in name.rpartition(".")[2]]
         return found[0].detach().double().flatten() if found else None
 
-    def without_mask(self) -> None:
-        """Pass no mask from now on."""
-        self.positional = [role for role in self.positional if role != "mask"]
-        self.named = {name: role for name, role in self.named.items() if role != "mask"}
-
     def tensors(self, case: Case) -> dict[str, Tensor]:
         """The case's tensors by role, in the layout of the function."""
         given = dict(case.tensors)
