@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -38,35 +39,33 @@ def assume(exam: Exam, given: Given) -> None:
 
 
 def _assume_causal(exam: Exam, given: Given) -> None:
+    """Causal: keys on one side have no influence; with a window: none but the nearest have."""
     if given.window is not None and given.causal is None:
         exam.intent = replace(exam.intent, causal=True)
     if given.causal is False or given.window is not None:
         return
     if given.causal:
         exam.guessed.append("")
-    elif _is_causal(exam):
+    else:
+        reached = exam.influence(exam.anew().case("influence", 6))
+        ahead = torch.arange(6) - torch.arange(6)[:, None]
+        if not any(
+            not reached[side * ahead > 1].any() and bool(reached[side * ahead < 0].any())
+            for side in (1, -1)
+        ):
+            return
         exam.intent = replace(exam.intent, causal=True)
         exam.guessed.append("it is meant to be causal: some keys have no influence")
         exam.later_keys = _later_keys(exam)
-    else:
-        return
-    width = _find_window(exam)
-    if width is not None:
+    reached = exam.influence(exam.anew().case("window", 24))
+    width = int(reached.sum(dim=-1).max())
+    back = torch.arange(24)[:, None] - torch.arange(24)
+    if 1 < width < 20 and torch.equal(reached, (back >= 0) & (back < width)):
         exam.intent = replace(exam.intent, window=width)
         exam.guessed.append(f"it is meant to have a window of {width}")
     elif given.causal:
         exam.guessed.clear()
     exam.found.assumed += filter(None, exam.guessed)
-
-
-def _is_causal(exam: Exam) -> bool:
-    """Whether keys on one side of the query have no influence on it."""
-    reached = exam.influence(exam.anew().case("influence", 6))
-    distance = torch.arange(6) - torch.arange(6)[:, None]
-    return any(
-        not reached[side * distance > 1].any() and bool(reached[side * distance < 0].any())
-        for side in (1, -1)
-    )
 
 
 def _later_keys(exam: Exam) -> str:
@@ -85,15 +84,6 @@ def _later_keys(exam: Exam) -> str:
     return f"Seen: {'; '.join(texts)}. As causal= is not passed, it is taken for causal."
 
 
-def _find_window(exam: Exam) -> int | None:
-    """The window of a causal function, if it has one."""
-    reached = exam.influence(exam.anew().case("window", 24))
-    width = int(reached.sum(dim=-1).max())
-    back = torch.arange(24)[:, None] - torch.arange(24)
-    band = (back >= 0) & (back < width)
-    return width if 1 < width < 20 and torch.equal(reached, band) else None
-
-
 def _find_inside(exam: Exam) -> Intent:
     """The intent with norms of queries and keys, and RoPE, if exactly they give the output."""
     intent, subject = exam.intent, exam.subject
@@ -104,25 +94,12 @@ def _find_inside(exam: Exam) -> Intent:
         norms = [None, "rms", "layer"]
     ropes = [(intent.rope_base, intent.rope_pairing)]
     if intent.rope_base is None:
-        ropes += [(base, pairing) for base in ROPE_BASES for pairing in PAIRINGS]
-    for base, pairing in ropes:
-        for kind in norms:
-            meant = replace(intent, rope_base=base, rope_pairing=pairing, qk_norm=kind)
-            for layer in exam.layers:
-                if pairs and agrees(pairs[0], right(meant, layer), meant):
-                    return meant
+        ropes += product(ROPE_BASES, PAIRINGS)
+    for (base, pairing), kind, layer in product(ropes, norms, exam.layers):
+        meant = replace(intent, rope_base=base, rope_pairing=pairing, qk_norm=kind)
+        if pairs and agrees(pairs[0], right(meant, layer), meant):
+            return meant
     return intent
-
-
-def _inside(before: Intent, after: Intent) -> str:
-    """What a module has inside, in words."""
-    texts = []
-    if after.rope_base != before.rope_base:
-        pairs = "halves" if after.rope_pairing == "half" else "neighbours"
-        texts.append(f"RoPE inside, with base {after.rope_base:.0f}, pairing {pairs}")
-    if after.qk_norm != before.qk_norm:
-        texts.append(f"norms of queries and keys ({after.qk_norm})")
-    return " and ".join(texts)
 
 
 def intents(exam: Exam) -> Iterator[Intent]:
@@ -136,10 +113,15 @@ def intents(exam: Exam) -> Iterator[Intent]:
     if intent.rope_base is None and exam.subject.projects and not exam.drifts:
         if not exam.guessed:
             yield intent
-        if _is_positional(exam):
-            for base in ROPE_BASES[:3]:
-                for pairing in PAIRINGS:
-                    yield replace(intent, rope_base=base, rope_pairing=pairing)
+        case, order = exam.anew().case("order", 6), torch.tensor([3, 0, 4, 1, 2, 5])
+        moved = {r: x if r == "q" else x[..., order, :] for r, x in case.tensors.items()}
+        before, after = exam.out(case), exam.out(replace(case, tensors=moved))
+        if before is None or after is None or before.shape != after.shape:
+            return
+        # only where the order of earlier inputs matters to the last query
+        if not torch.allclose(before[..., -1, :], after[..., -1, :], atol=1e-4):
+            for base, pairing in product(ROPE_BASES[:3], PAIRINGS):
+                yield replace(intent, rope_base=base, rope_pairing=pairing)
 
 
 def settle(exam: Exam, meant: Intent) -> None:
@@ -148,17 +130,12 @@ def settle(exam: Exam, meant: Intent) -> None:
     dropped = {text for text, lost in zip(exam.guessed, gone, strict=False) if lost}
     exam.found.assumed = [text for text in exam.found.assumed if text not in dropped]
     exam.later_keys = exam.later_keys if meant.causal else ""
-    if words := _inside(exam.intent, meant):
-        exam.found.assumed.append(f"it is meant to have {words}")
+    inside = []
+    if meant.rope_base != exam.intent.rope_base:
+        pairs = "halves" if meant.rope_pairing == "half" else "neighbours"
+        inside.append(f"RoPE inside, with base {meant.rope_base:.0f}, pairing {pairs}")
+    if meant.qk_norm != exam.intent.qk_norm:
+        inside.append(f"norms of queries and keys ({meant.qk_norm})")
+    if inside:
+        exam.found.assumed.append(f"it is meant to have {' and '.join(inside)}")
     exam.intent = meant
-
-
-def _is_positional(exam: Exam) -> bool:
-    """Whether the order of earlier inputs matters to the last query."""
-    case = exam.anew().case("order", 6)
-    order = torch.tensor([3, 0, 4, 1, 2, 5])
-    moved = {r: x if r == "q" else x[..., order, :] for r, x in case.tensors.items()}
-    before, after = exam.out(case), exam.out(replace(case, tensors=moved))
-    if before is None or after is None or before.shape != after.shape:
-        return False
-    return not torch.allclose(before[..., -1, :], after[..., -1, :], atol=1e-4)

@@ -164,14 +164,10 @@ class Exam:
         shape = self.subject.mask_shape
         if "T" not in shape:
             return key_masks(B, S, "right").expand(B, T, S)
-        return self.mask(B if "B" in shape else 1, T, S).expand(B, T, S)
-
-    def mask(self, B: int, T: int, S: int) -> Tensor:
-        """(B, T, S) of random cells; every row and its own position are open."""
-        mask = torch.rand((B, T, S), generator=self.generator) < 0.5
+        mask = torch.rand((B if "B" in shape else 1, T, S), generator=self.generator) < 0.5
         rows = torch.arange(T)
-        mask[:, rows, (rows + S - T).clamp(0, S - 1)] = True
-        return mask
+        mask[:, rows, (rows + S - T).clamp(0, S - 1)] = True  # every row and its own position
+        return mask.expand(B, T, S)
 
     def with_mask(self, words: str, mask: Tensor) -> Case:
         """A case for a mask."""
@@ -224,8 +220,7 @@ def plain_cases(exam: Exam) -> list[Case]:
             cases.append(exam.case("one head", 6, B=3, heads=1))
     if subject.crosses:
         if subject.projects:
-            case = exam.case("a context of equal length", 5, B=exam.examples(5))
-            cases.append(exam.cross(case))
+            cases.append(exam.cross(exam.case("a context of equal length", 5, B=exam.examples(5))))
         cases.append(exam.case("4 queries and 7 keys", 4, 7, B=exam.examples(4, 7)))
         cases.append(exam.case("7 queries and 4 keys", 7, 4, B=exam.examples(4, 7)))
         cases.append(exam.case("1 query and 6 keys", 1, 6, B=exam.examples(6)))
@@ -254,19 +249,15 @@ def far_below(exam: Exam) -> Case:
     """One query whose scores, of the first head at least, are all far below zero."""
     lowest = -1500 if exam.layer is None else -300
     words = f"scores down to about {lowest}"
-    case = exam.case(words, 5, B=exam.examples(5), tolerance=3e-3)
-    if exam.layer is not None:
-        return case.with_tensors(x=_far_below(exam, exam.layer, case.tensors["x"]))
-    q = case.tensors["q"].clone()
-    q[..., 2, :] = lowest / (exam.d_k * (exam.intent.scale or exam.d_k**-0.5))
-    return case.with_tensors(q=q, k=1.0 + 0.003 * case.tensors["k"])
-
-
-def _far_below(exam: Exam, layer: Layer, x: Tensor) -> Tensor:
-    """Inputs from which the first head projects -u as keys, and u as the query at position 2."""
+    case, layer = exam.case(words, 5, B=exam.examples(5), tolerance=3e-3), exam.layer
+    if layer is None:
+        q = case.tensors["q"].clone()
+        q[..., 2, :] = lowest / (exam.d_k * (exam.intent.scale or exam.d_k**-0.5))
+        return case.with_tensors(q=q, k=1.0 + 0.003 * case.tensors["k"])
     width = layer.weights["q"].shape[0] // layer.heads
     if layer.weights["k"].shape[1] != layer.weights["q"].shape[1]:
-        return x
+        return case
+    # inputs from which the first head projects -u as keys, and u as the query at position 2
     both = torch.cat([layer.weights[role][:width] for role in "qk"])
     biases = [layer.biases.get(role) for role in "qk"]
     shift = torch.cat([both.new_zeros(width) if b is None else b[:width] for b in biases])
@@ -275,9 +266,10 @@ def _far_below(exam: Exam, layer: Layer, x: Tensor) -> Tensor:
     inverse = torch.linalg.pinv(both)
     key = inverse @ (torch.cat([0.0 * u, -u]) - shift)
     across = both[width:].mT @ u  # along it the scores change
+    x = case.tensors["x"]
     x = x - (x @ across)[..., None] * across / across.square().sum() + key
     x[..., 2, :] = inverse @ (torch.cat([u, -u]) - shift)
-    return x
+    return case.with_tensors(x=x)
 
 
 def masked_cases(exam: Exam) -> list[Case]:
@@ -292,29 +284,20 @@ def masked_cases(exam: Exam) -> list[Case]:
             mask = key_masks(B, S, side).expand(B, T, S)
             cases.append(exam.with_mask(f"{side} padding{words}", mask))
         if "T" in shape:
-            mask = exam.mask(B if "B" in shape else 1, T, S).expand(B, T, S)
-            cases.append(exam.with_mask(f"random mask{words}", mask))
+            cases.append(exam.with_mask(f"random mask{words}", exam.allowed_mask(B, T, S)))
     if shape in ("BHTS", "B1TS") and H > 1:
         mask = torch.rand((exam.examples(5), H, 5, 5), generator=exam.generator) < 0.5
         mask = mask | torch.eye(5, dtype=torch.bool)
         cases.append(exam.with_mask("a mask for each head", mask))
     B = exam.examples(5)
-    shallow = key_masks(B, 5, "right") if "B" in shape else exam.mask(1, 5, 5)
-    shallow = shallow.expand(B, 5, 5)
+    closed = key_masks(B, 5, "right") if "B" in shape else exam.allowed_mask(B, 5, 5)
+    shallow = closed.expand(B, 5, 5)
     words = "a mask over scores down to about -300"
-    cases += [replace(uneven(exam), name=words, mask=shallow)]
-    cases += [replace(far_below(exam), mask=shallow)]
+    cases.append(replace(uneven(exam), name=words, mask=shallow))
+    cases.append(replace(far_below(exam), mask=shallow))
     if exam.subject.module is not None:
         cases.append(replace(exam.with_mask("mask in training", shallow), training=True))
     return cases
-
-
-def guessed_cases(exam: Exam) -> list[Case]:
-    """Masks where sizes are equal, for a function that refuses them otherwise."""
-    H = exam.heads
-    sizes = {(H, 5), (5, 5), (2, H), (H, H), (1, 5)}
-    words = "a mask with B = {} and T = {}"
-    return [exam.with_mask(words.format(B, T), exam.allowed_mask(B, T, T)) for B, T in sizes]
 
 
 def with_empty_row(exam: Exam) -> Case:

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attn_check import conventions
+from attn_check import calls
 from attn_check.examine import investigate
 from attn_check.inputs import without_projections
-from attn_check.isolate import quietly, unchanged
 from attn_check.reference import Intent
 from attn_check.report import Report
 from attn_check.subject import Given, module_of, read_subject
@@ -134,7 +133,7 @@ def diagnose(
         **{name: passed[name] for name in Intent.__dataclass_fields__ if name in passed}
     )
     _check(fn, given, intent)
-    with quietly(), unchanged(given.module):
+    with calls.quietly(), calls.unchanged(given.module):
         subject = read_subject(fn, given)
         if isinstance(fn, types.MethodType) and fn.__name__ != "forward":
             subject = without_projections(subject, intent, layout)
@@ -179,9 +178,9 @@ def _check(fn: Any, given: Given, intent: Intent) -> None:
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     for name, value, known in (
-        ("layout", given.layout, conventions.LAYOUTS),
-        ("mask_means", given.mask_means, conventions.POLARITIES),
-        ("mask_shape", given.mask_shape, conventions.SHAPES),
+        ("layout", given.layout, calls.LAYOUTS),
+        ("mask_means", given.mask_means, calls.POLARITIES),
+        ("mask_shape", given.mask_shape, calls.SHAPES),
         ("causal", given.causal, (True, False, "top_left")),
         ("qk_norm", intent.qk_norm, ("rms", "layer", "l2")),
         ("rope_pairing", intent.rope_pairing, ("half", "neighbours")),

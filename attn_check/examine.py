@@ -3,22 +3,14 @@
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 from torch import nn
 
-from attn_check import (
-    assume,
-    cases,
-    conventions,
-    facts,
-    inputs,
-    properties,
-    search,
-    training,
-)
+from attn_check import assume, calls, cases, facts, inputs, properties, search, training
 from attn_check.cases import Exam
 from attn_check.mistakes import MISTAKES
-from attn_check.reference import Intent, Layer, compute
+from attn_check.reference import Intent, compute
 from attn_check.report import Report, grouped
 from attn_check.search import Answered, Hypothesis, Pair, agrees, right
 from attn_check.steps import check_one_query, check_steps
@@ -30,6 +22,16 @@ _PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
 # with these the rest can still be judged
 _APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
 _APART |= {"dropout_before_softmax"}
+_OF_RIGHT_OUTPUTS = (
+    properties.check_empty_row,
+    properties.check_three_inputs,
+    check_one_query,
+    properties.check_batch,
+    properties.check_strides,
+    training.check_training,
+    properties.check_clones,
+    properties.check_precision,
+)
 
 
 def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
@@ -40,41 +42,35 @@ def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
         subject.assumed.append(f"{flag}=True is passed in each call")
     heads = {name for name, role in subject.others.items() if role == "heads"}
     passed, steps = heads.union(subject.named, subject.options), subject.step is not None
-    never = conventions.never_passed(subject.fn, subject.positional, passed, steps)
+    never = calls.never_passed(subject.fn, subject.positional, passed, steps)
     layout = given.layout
     if layout is None and getattr(subject.module, "batch_first", True) is False:
         layout = "TBd"
     subject.mask_shape = given.mask_shape or subject.mask_shape
-    first: Report | None = None
+    reports: list[Report] = []
     for candidate in inputs.find_layouts(subject, intent, layout):
         exam = Exam(subject.fresh(layout=candidate), intent)
         found = exam.found
         found.assumed += subject.assumed
         found.unchecked += never
-        if first is not None:
+        if reports:
             exam.seconds = 0.0  # for pairs of mistakes
         if layout is None and not (subject.projects and candidate == "BTd"):
             found.assumed.append(f"the layout is {candidate}")
         assume.assume(exam, given)
-        _examine(exam)
+        exam.answered = _answers(exam)
+        properties.check_again(exam)
+        if exam.random:
+            found.unchecked.append("everything else: the output is random")
+        else:
+            exam.hypothesis = _explained(exam)
+            _check_further(exam)
+            properties.check_again(exam)
         found.unchecked = grouped(found.unchecked)
         if {None, *_PROPERTIES}.isdisjoint(found.mistakes):
             return found
-        first = first or found
-    assert first is not None  # noqa: S101
-    return first
-
-
-def _examine(exam: Exam) -> None:
-    """Ask the battery, explain the answers, and check what needs no reference."""
-    exam.answered = _answers(exam)
-    properties.check_again(exam)
-    if exam.random:
-        exam.found.unchecked.append("everything else: the output is random")
-        return
-    exam.hypothesis = _explained(exam)
-    _check_further(exam)
-    properties.check_again(exam)
+        reports.append(found)
+    return reports[0]
 
 
 def _answers(exam: Exam) -> Answered:
@@ -95,7 +91,12 @@ def _answers(exam: Exam) -> Answered:
         found.unchecked += [f"{case.name}: other unequal lengths raise" for case, _ in one]
         pairs = [pair for pair in pairs if pair[0].lengths[0] > 1]
     if exam.mask_refused:
-        guessed = [(case, subject.answer(case)) for case in cases.guessed_cases(exam)]
+        guessed: list[Pair] = []  # where sizes are equal, for a function that refuses others
+        H = exam.heads
+        for B, T in {(H, 5), (5, 5), (2, H), (H, H), (1, 5)}:
+            mask = exam.allowed_mask(B, T, T)
+            case = exam.with_mask(f"a mask with B = {B} and T = {T}", mask)
+            guessed.append((case, subject.answer(case)))
         pairs += guessed
         if all(answer.out is None for _, answer in guessed):
             text = f"A mask of the shape {subject.mask_shape} raises in every call."
@@ -112,7 +113,7 @@ def _explained(exam: Exam) -> Hypothesis | None:
     pairs = [
         (case, answer)
         for case, answer in answered
-        if answer.out is not None and answer.out.shape == conventions.output_shape(case, exam.layer)
+        if answer.out is not None and answer.out.shape == calls.output_shape(case, exam.layer)
     ]
     hypotheses, attempt = _search(exam, pairs)
     if exam.layer is not None and exam.layer.order:
@@ -143,8 +144,16 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
     One mistake before two, whatever is meant; all answers before some of them; properties between.
     """
     attempts = list(_attempts(exam, pairs))
-    for meant, depth, strict in _trials(exam):
-        layers = _likeliest_first(exam, meant)
+    plain = [pair for pair in exam.answered if not pair[0].closes]
+    for meant, depth, strict in chain(  # if strict, some mistakes only explain: they are not meant
+        ((meant, 1, True) for meant in assume.intents(exam)),
+        ((exam.intent, depth, False) for depth in (1, 2, 3)),
+    ):
+        layers = exam.layers
+        if len(layers) > 1:  # those first that are right in the most calls without a mask
+            bases = {layer: right(meant, layer) for layer in layers}
+            wrong = {x: sum(not agrees(p, base, meant) for p in plain) for x, base in bases.items()}
+            layers = sorted(layers, key=wrong.__getitem__)
         exam.layer = exam.layer if strict else layers[0]
         deadline = time.thread_time() + exam.seconds
         if depth == 3 and (exam.state_example or _breaks_a_property(exam, pairs)):
@@ -163,28 +172,6 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
                 exam.ignores_padded = any(case.ignored is not None for case, _ in attempt)
             return found, attempt
     return [], []
-
-
-def _trials(exam: Exam) -> Iterator[tuple[Intent, int, bool]]:
-    """What may be meant, how many mistakes are tried, and whether some of them are not meant."""
-    for meant in assume.intents(exam):
-        yield meant, 1, True
-    for depth in (1, 2, 3):
-        yield exam.intent, depth, False
-
-
-def _likeliest_first(exam: Exam, meant: Intent) -> list[Layer | None]:
-    """Ways of reading packed projections, those first that are right in the most calls.
-
-    Those without a mask: what it means may be wrong as well.
-    """
-    if len(exam.layers) < 2:
-        return exam.layers
-    plain = [pair for pair in exam.answered if not pair[0].closes]
-    bases = [right(meant, layer) for layer in exam.layers]
-    fitting = [sum(agrees(pair, base, meant) for pair in plain) for base in bases]
-    order = sorted(range(len(bases)), key=lambda i: -fitting[i])
-    return [exam.layers[i] for i in order]
 
 
 def _attempts(exam: Exam, pairs: list[Pair]) -> Iterator[tuple[str, Answered]]:
@@ -281,16 +268,7 @@ def _check_further(exam: Exam) -> None:
     if broken():
         found.unchecked.append(f"{rest}: once this is repaired")
         return
-    for check in (
-        properties.check_empty_row,
-        properties.check_three_inputs,
-        check_one_query,
-        properties.check_batch,
-        properties.check_strides,
-        training.check_training,
-        properties.check_clones,
-        properties.check_precision,
-    ):
+    for check in _OF_RIGHT_OUTPUTS:
         check(exam)
     if broken():
         found.unchecked.append("gradients: once this is repaired")

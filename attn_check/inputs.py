@@ -1,12 +1,12 @@
 """How inputs are passed: the layout and the kind of mask, found out from outside."""
 
 from dataclasses import replace
+from itertools import product
 
 import torch
-from torch import Tensor
 
+from attn_check.calls import LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.cases import Exam, opened, with_empty_row
-from attn_check.conventions import LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.modules import matrices
 from attn_check.reference import Case, Intent, compute
 from attn_check.search import Pair, explain, rows_of
@@ -29,19 +29,21 @@ def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> 
         options = tuple(o for o in LAYOUTS if o not in ("Td", "HTd", "THd"))
     options = options if given is None else (given,)
     raised, found = "", list[str]()
-    shapes: list[str | None] = [None, *(_mask_options(subject, None) if subject.takes_mask else ())]
+    shapes: list[str | None] = [None, *(_mask_options(subject) if subject.takes_mask else ())]
     for shape in shapes:  # without a mask first, then with one that closes nothing
         for sizes in ((4, 7), (5, 5)) if subject.crosses else ((5, 5),):
             for layout in options:
                 twin = subject.fresh(layout=layout, always_mask=shape is not None)
                 twin.mask_shape = shape or subject.mask_shape
-                case = Exam(twin, intent).case("layout", *sizes)
+                exam = Exam(twin, intent)
+                case = exam.case("layout", *sizes)
                 answer = twin.answer(case)
-                if answer.out is not None and _fits(answer.out, case, twin):
+                if answer.out is None:
+                    raised = raised or answer.raised
+                elif answer.out.shape == output_shape(case, exam.layer):
                     found.append(layout)
-                elif answer.out is not None:
+                else:
                     raised = raised or f"an output of shape {tuple(answer.out.shape)}"
-                raised = raised or answer.raised
             if found:
                 subject.always_mask = shape is not None
                 full = [layout for layout in found if len(layout) == 4]
@@ -53,10 +55,6 @@ def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> 
         f"fn accepts no inputs in any of the layouts {', '.join(options)}{masked}: "
         f"pass layout=, mask_means= or mask_shape= if they are known; the first call gave: {raised}"
     )
-
-
-def _fits(out: Tensor, case: Case, subject: Subject) -> bool:
-    return out.shape == output_shape(case, next(iter(subject.layers), None))
 
 
 def without_projections(subject: Subject, intent: Intent, layout: str | None) -> Subject:
@@ -110,7 +108,8 @@ def assume_mask(exam: Exam, given: Given) -> None:
         return
     if known is None:
         found.unchecked.append("masks: no mask of a known shape and polarity is accepted")
-        subject.without_mask()
+        subject.positional = [role for role in subject.positional if role != "mask"]
+        subject.named = {name: role for name, role in subject.named.items() if role != "mask"}
         return
     subject.polarity, subject.mask_shape = known
     if given.mask_means is None:
@@ -126,10 +125,8 @@ def assume_mask(exam: Exam, given: Given) -> None:
     exam.intent = replace(exam.intent, empty=_find_empty(exam))
 
 
-def _mask_options(subject: Subject, shape: str | None) -> tuple[str, ...]:
+def _mask_options(subject: Subject) -> tuple[str, ...]:
     """Shapes that a mask may have, the likeliest first."""
-    if shape is not None:
-        return (shape,)
     if subject.projects:
         name = next((n for n, role in subject.named.items() if role == "mask"), "")
         if "pad" in name or "attention_mask" in name:
@@ -149,34 +146,36 @@ def find_mask(exam: Exam, given: Given) -> tuple[str, str] | None:
     """
     pairs: dict[tuple[str, str], Pair] = {}
     leaks: dict[tuple[str, str], float] = {}
-    unequal = exam.subject.crosses and not exam.intent.causal
-    for T, S in [(4, 7), (5, 5)] if unequal else [(5, 5)]:
-        for shape in _mask_options(exam.subject, given.mask_shape):
-            for meaning in [given.mask_means] if given.mask_means else POLARITIES:
-                probe, key = exam.anew(mask_shape=shape, polarity=meaning), (meaning, shape)
-                case = _mask_probe(probe, T, S)
-                answer = probe.subject.answer(case)
-                if answer.out is None or not _fits(answer.out, case, probe.subject):
-                    continue
-                if meaning == "additive" and not given.mask_means and not _is_added(probe, case):
-                    continue
-                if given.mask_means and given.mask_shape:
-                    return key
-                pairs.setdefault(key, (case, answer))
-                leak = _leak(probe, case.example())
-                leaks[key] = min(leak, leaks.get(key, leak))
-                if leak == 0.0 and ("T" in shape or _leak(probe, case) == 0.0):
-                    wider = [s for m, s in pairs if m == meaning and "T" in s]
-                    exam.wider_mask = wider[0] if wider and "T" not in shape else ""
-                    return key
-    if not pairs:
-        return None
-    if 0.0 in leaks.values():
-        return next(key for key in leaks if leaks[key] == 0.0)
+    for (T, S), shape, meaning in product(
+        [(4, 7), (5, 5)] if exam.subject.crosses and not exam.intent.causal else [(5, 5)],
+        [given.mask_shape] if given.mask_shape else _mask_options(exam.subject),
+        [given.mask_means] if given.mask_means else POLARITIES,
+    ):
+        probe, key = exam.anew(mask_shape=shape, polarity=meaning), (meaning, shape)
+        mask = probe.allowed_mask(2, T, S)
+        if "T" in shape:  # in every row, one is closed and one is open
+            mask = (mask & (torch.arange(S) != 1)) | (torch.arange(S) == 0)
+        case = replace(probe.case("mask", T, S), mask=mask)
+        answer = probe.subject.answer(case)
+        if answer.out is None or answer.out.shape != output_shape(case, probe.layer):
+            continue
+        if meaning == "additive" and not given.mask_means and not _is_added(probe, case):
+            continue
+        if given.mask_means and given.mask_shape:
+            return key
+        pairs.setdefault(key, (case, answer))
+        leak = _leak(probe, case.example())
+        leaks[key] = min(leak, leaks.get(key, leak))
+        if leak == 0.0 and ("T" in shape or _leak(probe, case) == 0.0):
+            wider = [s for m, s in pairs if m == meaning and "T" in s]
+            exam.wider_mask = wider[0] if wider and "T" not in shape else ""
+            return key
+    best = min(leaks, key=lambda key: leaks[key], default=None)
+    if best is None or leaks[best] == 0.0:
+        return best
     for key, pair in pairs.items():
         if explain([pair], replace(exam.intent, polarity=key[0]), exam.layers, depth=1):
             return key
-    best = min(leaks, key=lambda key: leaks[key])
     return best if leaks[best] < 0.05 else next(iter(pairs))
 
 
@@ -191,13 +190,6 @@ def _leak(exam: Exam, case: Case) -> float:
     if not len(closed) or not len(opened) or opened.max() <= 1e-6:
         return 1.0
     return (closed.max() / opened.max()).item() if closed.max() > 1e-6 else 0.0
-
-
-def _mask_probe(exam: Exam, T: int, S: int) -> Case:
-    mask = exam.allowed_mask(2, T, S)
-    if "T" in exam.subject.mask_shape:  # in every row, one is closed and one is open
-        mask = (mask & (torch.arange(S) != 1)) | (torch.arange(S) == 0)
-    return replace(exam.case("mask", T, S), mask=mask)
 
 
 def _is_added(exam: Exam, case: Case) -> bool:

@@ -14,29 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from attn_check.reference import (
-    Change,
-    NotMeant,
-    Run,
-    Step,
-    both,
-    capped,
-    closed,
-    cut,
-    first,
-    linear,
-    near,
-    norm,
-    normed,
-    project,
-    repeated,
-    rotate,
-    triangle,
-    turn,
-    with_gain,
-)
+from attn_check.reference import Change, NotMeant, Run, Step, both, closed, cut, repeated, triangle
 
 Forms = list[Change]
 
@@ -125,15 +106,10 @@ def _filled(*values: float, adds: tuple[bool, ...] = (False,)) -> Forms:
     return every + [_closing(partial(lambda pair, r: put(r, r.given, *pair), p)) for p in pairs]
 
 
-def _below(r: Run, extra: int = 0) -> Tensor:
-    """Keys up to the query's position, and some more or fewer."""
-    return triangle(r.T, r.S, first(r) + extra)
-
-
 def _within(n: int, r: Run) -> Tensor:
     """Later keys are closed within the first n positions alone."""
-    rows = torch.arange(r.T)[:, None] + first(r) < n
-    return _below(r) | ~(rows & (torch.arange(r.S) < n))
+    rows = torch.arange(r.T)[:, None] + r.first < n
+    return r.below() | ~(rows & (torch.arange(r.S) < n))
 
 
 def _blocks(size: int) -> Forms:
@@ -189,25 +165,20 @@ def _wide(width: Step) -> Change:
 
 def _projected(*choices: str) -> Forms:
     """Queries, keys and values by other projections, or of other inputs: x or c(ontext)."""
-    return _with("project", lambda choice, r: project(r, *choice.split()), *choices)
+    return _with("project", lambda choice, r: r.project(*choice.split()), *choices)
 
 
 def _chained(roles: str, r: Run) -> tuple[Tensor, ...]:
     """Keys and values, each projected from c(ontext), or from queries or keys."""
-    q, k, _ = _meant(r.layer) and project(r)
-    k = linear(r, "k", {"c": r.context, "q": q}[roles[0]])
-    return q, k, linear(r, "v", {"c": r.context, "q": q, "k": k}[roles[1]])
+    q, k, _ = _meant(r.layer) and r.project()
+    k = r.linear("k", {"c": r.context, "q": q}[roles[0]])
+    return q, k, r.linear("v", {"c": r.context, "q": q, "k": k}[roles[1]])
 
 
 def _without_bias(roles: str, r: Run) -> tuple[Tensor, ...]:
     biases = {n: _meant(r.layer).biases.get(n) if n in roles else None for n in "qkv"}
-    parts = zip(biases.values(), project(r), strict=True)
+    parts = zip(biases.values(), r.project(), strict=True)
     return tuple(x if bias is None else x - bias for bias, x in parts)
-
-
-def _transposed_output(r: Run) -> Tensor:
-    bias = r.layer.biases.get("out")
-    return r.out @ r.layer.weights["out"] + (0.0 if bias is None else bias)
 
 
 def _rope(step: str, *pairs: tuple[int, int]) -> Forms:
@@ -231,25 +202,22 @@ def _mixed_pairing(r: Run) -> tuple[Tensor, ...]:
 
 def _over_heads(r: Run) -> tuple[Tensor, ...]:
     """A rotation by the index of the head."""
-    parts = (x.transpose(1, 2) for x in (r.q, r.k))
-    turned = (turn(x, torch.arange(x.shape[-2]), r.base, r.pairing) for x in parts)
-    return (*(x.transpose(1, 2) for x in turned), r.v)
+    parts = [(x.transpose(1, 2), torch.arange(x.shape[1])) for x in (r.q, r.k)]
+    return (*(r.turn(x, heads).transpose(1, 2) for x, heads in parts), r.v)
 
 
 def _rotated(r: Run) -> Run:
-    return Run(**(vars(r) | dict(zip("qkv", rotate(r), strict=True))))
+    return Run(**(vars(r) | dict(zip("qkv", r.rotate(), strict=True))))
 
 
 def _normed(axis: int | None, r: Run) -> list[Tensor]:
     """Queries and keys, normed over another axis, or, with None, over all heads together."""
-    gains, kind = r.layer.norms if r.layer else {}, r.intent.qk_norm
-
-    def one(x: Tensor) -> Tensor:
-        if axis is not None:
-            return normed(x, kind, {}, "", axis)
-        return cut(normed(x.transpose(1, 2).flatten(-2), kind, {}, ""), x.shape[1])
-
-    return [with_gain(one(r.q), gains, "q"), with_gain(one(r.k), gains, "k")]
+    parts = []
+    for role, x in (("q", r.q), ("k", r.k)):
+        merged = x.transpose(1, 2).flatten(-2)
+        one = cut(r.normed(merged), x.shape[1]) if axis is None else r.normed(x, axis=axis)
+        parts.append(r.with_gain(one, role))
+    return parts
 
 
 FORMS: dict[str, Forms] = {
@@ -349,25 +317,25 @@ FORMS: dict[str, Forms] = {
         lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, r.S - r.T)),
         lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, 0)),
     ),
-    "causal_sees_one_ahead": _of("causal", lambda r: _below(r, 1)),
-    "causal_excludes_self": _of("causal", lambda r: _below(r, -1)),
-    "causal_reversed": _of("causal", lambda r: ~_below(r, -1), lambda r: ~_below(r)),
+    "causal_sees_one_ahead": _of("causal", lambda r: r.below(1)),
+    "causal_excludes_self": _of("causal", lambda r: r.below(-1)),
+    "causal_reversed": _of("causal", lambda r: ~r.below(-1), lambda r: ~r.below()),
     "causal_top_left": _of("causal", lambda r: triangle(r.T, r.S, 0)),
     "causal_bottom_right_by_cut": _of(
         "causal", lambda r: _meant(r.intent.causal == "top_left") and triangle(r.T, r.S, r.S - r.T)
     ),
     "causal_only_in_training": _of(
         "causal",
-        lambda r: _below(r) if r.training else None,
-        lambda r: None if r.training else _below(r),
+        lambda r: r.below() if r.training else None,
+        lambda r: None if r.training else r.below(),
     ),
     "causal_cached_length": _with("causal", _within, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64),
-    "window_one_more": _of("window", lambda r: both(r.reach, near(r, r.intent.window + 1))),
-    "window_one_less": _of("window", lambda r: both(r.reach, near(r, r.intent.window - 1))),
+    "window_one_more": _of("window", lambda r: both(r.reach, r.near(r.intent.window + 1))),
+    "window_one_less": _of("window", lambda r: both(r.reach, r.near(r.intent.window - 1))),
     "window_not_causal": _of(
         "window",
         lambda r: (r.places[0][:, None] - r.places[1]).abs() < r.intent.window,
-        lambda r: near(r, r.intent.window),
+        lambda r: r.near(r.intent.window),
     ),
     "window_ignored": _of("window", lambda r: r.reach),
     "block_remainder_dropped": [f for n in (2, 4, 8, 16, 32, 64, 128) for f in _blocks(n)],
@@ -377,19 +345,19 @@ FORMS: dict[str, Forms] = {
     "softcap_missing": _of("cap", lambda r: r.scores),
     "softcap_after_mask": _together(
         cap=lambda r: r.scores,
-        close=lambda r: capped(r, closed(r.scores, both(r.given, r.reach))),
+        close=lambda r: r.capped(closed(r.scores, both(r.given, r.reach))),
     ),
     "softcap_after_softmax": _together(
-        cap=lambda r: r.scores, softmax=lambda r: capped(r, r.scores.softmax(dim=-1))
+        cap=lambda r: r.scores, softmax=lambda r: r.capped(r.scores.softmax(dim=-1))
     ),
     "softcap_before_scale": _together(
-        scaled=lambda r: _meant(r.intent.softcap) and capped(r, r.scores) * r.factor,
+        scaled=lambda r: _meant(r.intent.softcap) and r.capped(r.scores) * r.factor,
         cap=lambda r: r.scores,
     ),
     "softcap_clamped": _of(
         "cap",
         lambda r: r.scores.clamp(-r.intent.softcap, r.intent.softcap),
-        lambda r: capped(r, r.scores) / r.intent.softcap,
+        lambda r: r.capped(r.scores) / r.intent.softcap,
     ),
     # ---------------------------------------------------------------- heads
     "heads_split_without_transpose": [
@@ -427,11 +395,13 @@ FORMS: dict[str, Forms] = {
     "key_value_swapped": _projected("qvk"),
     "query_key_swapped": [
         *_projected("kqv"),
-        {"project": lambda r: [project(r)[i] for i in (1, 0, 2)]},
+        {"project": lambda r: [r.project()[i] for i in (1, 0, 2)]},
     ],
     "order_rotated": _projected("vkq", "kvq", "vqk"),
     "output_projection_missing": _of("output", lambda r: r.out),
-    "output_projection_transposed": _of("output", _transposed_output),
+    "output_projection_transposed": _of(
+        "output", lambda r: F.linear(r.out, r.layer.weights["out"].mT, r.layer.biases.get("out"))
+    ),
     "keys_from_x": _projected("qkv xxc", "qkv xxx"),
     "values_from_x": _projected("qkv xcx"),
     "queries_from_context": _projected("qkv ccc", "qkv cxx"),
@@ -439,7 +409,7 @@ FORMS: dict[str, Forms] = {
     "value_is_query": _projected("qkq"),
     "projection_of_projection": _with("project", _chained, "ck", "cq", "qc", "qk", "qq"),
     "values_unprojected": _of(
-        "project", lambda r: _meant(r.layer) and (*project(r)[:2], r.context)
+        "project", lambda r: _meant(r.layer) and (*r.project()[:2], r.context)
     ),
     "projection_bias_missing": _with("project", _without_bias, "q", "k", "v", "qk", "qkv"),
     "output_bias_twice": _of("end", lambda r: r.out + _meant(_meant(r.layer).biases.get("out"))),
@@ -455,7 +425,7 @@ FORMS: dict[str, Forms] = {
         {"rotate": _mixed_pairing},
     ],
     "rope_direction": _rope("times", (-1, -1), (1, -1), (-1, 1)),
-    "rope_on_values": _of("rotate", lambda r: rotate(r, "qkv")),
+    "rope_on_values": _of("rotate", lambda r: r.rotate("qkv")),
     "rope_only_queries": _rope("times", (1, 0)),
     "rope_only_keys": _rope("times", (0, 1)),
     "rope_base": [
@@ -464,9 +434,9 @@ FORMS: dict[str, Forms] = {
             lambda base, r: _meant(base != r.intent.rope_base) and base,
             *(m * 10.0**n for n in range(1, 8) for m in (1, 2, 5)),
         ),
-        {"rotate": lambda r: rotate(r, width=2 * r.q.shape[-1])},
-        {"rotate": lambda r: rotate(r, width=max(r.q.shape[-1] // 2, 1))},
-        {"rotate": lambda r: rotate(r, width=r.q.shape[-1] * r.H)},
+        {"rotate": lambda r: r.rotate(width=2 * r.q.shape[-1])},
+        {"rotate": lambda r: r.rotate(width=max(r.q.shape[-1] // 2, 1))},
+        {"rotate": lambda r: r.rotate(width=r.q.shape[-1] * r.H)},
     ],
     "rope_before_split": _together(
         split=lambda r: _meant(r.intent.rope_base) and _each(cut)(_rotated(r)),
@@ -484,10 +454,10 @@ FORMS: dict[str, Forms] = {
     "qk_norm_axis": _with("norm", _normed, -2, 1, None),
     "qk_norm_after_rope": _together(
         norm=lambda r: (r.q, r.k),
-        rotate=lambda r: _meant(r.intent.qk_norm) and (*norm(_rotated(r)), r.v),
+        rotate=lambda r: _meant(r.intent.qk_norm) and (*_rotated(r).norm(), r.v),
     ),
     "qk_norm_missing": _of(
-        "norm", lambda r: (r.q, r.k), lambda r: norm(r, "k"), lambda r: norm(r, "q")
+        "norm", lambda r: (r.q, r.k), lambda r: r.norm("k"), lambda r: r.norm("q")
     ),
 }
 

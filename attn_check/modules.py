@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor, nn
 
-from attn_check.conventions import NAMES
+from attn_check.calls import NAMES
 from attn_check.reference import Layer
 
 _ROLES = {word: role for role, words in NAMES["projections"].items() for word in words.split()}
@@ -15,15 +17,6 @@ _WORDS = {"q": "queries", "k": "keys", "v": "values"}
 Names = dict[str, list[str]]  # of parameters, by role
 Tensors = dict[str, Tensor]  # by role, or all parameters by name
 Projections = Mapping[str, str] | None
-
-
-def role_of(name: str) -> str | None:
-    """The role of a parameter, from its name."""
-    parts = [p for p in name.split(".") if p not in ("weight", "bias") and not p.isdigit()]
-    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", parts[-1] if parts else "")
-    words = [word for word in spaced.lower().split("_") if word]
-    telling = "".join(w for w in words if w not in NAMES["words of any projection"].split())
-    return _ROLES.get(telling, "out" if words and not telling else None)
 
 
 def read_layer(
@@ -38,15 +31,19 @@ def read_layer(
     if "qkv" in biases and "qkv" not in by_role:
         biases |= zip("qkv", biases.pop("qkv").chunk(3), strict=True)
     H, H_kv = count_heads(module, weights, by_role, heads, kv_heads)
-    raw = any(_is_raw(module, name) for names in by_role.values() for name in names)
-    layers = []
-    for turned in (True, False) if raw else (False,):
-        for by_head in (False, True) if by_role.keys() & {"qkv", "kv"} else (False,):
-            order, words = _order(by_role, turned, by_head)
-            parts = _unpacked(weights, biases, H, H_kv, order, turned, by_head)
-            if parts is not None:
-                layers.append(Layer(H, H_kv, *parts, _norms(module), words))
-    return layers
+    whole = Layer(H, H_kv, weights, biases, _norms(module))
+    paths = [name.rpartition(".") for names in by_role.values() for name in names]
+    raw = any(  # a parameter that stands by itself may multiply from either side
+        last != "in_proj_weight"
+        and not isinstance(module.get_submodule(parent), nn.Linear | nn.MultiheadAttention)
+        for parent, _, last in paths
+    )
+    readings = product(
+        (True, False) if raw else (False,),
+        (False, True) if by_role.keys() & {"qkv", "kv"} else (False,),
+    )
+    layers = [_unpacked(whole, by_role, turned, by_head) for turned, by_head in readings]
+    return [layer for layer in layers if layer is not None]
 
 
 def misfit(module: nn.Module, heads: int | None, projections: Projections) -> str:
@@ -89,23 +86,20 @@ def count_heads(
         found = len(by_role["q"])
     elif found is None and width is not None and flat:
         found = len(weights["q"]) // width
-    H = _agreed("heads", heads, found)
+    said = _attribute(module, "key heads")
+    for name, given, its in (("heads", heads, found), ("kv_heads", kv_heads, said)):
+        if given is not None and its is not None and given != its:
+            raise ValueError(f"{name}={given} contradicts the module, which says {its}")
+    H, H_kv = found if heads is None else heads, said if kv_heads is None else kv_heads
     if H is None:
         raise ValueError(
             "the number of heads is not among the module's attributes: pass heads=, "
             "for instance heads=1"
         )
-    H_kv = _agreed("kv_heads", kv_heads, _attribute(module, "key heads"))
     if H_kv is None and flat and "k" in weights:
         times, rest = divmod(len(weights["k"]) * H, len(weights["q"]))
         H_kv = None if rest else times
     return H, H if H_kv is None else H_kv
-
-
-def _agreed(name: str, given: int | None, found: int | None) -> int | None:
-    if given is not None and found is not None and given != found:
-        raise ValueError(f"{name}={given} contradicts the module, which says {found}")
-    return found if given is None else given
 
 
 def _attribute(module: nn.Module, kind: str) -> int | None:
@@ -135,8 +129,14 @@ def _named(
             by_role[role] = [name]
         return parameters, by_role
     found = [n for n, p in parameters.items() if p.dim() >= 2 and not n.endswith("bias")]
-    roles = {name: role_of(name) for name in found}
-    by_role = {r: [n for n in found if roles[n] == r] for r in roles.values() if r is not None}
+    for name in found:
+        parts = [p for p in name.split(".") if p not in ("weight", "bias") and not p.isdigit()]
+        spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", parts[-1] if parts else "")
+        words = [word for word in spaced.lower().split("_") if word]
+        telling = "".join(w for w in words if w not in NAMES["words of any projection"].split())
+        meant = _ROLES.get(telling, "out" if words and not telling else None)
+        if meant is not None:
+            by_role.setdefault(meant, []).append(name)
     listed = [n for n in found if re.search(r"\.\d+\.weight$", n)]  # as the Annotated Transformer's
     if not by_role.keys() & {"q", "qkv"} and len(listed) in (3, 4):
         by_role = {r: [n] for r, n in zip(("q", "k", "v", "out"), listed, strict=False)}
@@ -165,13 +165,6 @@ def _stem(name: str) -> str:
     return re.sub(r"[._]?(weight|bias)$", "", name)
 
 
-def _is_raw(module: nn.Module, name: str) -> bool:
-    """Whether a parameter stands by itself: then it may multiply from either side."""
-    parent, _, last = name.rpartition(".")
-    owner = module.get_submodule(parent)
-    return not isinstance(owner, nn.Linear | nn.MultiheadAttention) and last != "in_proj_weight"
-
-
 def _joined(parameters: Tensors, names: list[str]) -> Tensor:
     """Matrices of single heads one under the other."""
     return torch.cat([parameters[name].detach().double() for name in names])
@@ -196,55 +189,48 @@ def _norms(module: nn.Module) -> Tensors:
     return found
 
 
-def _order(by_role: Names, turned: bool, by_head: bool) -> tuple[str, str]:
-    """Whose lines a packed matrix holds, as its name says, and in words; "" where there is none."""
-    order = "kqv" if any("kqv" in name.lower() for name in by_role.get("qkv", [])) else "qkv"
-    for role, letters in (("qkv", order), ("kv", "kv")):
-        if role in by_role:
-            lines, parts = "columns" if turned else "rows", ", ".join(_WORDS[c] for c in letters)
-            end = "head by head" if by_head else "in this order"
-            return order, f"the {lines} of {by_role[role][0]} are those of {parts}, {end}"
-    return order, ""
-
-
-def _unpacked(
-    weights: Tensors, biases: Tensors, H: int, H_kv: int, order: str, turned: bool, by_head: bool
-) -> tuple[Tensors, dict[str, Tensor | None]] | None:
-    """Matrices (outputs, inputs) and biases by role; None where they do not fit together."""
-    if not turned and any(weight.dim() == 3 for weight in weights.values()):
+def _unpacked(whole: Layer, names: Names, turned: bool, by_head: bool) -> Layer | None:
+    """With matrices (outputs, inputs) and biases by role; None where they do not fit together."""
+    if not turned and any(weight.dim() == 3 for weight in whole.weights.values()):
         return None
-    counts = {"q": H, "k": H_kv, "v": H_kv}
-    flat = {role: _two_axes(x, role, counts.get(role, H)) for role, x in weights.items()}
-    found = {role: x.mT if turned else x for role, x in flat.items()}
-    vectors: dict[str, Tensor | None] = dict(biases)
+    counts = {"q": whole.heads, "k": whole.kv_heads, "v": whole.kv_heads}
+    vectors, found, words = dict(whole.biases), Tensors(), ""
+    for role, x in whole.weights.items():
+        if x.dim() == 3 and role == "out":  # (H, d, d_model)
+            x = x.flatten(0, 1)
+        elif x.dim() == 3:  # (H, d_model, d) or (d_model, H, d)
+            x = (x.transpose(0, 1) if len(x) == counts.get(role, whole.heads) else x).flatten(1)
+        found[role] = x.mT if turned else x
+    order = "kqv" if any("kqv" in name.lower() for name in names.get("qkv", [])) else "qkv"
     for packed, letters in (("qkv", order), ("kv", "kv")):
         if packed not in found:
             continue
-        whole, bias = found.pop(packed), vectors.pop(packed, None)
+        matrix, bias = found.pop(packed), vectors.pop(packed, None)
         parts = [counts[role] for role in letters]
-        if len(whole) % sum(parts) or (by_head and len(set(parts)) > 1):
+        if len(matrix) % sum(parts) or (by_head and len(set(parts)) > 1):
             return None
-        unit, index = len(whole) // sum(parts), torch.arange(len(whole))
+        unit, index = len(matrix) // sum(parts), torch.arange(len(matrix))
         lines = index.split([unit * n for n in parts])
         if by_head:  # head by head: its query, its key, its value
             lines = index.view(parts[0], len(parts), unit).transpose(0, 1).flatten(1).unbind()
         for role, at in zip(letters, lines, strict=True):
-            found[role], vectors[role] = whole[at], None if bias is None else bias[at]
-    widths = {role: len(found[role]) / n for role, n in counts.items()}
-    fits = (
+            found[role], vectors[role] = matrix[at], None if bias is None else bias[at]
+        whose = ", ".join(_WORDS[role] for role in letters)
+        end = "head by head" if by_head else "in this order"
+        text = f"the {'columns' if turned else 'rows'} of {names[packed][0]} are those of {whose}"
+        words = words or f"{text}, {end}"
+    layer = replace(whole, weights=found, biases=vectors, order=words)
+    return layer if _fits(layer) else None
+
+
+def _fits(layer: Layer) -> bool:
+    """Whether queries meet keys of their width, and all else has a number of lines that fits."""
+    x, H, H_kv = layer.weights, layer.heads, layer.kv_heads
+    widths = {role: len(x[role]) / n for role, n in (("q", H), ("k", H_kv), ("v", H_kv))}
+    return (
         all(width.is_integer() for width in widths.values())
         and widths["q"] == widths["k"]
-        and found["k"].shape[1] == found["v"].shape[1]
-        and ("out" not in found or found["out"].shape[1] == H * widths["v"])
-        and all(b is None or b.numel() == len(found[r]) for r, b in vectors.items() if r in found)
+        and x["k"].shape[1] == x["v"].shape[1]
+        and ("out" not in x or x["out"].shape[1] == H * widths["v"])
+        and all(b is None or b.numel() == len(x[r]) for r, b in layer.biases.items() if r in x)
     )
-    return (found, vectors) if fits else None
-
-
-def _two_axes(weight: Tensor, role: str, heads: int) -> Tensor:
-    """From (H, d_model, d) or (d_model, H, d), and from (H, d, d_model) of the output."""
-    if weight.dim() != 3:
-        return weight
-    if role == "out":
-        return weight.flatten(0, 1)
-    return weight.transpose(0, 1).flatten(1) if len(weight) == heads else weight.flatten(1)

@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -99,6 +100,89 @@ class Run(SimpleNamespace):
         """The scale that is meant."""
         return self.d_k**-0.5 if self.intent.scale is None else self.intent.scale
 
+    @property
+    def first(self) -> int:
+        """The position of the first query: they are the last T of S, unless said otherwise."""
+        return 0 if self.intent.causal == "top_left" else self.S - self.T
+
+    def linear(self, role: str, x: Tensor) -> Tensor:
+        """A projection of the module."""
+        return F.linear(x, self.layer.weights[role], self.layer.biases.get(role))
+
+    def project(self, roles: str = "qkv", inputs: str = "xcv") -> tuple[Tensor, ...]:
+        """Queries, keys and values, by the projection of a role, from x, c(ontext) or v(alues)."""
+        if self.layer is None:
+            if inputs != "xcv":
+                raise NotMeant("a projection")
+            return tuple(self.tensors[role] for role in roles)
+        sources = {"x": self.x, "c": self.context, "v": self.tensors.get("values", self.context)}
+        return tuple(self.linear(role, sources[x]) for role, x in zip(roles, inputs, strict=True))
+
+    def norm(self, roles: str = "qk") -> tuple[Tensor, ...]:
+        """Queries and keys, of which some are normed over d_k."""
+        pairs = (("q", self.q), ("k", self.k))
+        return tuple(self.normed(x, role) if role in roles else x for role, x in pairs)
+
+    def normed(self, x: Tensor, role: str = "", axis: int = -1) -> Tensor:
+        """(B, H, T, d_k), each row normed; a gain of H · d_k norms all heads together."""
+        gains, kind = self.layer.norms if self.layer else {}, self.intent.qk_norm
+        gain = gains.get(role)
+        if gain is not None and gain.numel() == x.shape[1] * x.shape[-1] != x.shape[-1]:
+            return cut(self.normed(x.transpose(1, 2).flatten(-2), role), x.shape[1])
+        eps = gains.get(f"{role}_eps", torch.tensor(1e-5 if kind == "layer" else 1e-6))
+        if kind == "l2":
+            return self.with_gain(x / x.norm(dim=axis, keepdim=True).clamp(min=1e-12), role)
+        x = x - x.mean(dim=axis, keepdim=True) if kind == "layer" else x
+        return self.with_gain(x / (x.square().mean(dim=axis, keepdim=True) + eps).sqrt(), role)
+
+    def with_gain(self, x: Tensor, role: str) -> Tensor:
+        """Times the gain, plus the bias of the norm, where they have the width of x."""
+        gains = self.layer.norms if self.layer else {}
+        gain, bias = gains.get(role), gains.get(f"{role}_bias")
+        x = x if gain is None or gain.numel() != x.shape[-1] else x * gain.flatten()
+        return x if bias is None or bias.numel() != x.shape[-1] else x + bias.flatten()
+
+    def turn(self, x: Tensor, positions: Tensor, width: int = 0) -> Tensor:
+        """Pairs of (..., T, d) turned by position / base^(2i/width)."""
+        d, half = x.shape[-1], self.pairing == "half"
+        powers = torch.arange(0, d, 2).double() / (width or d)
+        angles = positions.double()[:, None] / self.base**powers
+        cos, sin = angles.cos(), angles.sin()
+        a, b = x.chunk(2, dim=-1) if half else (x[..., 0::2], x[..., 1::2])
+        turned = a * cos - b * sin, b * cos + a * sin
+        return torch.cat(turned, -1) if half else torch.stack(turned, -1).flatten(-2)
+
+    def rotate(self, roles: str = "qk", width: int = 0) -> tuple[Tensor, ...]:
+        """Queries, keys and values, of which some are rotated."""
+        parts = []
+        for role, x, i in (("q", self.q, 0), ("k", self.k, 1), ("v", self.v, 1)):
+            angle = self.times[i] * (self.positions[i] + self.shift[i])
+            parts.append(self.turn(x, angle, width) if role in roles else x)
+        return tuple(parts)
+
+    def below(self, extra: int = 0) -> Tensor:
+        """(T, S): keys up to the query's position, and some more or fewer."""
+        return triangle(self.T, self.S, self.first + extra)
+
+    def near(self, window: int) -> Tensor:
+        """Cells less than ``window`` positions back, the token itself counted."""
+        return torch.arange(self.T)[:, None] + self.first - torch.arange(self.S) < window
+
+    def capped(self, x: Tensor) -> Tensor:
+        """The softcap of any numbers."""
+        return self.intent.softcap * (x / self.intent.softcap).tanh()
+
+    def softmax(self) -> Tensor:
+        """Over the keys, and the sink where there is one."""
+        scores, sinks = self.scores, self.intent.sinks
+        if sinks is not None:
+            column = sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat([column, scores], dim=-1)
+        weights = scores.softmax(dim=-1)[..., -self.S :]
+        if self.intent.empty == "zeros":
+            weights = weights.masked_fill((self.scores == -math.inf).all(-1, keepdim=True), 0.0)
+        return weights
+
 
 Step = Callable[[Run], Any]
 Change = Mapping[str, Step]
@@ -108,70 +192,9 @@ class NotMeant(ValueError):
     """The mistake is one of a part that this attention does not have."""
 
 
-def linear(run: Run, role: str, x: Tensor) -> Tensor:
-    """A projection of the module."""
-    bias, out = run.layer.biases.get(role), x @ run.layer.weights[role].mT
-    return out if bias is None else out + bias
-
-
-def project(run: Run, roles: str = "qkv", inputs: str = "xcv") -> tuple[Tensor, ...]:
-    """Queries, keys and values: each by the projection of a role, from x, c(ontext) or v(alues)."""
-    if run.layer is None:
-        if inputs != "xcv":
-            raise NotMeant("a projection")
-        return tuple(run.tensors[role] for role in roles)
-    sources = {"x": run.x, "c": run.context, "v": run.tensors.get("values", run.context)}
-    return tuple(linear(run, role, sources[x]) for role, x in zip(roles, inputs, strict=True))
-
-
 def cut(x: Tensor, H: int) -> Tensor:
     """(B, T, H · d) to (B, H, T, d)."""
     return x.unflatten(-1, (H, -1)).transpose(1, 2)
-
-
-def norm(run: Run, roles: str = "qk") -> tuple[Tensor, ...]:
-    """Queries and keys, of which some are normed over d_k."""
-    kind, gains = run.intent.qk_norm, run.layer.norms if run.layer else {}
-    pairs = (("q", run.q), ("k", run.k))
-    return tuple(normed(x, kind, gains, n) if n in roles else x for n, x in pairs)
-
-
-def normed(x: Tensor, kind: str, gains: Mapping[str, Tensor], role: str, axis: int = -1) -> Tensor:
-    """(B, H, T, d_k), each row normed; a gain of H · d_k norms all heads together."""
-    gain = gains.get(role)
-    if gain is not None and gain.numel() == x.shape[1] * x.shape[-1] != x.shape[-1]:
-        return cut(normed(x.transpose(1, 2).flatten(-2), kind, gains, role), x.shape[1])
-    eps = gains.get(f"{role}_eps", torch.tensor(1e-5 if kind == "layer" else 1e-6))
-    if kind == "l2":
-        return with_gain(x / x.norm(dim=axis, keepdim=True).clamp(min=1e-12), gains, role)
-    x = x - x.mean(dim=axis, keepdim=True) if kind == "layer" else x
-    return with_gain(x / (x.square().mean(dim=axis, keepdim=True) + eps).sqrt(), gains, role)
-
-
-def with_gain(x: Tensor, gains: Mapping[str, Tensor], role: str) -> Tensor:
-    """Times the gain, plus the bias of the norm, where they have the width of x."""
-    gain, bias = gains.get(role), gains.get(f"{role}_bias")
-    x = x if gain is None or gain.numel() != x.shape[-1] else x * gain.flatten()
-    return x if bias is None or bias.numel() != x.shape[-1] else x + bias.flatten()
-
-
-def turn(x: Tensor, positions: Tensor, base: float, pairing: str, width: int = 0) -> Tensor:
-    """Pairs of (..., T, d) turned by position / base^(2i/width)."""
-    d = x.shape[-1]
-    angles = positions.double()[:, None] / base ** (torch.arange(0, d, 2).double() / (width or d))
-    cos, sin = angles.cos(), angles.sin()
-    a, b = x.chunk(2, dim=-1) if pairing == "half" else (x[..., 0::2], x[..., 1::2])
-    turned = a * cos - b * sin, b * cos + a * sin
-    return torch.cat(turned, -1) if pairing == "half" else torch.stack(turned, -1).flatten(-2)
-
-
-def rotate(run: Run, roles: str = "qk", width: int = 0) -> tuple[Tensor, ...]:
-    """Queries, keys and values, of which some are rotated."""
-    parts = []
-    for role, x, i in (("q", run.q, 0), ("k", run.k, 1), ("v", run.v, 1)):
-        angle = run.times[i] * (run.positions[i] + run.shift[i])
-        parts.append(turn(x, angle, run.base, run.pairing, width) if role in roles else x)
-    return tuple(parts)
 
 
 def repeated(run: Run, x: Tensor) -> Tensor:
@@ -185,16 +208,6 @@ def triangle(T: int, S: int, offset: int) -> Tensor:
     return torch.arange(S) <= torch.arange(T)[:, None] + offset
 
 
-def first(run: Run) -> int:
-    """The position of the first query: the queries are the last T of S, unless said otherwise."""
-    return 0 if run.intent.causal == "top_left" else run.S - run.T
-
-
-def near(run: Run, window: int) -> Tensor:
-    """Cells less than ``window`` positions back, the token itself counted."""
-    return torch.arange(run.T)[:, None] + first(run) - torch.arange(run.S) < window
-
-
 def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """Cells that two masks open; None opens all."""
     return b if a is None else a if b is None else a & b
@@ -205,48 +218,31 @@ def closed(scores: Tensor, cells: Tensor | None, fill: float = -math.inf) -> Ten
     return scores if cells is None else scores.masked_fill(~cells, fill)
 
 
-def capped(run: Run, x: Tensor) -> Tensor:
-    """The softcap of any numbers."""
-    return run.intent.softcap * (x / run.intent.softcap).tanh()
-
-
-def _softmax(run: Run) -> Tensor:
-    """Over the keys, and the sink where there is one."""
-    scores, sinks = run.scores, run.intent.sinks
-    if sinks is not None:
-        column = sinks.double().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([column, scores], dim=-1)
-    weights = scores.softmax(dim=-1)[..., -run.S :]
-    if run.intent.empty == "zeros":
-        weights = weights.masked_fill((run.scores == -math.inf).all(-1, keepdim=True), 0.0)
-    return weights
-
-
 STEPS: dict[str, tuple[str, Step, str]] = {  # what it gives, how, and the part it belongs to
-    "project": ("q k v", project, ""),
+    "project": ("q k v", Run.project, ""),
     "positions": ("positions", lambda r: r.places, "rope_base"),
     "shift": ("shift", lambda r: (0, 0), "rope_base"),
     "times": ("times", lambda r: (1, 1), "rope_base"),
     "base": ("base", lambda r: r.intent.rope_base, "rope_base"),
     "pairing": ("pairing", lambda r: r.intent.rope_pairing, "rope_base"),
     "split": ("q k v", lambda r: (cut(r.q, r.H), cut(r.k, r.H_kv), cut(r.v, r.H_kv)), "merged"),
-    "norm": ("q k", norm, "qk_norm"),
-    "rotate": ("q k v", rotate, "rope_base"),
+    "norm": ("q k", Run.norm, "qk_norm"),
+    "rotate": ("q k v", Run.rotate, "rope_base"),
     "group": ("k v", lambda r: (repeated(r, r.k), repeated(r, r.v)), ""),
     "score": ("scores", lambda r: r.q @ r.k.mT, ""),
     "sizes": ("T S d_k", lambda r: (*r.scores.shape[-2:], r.q.shape[-1]), ""),
     "scale": ("factor", lambda r: r.scale, ""),
     "scaled": ("scores", lambda r: r.scores * r.factor, ""),
-    "cap": ("scores", lambda r: capped(r, r.scores), "softcap"),
+    "cap": ("scores", lambda r: r.capped(r.scores), "softcap"),
     "mask": ("given", lambda r: r.given, ""),
-    "causal": ("reach", lambda r: triangle(r.T, r.S, first(r)), "causal"),
-    "window": ("reach", lambda r: both(r.reach, near(r, r.intent.window)), "window"),
+    "causal": ("reach", lambda r: r.below(), "causal"),
+    "window": ("reach", lambda r: both(r.reach, r.near(r.intent.window)), "window"),
     "reach": ("reach", lambda r: r.reach, ""),
     "close": ("scores", lambda r: closed(r.scores, both(r.given, r.reach), r.fill), ""),
-    "softmax": ("weights", _softmax, ""),
+    "softmax": ("weights", Run.softmax, ""),
     "mix": ("out", lambda r: r.weights @ r.v, ""),
     "merge": ("out", lambda r: r.out.transpose(1, 2).flatten(-2), "merged"),
-    "output": ("out", lambda r: linear(r, "out", r.out), "output"),
+    "output": ("out", lambda r: r.linear("out", r.out), "output"),
     "end": ("out", lambda r: r.out, ""),
 }
 _NAMES = list(STEPS)
@@ -266,7 +262,17 @@ def compute(
     # all hypotheses share the runs of the steps before the first that they replace
     runs = _RUNS.setdefault(case, {}).setdefault((intent, layer), [])
     if not runs:
-        runs.append(_begin(case, intent, layer))
+        t, mask, (T, S) = case.tensors, case.mask, case.lengths
+        run = Run(tensors=t, x=t.get("x"), context=t.get("context", t.get("x")), T=T, S=S)
+        run.intent, run.layer, run.training, run.reach = intent, layer, case.training, None
+        run.H, run.H_kv = (layer or case).heads, (layer or case).kv_heads
+        run.places = torch.arange(S - T, S) + case.start, torch.arange(S) + case.start
+        run.given = mask if mask is None or mask.dim() == 4 else mask[:, None]
+        run.fill = -1e9 if intent.empty == "uniform" else -math.inf  # of closed cells
+        has = {**vars(intent), "": True, "merged": layer is not None or case.merged}
+        has["output"] = layer is not None and "out" in layer.weights
+        run.parts = {name for name, x in has.items() if x is not None and x is not False}
+        runs.append(run)
     while len(runs) <= start:
         runs.append(_after(runs[-1], _NAMES[len(runs) - 1]))
     run = runs[start]
@@ -287,18 +293,4 @@ def _after(run: Run, name: str, other: Step | None = None, dtype: torch.dtype | 
         if dtype is not None and isinstance(value, Tensor) and value.is_floating_point():
             value = value.to(dtype).double()
         setattr(run, key, value)
-    return run
-
-
-def _begin(case: Case, intent: Intent, layer: Layer | None) -> Run:
-    t, mask, (T, S) = case.tensors, case.mask, case.lengths
-    run = Run(tensors=t, intent=intent, layer=layer, T=T, S=S, training=case.training, reach=None)
-    run.x, run.context = t.get("x"), t.get("context", t.get("x"))
-    run.H, run.H_kv = (layer or case).heads, (layer or case).kv_heads
-    run.places = torch.arange(S - T, S) + case.start, torch.arange(S) + case.start
-    run.given = mask if mask is None or mask.dim() == 4 else mask[:, None]
-    run.fill = -1e9 if intent.empty == "uniform" else -math.inf  # of closed cells
-    has = {**vars(intent), "": True, "merged": layer is not None or case.merged}
-    has["output"] = layer is not None and "out" in layer.weights
-    run.parts = {name for name, value in has.items() if value is not None and value is not False}
     return run

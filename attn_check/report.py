@@ -102,9 +102,7 @@ class Report:
             lines.append(wrapper.fill(line))
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
-        """As :meth:`__str__`."""
-        return str(self)
+    __repr__ = __str__
 
     def _repr_markdown_(self) -> str:
         """Markdown for a notebook."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_check.isolate import quietly
+from attn_check.calls import quietly
 from attn_check.mistakes import FORMS, MISTAKES
 from attn_check.reference import Case, Intent, Step
 from attn_check.report import Failure, Report, numbers

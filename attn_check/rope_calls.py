@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_check.conventions import to_layout
-from attn_check.isolate import copied
+from attn_check.calls import copied, to_layout
 from attn_check.reference import Case, Change, Intent, compute
 from attn_check.report import Failure, Report, numbers, show
 from attn_check.search import equal

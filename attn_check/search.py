@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product, starmap
 from weakref import WeakKeyDictionary
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attn_check.mistakes import MISTAKES
-from attn_check.reference import Case, Change, Intent, Layer, Run, compute, first, near, triangle
+from attn_check.reference import Case, Change, Intent, Layer, Run, compute, triangle
 from attn_check.subject import Answer
 
 
@@ -50,8 +50,8 @@ def open_rows(case: Case, intent: Intent) -> Tensor | None:
 def reachable(intent: Intent, T: int, S: int) -> Tensor:
     """(T, S) cells that causal mask and window open."""
     run = Run(intent=intent, T=T, S=S)
-    cells = triangle(T, S, first(run) if intent.causal else S)
-    return cells if intent.window is None else cells & near(run, intent.window)
+    cells = triangle(T, S, run.first if intent.causal else S)
+    return cells if intent.window is None else cells & run.near(intent.window)
 
 
 def allowed(case: Case, expected: Tensor) -> float:
@@ -141,27 +141,26 @@ def explain(
 
 def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterable[Hypothesis]:
     """What may explain one failing case, the likeliest first."""
-    case, forms = failing[0], list(_forms(base.intent, base.layer))
+    case, meant = failing[0], base.intent
+    # with what is meant of empty rows alone, or also with what else they may give
+    others = [replace(meant, empty=empty) for empty in _EMPTY if empty != meant.empty]
+    forms = [
+        Hypothesis((mistake.id,), change, (change,), intent, base.layer, form)
+        for mistake in MISTAKES.values()
+        for form, change in enumerate(mistake.forms)
+        for intent in ([meant, *others] if mistake.empties else [meant])
+    ]
     if depth == 1:
         return forms
     if depth == 2:
-        alone = [form for form in forms if agrees(failing, form, base.intent)]
+        alone = [form for form in forms if agrees(failing, form, meant)]
         return filter(None, starmap(_together, product(alone, forms)))
     # neither alone explains the case: both change it
-    expected = compute(case, base.intent, base.layer).out
+    expected = compute(case, meant, base.layer).out
     outs = [(form, outcome(case, form)) for form in forms]
-    changing = [h for h, x in outs if x is not None and not equal(x, expected, case, base.intent)]
+    changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
     pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
     return filter(None, starmap(_together, pairs))
-
-
-def _forms(meant: Intent, layer: Layer | None) -> Iterator[Hypothesis]:
-    """With what is meant of empty rows alone, or also with what else they may give."""
-    others = [replace(meant, empty=empty) for empty in _EMPTY if empty != meant.empty]
-    for mistake in MISTAKES.values():
-        for form, change in enumerate(mistake.forms):
-            for intent in [meant, *others] if mistake.empties else [meant]:
-                yield Hypothesis((mistake.id,), change, (change,), intent, layer, form)
 
 
 def _fitting(hypothesis: Hypothesis, ordered: Answered, meant: Intent) -> list[Hypothesis]:

@@ -7,9 +7,8 @@ from itertools import accumulate, chain, islice
 import torch
 from torch import Tensor
 
+from attn_check.calls import WithoutDropout, copied, from_layout, to_layout
 from attn_check.cases import Exam, key_masks
-from attn_check.conventions import from_layout, to_layout
-from attn_check.isolate import WithoutDropout, copied
 from attn_check.properties import shown
 from attn_check.reference import Case, Step, triangle
 from attn_check.report import largest

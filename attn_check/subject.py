@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attn_check.conventions import default_of, from_layout, read_arguments, shaped, to_layout
-from attn_check.isolate import WithoutDropout, copied, make_random
+from attn_check import calls
 from attn_check.modules import misfit, read_layer
 from attn_check.reference import Case, Layer
 
@@ -99,11 +98,6 @@ class Subject:
         found = [p for name, p in named.items() if "sink" in name.rpartition(".")[2]]
         return found[0].detach().double().flatten() if found else None
 
-    def without_mask(self) -> None:
-        """Pass no mask from now on."""
-        self.positional = [role for role in self.positional if role != "mask"]
-        self.named = {name: role for name, role in self.named.items() if role != "mask"}
-
     def tensors(self, case: Case) -> dict[str, Tensor]:
         """The case's tensors by role, in the layout of the function."""
         given = dict(case.tensors)
@@ -114,7 +108,7 @@ class Subject:
             given.setdefault("context", given["x"])
         counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}
         return {
-            role: to_layout(
+            role: calls.to_layout(
                 x.to(self.dtype, copy=True), self.layout, case.merged, counts.get(role, 1)
             )
             for role, x in given.items()
@@ -124,7 +118,7 @@ class Subject:
     def _required(self, role: str) -> bool:
         """Whether every call must have an argument of this role."""
         names = [name for name, its in self.named.items() if its == role]
-        required = names and default_of(self.fn, names[0]) is Parameter.empty
+        required = names and calls.default_of(self.fn, names[0]) is Parameter.empty
         return bool(required) or role in self.positional
 
     def mask_of(self, case: Case) -> Tensor | None:
@@ -132,7 +126,7 @@ class Subject:
         if case.mask is None and not self.always_mask:
             return None
         opened = torch.ones(case.batch, *case.lengths, dtype=torch.bool)
-        mask = shaped(opened if case.mask is None else case.mask, self.mask_shape)
+        mask = calls.shaped(opened if case.mask is None else case.mask, self.mask_shape)
         if "B" not in self.layout and mask.shape[0] == 1 and self.mask_shape != "TS":
             mask = mask[0]
         if self.polarity == "additive":
@@ -154,12 +148,12 @@ class Subject:
 
     def quiet_call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
         """As :meth:`call`, with every dropout switched off."""
-        with WithoutDropout():
+        with calls.WithoutDropout():
             return self.call(tensors, mask)
 
     def fresh(self, **changes: Any) -> "Subject":
         """The same subject with a callable that was never called."""
-        fn, module = (self.fn, self.module) if self.unused is None else copied(*self.unused)
+        fn, module = (self.fn, self.module) if self.unused is None else calls.copied(*self.unused)
         return replace(self, fn=fn, module=module, always_fresh=False, **changes)
 
     def answer(self, case: Case) -> Answer:
@@ -195,7 +189,7 @@ class Subject:
             kind = type(result).__name__
             raise TypeError(f"fn must return a tensor, or a tuple that starts with one, got {kind}")
         out = given[0]
-        answer = Answer(from_layout(out, self.layout, case, self.projects), dtype=out.dtype)
+        answer = Answer(calls.from_layout(out, self.layout, case, self.projects), dtype=out.dtype)
         for x in given[1:]:
             if isinstance(x, Tensor) and x.dim() >= 2 and tuple(x.shape[-2:]) == case.lengths:
                 x = x.detach().double()
@@ -223,15 +217,15 @@ def module_of(fn: Callable) -> nn.Module | None:
 def read_subject(fn: Callable, given: Given) -> Subject:
     """A copy of the function, with what the caller, its signature and its module say."""
     name = getattr(fn, "__name__", type(fn).__name__)
-    fn, module = copied(fn, given.module)
-    roles, options = read_arguments(fn, given.arguments), dict(given.options or {})
+    fn, module = calls.copied(fn, given.module)
+    roles, options = calls.read_arguments(fn, given.arguments), dict(given.options or {})
     subject = Subject(fn, name, *roles, options, module, original=given.module)
     subject.heads, subject.kv_heads, subject.d_k = given.heads, given.kv_heads, given.d_k
     subject.projections, subject.step = given.projections, given.step
     if module is not None:
         module.eval()  # the caller's mode is restored afterwards
         if module is not given.module:
-            make_random(module)
+            calls.make_random(module)
         subject.layers = read_layer(module, given.heads, given.kv_heads, given.projections)
         half = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
         if half and module is not given.module:
@@ -248,7 +242,7 @@ def read_subject(fn: Callable, given: Given) -> Subject:
             f"(from q, k, v, out or qkv to the names of parameters); found {names}"
         )
     _settle_heads(subject)
-    subject.unused = copied(subject.fn, module)
+    subject.unused = calls.copied(subject.fn, module)
     return subject
 
 
@@ -258,7 +252,7 @@ def _settle_heads(subject: Subject) -> None:
     A parameter for it is given it where it is required, or else is said.
     """
     names = [name for name, role in subject.others.items() if role == "heads"]
-    default = default_of(subject.fn, names[0] if names else "")
+    default = calls.default_of(subject.fn, names[0] if names else "")
     if not subject.layers:
         given = subject.options.get(names[0], default) if names else default
         if subject.heads is None and type(given) is int:
@@ -273,7 +267,7 @@ def _settle_heads(subject: Subject) -> None:
             )
     heads = subject.layers[0].heads if subject.layers else subject.heads
     for name in names:
-        default = default_of(subject.fn, name)
+        default = calls.default_of(subject.fn, name)
         needed = default is Parameter.empty or not (subject.layers or default == heads)
         if name not in subject.options and heads is not None and needed:
             subject.options[name] = heads

@@ -7,8 +7,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from attn_check.calls import WithoutDropout
 from attn_check.cases import Exam, with_empty_row, without_padded_rows
-from attn_check.isolate import WithoutDropout
 from attn_check.reference import Case, Change, Layer, Step, compute, repeated
 from attn_check.report import largest, numbers, show
 from attn_check.search import Hypothesis, open_rows, rows_of

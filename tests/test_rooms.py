@@ -38,8 +38,7 @@ ORDER = {
     "attn_check": [
         "reference",
         "mistakes",
-        "isolate",
-        "conventions",
+        "calls",
         "modules",
         "subject",
         "search",
