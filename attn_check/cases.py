@@ -132,10 +132,12 @@ class Exam:
         """A case of given sizes."""
         S = T if S is None else S
         if self.layer is not None:
-            widths = [self.layer.weights[role].shape[1] for role in "qk"]
+            widths = [self.layer.weights[role].shape[1] for role in "qkv"]
             tensors = {"x": self.size * self.normal(B, T, widths[0])}
             if S != T or widths[0] != widths[1]:
                 tensors["context"] = self.size * self.normal(B, S, widths[1])
+            if widths[1] != widths[2]:
+                tensors["values"] = self.size * self.normal(B, S, widths[2])
             return Case(words, tensors, tolerance=tolerance, merged=True)
         H, kv = (heads, heads) if heads else (self.heads, self.kv_heads)
         layout = self.subject.layout
@@ -178,7 +180,8 @@ class Exam:
 def with_other_key(case: Case, j: int) -> Case:
     """The case with another key and value, or input, at one position."""
     role = next(role for role in ("v", "context", "x") if role in case.tensors)
-    moved = {role: case.tensors[role].clone()}
+    roles = {role, "values"} & case.tensors.keys()
+    moved = {role: case.tensors[role].clone() for role in roles}
     if role == "v" and case.tensors["k"].shape == moved["v"].shape:
         moved["k"] = case.tensors["k"].clone()
     for x in moved.values():
@@ -232,6 +235,9 @@ def plain_cases(exam: Exam) -> list[Case]:
         cases.append(exam.case("67 queries and 133 keys", 67, 133))
     if subject.module is not None:
         cases.append(replace(exam.case("training mode without dropout", 5), training=True))
+    cases += [exam.case("1 position", 1, B=3)]
+    cases += [exam.case("1 example", 5, B=1)] if "B" in subject.layout else []
+    cases += [exam.case("3 queries and 1 key", 3, 1, B=4)] if subject.crosses else []
     return cases
 
 
@@ -297,6 +303,11 @@ def masked_cases(exam: Exam) -> list[Case]:
     cases.append(replace(far_below(exam), mask=shallow))
     if exam.subject.module is not None:
         cases.append(replace(exam.with_mask("mask in training", shallow), training=True))
+    if "B" in shape:  # a mask may be used only where the first example has padding, or one alone
+        mask = key_masks(B, 5, "right").expand(B, 5, 5)
+        first = mask | (torch.arange(B) == 0)[:, None, None]
+        cases.append(exam.with_mask("right padding, none in example 0", first))
+        cases.append(exam.with_mask("right padding, 1 example", mask[:1]))
     return cases
 
 

@@ -1,5 +1,6 @@
 """``diagnose``: from a function to a report."""
 
+import copy
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -34,6 +35,9 @@ def diagnose(
     qk_norm: str | None = None,
     rope_base: float | None = None,
     rope_pairing: str = "half",
+    rope_dims: int | None = None,
+    attn_bias: Callable[[int, int], Tensor] | None = None,
+    prenorm: str | None = None,
     projections: Mapping[str, str] | None = None,
     module: nn.Module | None = None,
     step: Callable | None = None,
@@ -81,6 +85,10 @@ def diagnose(
         rope_base: queries and keys are rotated inside, with this base and positions from 0 on.
             Default: not rotated, unless one of the usual bases makes the output right.
         rope_pairing: ``"half"``, channels i and i + d_k/2, or ``"neighbours"``, 2i and 2i + 1.
+        rope_dims: how many channels of each head are rotated, the first ones. Default: all.
+        attn_bias: ``attn_bias(T, S)`` gives what is added to the scaled scores inside, (T, S) or
+            (H, T, S), as ALiBi does; for the last T of S positions.
+        prenorm: the name of the module's part that norms its input first, as ``"norm"``.
         projections: from roles (q, k, v, out, qkv, kv) to names of a module's parameters, where
             their own names do not say it.
         module: the module that ``fn`` calls, if ``fn`` is a function around one.
@@ -135,6 +143,9 @@ def diagnose(
     _check(fn, given, intent)
     with calls.quietly(), calls.unchanged(given.module):
         subject = read_subject(fn, given)
+        if prenorm is not None and subject.module is not None:
+            part = copy.deepcopy(subject.module.get_submodule(prenorm))
+            intent = replace(intent, prenorm=part.double())
         if isinstance(fn, types.MethodType) and fn.__name__ != "forward":
             subject = without_projections(subject, intent, layout)
         if intent.sinks is None:
@@ -188,10 +199,18 @@ def _check(fn: Any, given: Given, intent: Intent) -> None:
         if value is not None and value not in known:
             listed = ", ".join(map(repr, known))
             raise ValueError(f"{name} must be one of {listed}; got {value!r}")
-    window, rope_base = intent.window, intent.rope_base
+    window, rope_base, rope_dims = intent.window, intent.rope_base, intent.rope_dims
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be at least 1, got {window}")
     if window is not None and given.causal is False:
         raise ValueError("window= is of causal queries: pass causal=True, or leave causal= out")
+    if rope_dims is not None and (type(rope_dims) is not int or rope_dims < 2 or rope_dims % 2):
+        raise ValueError(f"rope_dims must be even, and 2 or more; got {rope_dims!r}")
+    if rope_dims is not None and rope_base is None:
+        raise ValueError("rope_dims= is of a rotation: pass rope_base= with it")
+    parts = {} if given.module is None else dict(given.module.named_modules())
+    if intent.prenorm is not None and intent.prenorm not in parts:
+        names = ", ".join(filter(None, parts)) or "none"
+        raise ValueError(f"prenorm must name a part of the module, {names}; got {intent.prenorm!r}")
     if isinstance(rope_base, bool) or (rope_base is not None and not rope_base > 1):
         raise ValueError(f"rope_base must be a number above 1, as 10000.0; got {rope_base!r}")

@@ -10,7 +10,7 @@ from torch import nn
 from attn_check import assume, calls, cases, facts, inputs, properties, search, training
 from attn_check.cases import Exam
 from attn_check.mistakes import MISTAKES
-from attn_check.reference import Intent, compute
+from attn_check.reference import Case, Intent, compute
 from attn_check.report import Report, grouped
 from attn_check.search import Answered, Hypothesis, Pair, agrees, right
 from attn_check.steps import check_one_query, check_steps
@@ -22,6 +22,7 @@ _PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
 # with these the rest can still be judged
 _APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
 _APART |= {"dropout_before_softmax"}
+_PARTS = {"sinks": "sink", "softcap": "softcap", "window": "window", "scale": "scale"}
 _OF_RIGHT_OUTPUTS = (
     properties.check_empty_row,
     properties.check_three_inputs,
@@ -86,6 +87,7 @@ def _answers(exam: Exam) -> Answered:
         raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
     found.unchecked += [f"{case.name}: {answer.raised}" for case, answer in raised]
     exam.refuses_cross = any(c.lengths[0] != c.lengths[1] and not c.closes for c, _ in raised)
+    _find_limits(exam, [case for case, _ in raised], [c for c, a in pairs if a.out is not None])
     if exam.broadcasts:
         one = [(c, a) for c, a in pairs if c.lengths[0] == 1 and a.out is not None]
         found.unchecked += [f"{case.name}: other unequal lengths raise" for case, _ in one]
@@ -104,6 +106,33 @@ def _answers(exam: Exam) -> Answered:
     return [(case, answer) for case, answer in pairs if answer.out is not None]
 
 
+def _find_limits(exam: Exam, raised: list[Case], accepted: list[Case]) -> None:
+    """Whole kinds of inputs that are refused are limits; sizes of 1 alone are a mistake."""
+
+    def refused(n: int) -> bool:
+        case = exam.anew().case("limit", n)
+        return exam.out(cases.opened(case) if exam.subject.always_mask else case) is None
+
+    longest = max(max(case.lengths) for case in accepted)
+    top = min((n for case in raised if (n := max(case.lengths)) > longest), default=0)
+    if top and refused(top):
+        while top - longest > 1:
+            middle = (longest + top) // 2
+            longest, top = (longest, middle) if refused(middle) else (middle, top)
+        exam.found.limits.append(f"more than {longest} positions")
+    unequal = [case.lengths[0] != case.lengths[1] for case in accepted]
+    if exam.refuses_cross and not any(unequal):
+        exam.found.limits.append("queries and keys of different lengths")
+    for case in raised:
+        kind = case.lengths[0] == case.lengths[1], case.closes, case.training
+        for other in accepted:
+            others = other.lengths[0] == other.lengths[1], other.closes, other.training
+            if case.single and not other.single and kind == others:
+                raises = exam.subject.answer(case).raised
+                text = f"With {case.name} it raises {raises}. With {other.name} it does not."
+                exam.found.known("size_of_one", text)
+
+
 def _explained(exam: Exam) -> Hypothesis | None:
     """The hypothesis that gives the answers; what it says is reported, or what else is known."""
     found, answered = exam.found, exam.answered
@@ -116,6 +145,8 @@ def _explained(exam: Exam) -> Hypothesis | None:
         if answer.out is not None and answer.out.shape == calls.output_shape(case, exam.layer)
     ]
     hypotheses, attempt = _search(exam, pairs)
+    if exam.layer is not None and exam.layer.shared:
+        found.known("projection_shared_by_heads", "")
     if exam.layer is not None and exam.layer.order:
         if not isinstance(exam.subject.fn, nn.MultiheadAttention):
             found.assumed.append(exam.layer.order)
@@ -129,7 +160,12 @@ def _explained(exam: Exam) -> Hypothesis | None:
     if hypotheses[0].mistakes:
         _report_known(exam, hypotheses, pairs)
     elif len(pairs) < len(answered) and not exam.refuses_cross:
-        facts.report_unknown(exam)
+        misshapen = [(case, a.out) for case, a in answered if (case, a) not in pairs]
+        case, out = misshapen[0]
+        if out is not None and all(case.single for case, _ in misshapen):
+            found.known("size_of_one", properties.shown(exam, case, out, exam.expected(case)))
+        else:
+            facts.report_unknown(exam)
     else:
         found.holds.append(_equality(exam, attempt))
     if exam.mask_refused and not found.failures:
@@ -145,9 +181,12 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
     """
     attempts = list(_attempts(exam, pairs))
     plain = [pair for pair in exam.answered if not pair[0].closes]
+    guesses = [exam.intent]
+    if exam.guessed and exam.guessed[0]:  # what is only guessed is not held against it
+        guesses.append(replace(exam.intent, causal=False, window=None))
     for meant, depth, strict in chain(  # if strict, some mistakes only explain: they are not meant
         ((meant, 1, True) for meant in assume.intents(exam)),
-        ((exam.intent, depth, False) for depth in (1, 2, 3)),
+        ((meant, depth, False) for depth in (1, 2, 3) for meant in guesses),
     ):
         layers = exam.layers
         if len(layers) > 1:  # those first that are right in the most calls without a mask
@@ -164,7 +203,21 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
                 continue
             exam.layer = found[0].layer
             assume.settle(exam, meant)
-            if words == "training":
+            given = [part for part in _PARTS if getattr(meant, part) is not None]
+            # of equal explanations, first those that are about what the caller passed
+            found.sort(
+                key=lambda h: not any(m.startswith(_PARTS[p]) for m in h.mistakes for p in given)
+            )
+            if words == "single" and found[0].mistakes:
+                exam.note("With one example, query or key the output is another one.")
+            elif words == "single":
+                case, answer = next(
+                    p for p in pairs if not agrees(p, right(meant, exam.layer), meant)
+                )
+                assert answer.out is not None  # noqa: S101
+                text = exam.shown(case, answer.out, exam.expected(case))
+                exam.found.known("size_of_one", text)
+            elif words == "training":
                 exam.hypothesis = found[0]
                 training.check_training(exam)
             elif words:
@@ -178,6 +231,8 @@ def _attempts(exam: Exam, pairs: list[Pair]) -> Iterator[tuple[str, Answered]]:
     """All answers, or else those that are left without a kind of them, and words for that."""
     if pairs:
         yield "", pairs
+    if several := [(case, answer) for case, answer in pairs if not case.single]:
+        yield "single", several
     if any(case.training for case, _ in pairs):
         yield "training", [(case, answer) for case, answer in pairs if not case.training]
     if exam.refuses_cross:
@@ -227,7 +282,7 @@ def _example(exam: Exam, pairs: list[Pair], part: Hypothesis, whole: Hypothesis)
 
     def by_size(pair: Pair) -> tuple:
         lost = pair[1].out is not None and bool(pair[1].out.isnan().all())
-        return lost, pair[0].closes, pair[0].lengths
+        return lost, pair[0].closes, 1 in (pair[0].batch, pair[0].lengths[1]), pair[0].lengths
 
     for case, answer in sorted(pairs, key=by_size):
         actual, alone = answer.out, search.outcome(case, part)

@@ -12,6 +12,10 @@ from attn_check.reference import Case
 from attn_check.report import largest
 from attn_check.search import compared, open_rows
 
+_OR = (
+    "Or it has a part that is not known here: a bias of its own, as ALiBi (pass attn_bias=), RoPE "
+    "on some channels (rope_dims=), a norm before the projections (prenorm=), a residual around it."
+)
 Call = tuple[Case, Tensor, Tensor]  # with the output, and with the one that is expected
 
 
@@ -26,9 +30,9 @@ def report_unknown(exam: Exam) -> None:
             expected = exam.expected(case)
             kind = right if exam.equal(out, expected, case) else wrong
             kind.append((case, out, expected))
-    wrong.sort(key=lambda call: (call[0].closes, call[0].lengths))
+    wrong.sort(key=lambda call: (call[0].closes, call[0].single, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
-    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong)]
+    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong), _OR]
     exam.found.broken("the output is not attention's", " ".join(texts), shown(exam, *wrong[0]))
 
 
@@ -80,6 +84,7 @@ def _in_common(wrong: list[Call], right: list[Call]) -> str:
         ("all with T = S", lambda case: case.lengths[0] == case.lengths[1]),
         ("all with T != S", lambda case: case.lengths[0] != case.lengths[1]),
         ("all with more than one query", lambda case: case.lengths[0] > 1),
+        ("the call with 1 position", lambda case: max(case.lengths) == 1),
         (f"all of up to {longest} positions", lambda case: max(case.lengths) <= longest),
     ):
         if all(kind(case) for case, *_ in right) and not any(kind(case) for case, *_ in wrong):

@@ -98,6 +98,10 @@ def assume_mask(exam: Exam, given: Given) -> None:
     """Settle what the mask means, its shape, and what a row that it closes gives."""
     subject, found = exam.subject, exam.found
     known = find_mask(exam, given)
+    if known is None:  # it may compute with the numbers 0 and 1
+        subject.integer_mask = True
+        known = find_mask(exam, given)
+        subject.integer_mask = known is not None
     if known is None and given.mask_means and given.mask_shape:
         # the caller describes a mask that raises: perhaps not where sizes are equal
         subject.polarity, subject.mask_shape = given.mask_means, given.mask_shape
@@ -106,12 +110,16 @@ def assume_mask(exam: Exam, given: Given) -> None:
         answer = subject.answer(probe.padded(probe.case("mask", 5)))
         exam.mask_refused = answer.raised or "the output has another shape"
         return
+    subject.polarity, subject.mask_shape = known or (subject.polarity, subject.mask_shape)
+    unused = known is not None and _is_unused(exam)
+    if unused:
+        found.known("mask_ignored", "Whatever the mask closes, the output is the same.")
     if known is None:
         found.unchecked.append("masks: no mask of a known shape and polarity is accepted")
+    if known is None or unused:  # none is passed from now on
         subject.positional = [role for role in subject.positional if role != "mask"]
         subject.named = {name: role for name, role in subject.named.items() if role != "mask"}
         return
-    subject.polarity, subject.mask_shape = known
     if given.mask_means is None:
         found.assumed.append(f"what the mask means: {_MASKS[subject.polarity]}")
     if given.mask_shape is None:
@@ -123,6 +131,15 @@ def assume_mask(exam: Exam, given: Given) -> None:
         )
     exam.intent = replace(exam.intent, polarity=subject.polarity)
     exam.intent = replace(exam.intent, empty=_find_empty(exam))
+
+
+def _is_unused(exam: Exam) -> bool:
+    """Whether masks that close much, inverted or not, change nothing."""
+    twin = exam.anew()
+    case, mask = twin.case("mask", 5), twin.allowed_mask(2, 5, 5)
+    masks = torch.ones_like(mask), mask, ~mask
+    outs = [exam.out(replace(case, mask=one)) for one in masks]
+    return all(x is not None and outs[0] is not None and torch.equal(x, outs[0]) for x in outs)
 
 
 def _mask_options(subject: Subject) -> tuple[str, ...]:

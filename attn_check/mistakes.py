@@ -414,7 +414,7 @@ FORMS: dict[str, Forms] = {
     "projection_bias_missing": _with("project", _without_bias, "q", "k", "v", "qk", "qkv"),
     "output_bias_twice": _of("end", lambda r: r.out + _meant(_meant(r.layer).biases.get("out"))),
     "output_bias_missing": _of("end", lambda r: r.out - _meant(_meant(r.layer).biases.get("out"))),
-    "residual_added": _of("end", lambda r: r.out + (r.x if r.layer else r.tensors["q"])),
+    "residual_added": _of("end", lambda r: r.out + r.tensors["x" if r.layer else "q"]),
     "channels_reversed": [
         {"end": lambda r: r.out.flip(-1)},
         {"mix": lambda r: (r.weights @ r.v).flip(-1)},
@@ -473,6 +473,7 @@ class Mistake:
     repair: str
     source: str
     note: bool = False  # behaviour that real libraries have: not a failure
+    warns: bool = False  # a note that stands in the headline
     empties: bool = False  # may leave rows without any open cell
     words: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a form, by its number
 

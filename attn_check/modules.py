@@ -13,6 +13,7 @@ from attn_check.reference import Layer
 
 _ROLES = {word: role for role, words in NAMES["projections"].items() for word in words.split()}
 _NORM = re.compile(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)")
+_OF_NORMS = {"q": {"q", "query", "queries"}, "k": {"k", "key", "keys"}}
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}
 Names = dict[str, list[str]]  # of parameters, by role
 Tensors = dict[str, Tensor]  # by role, or all parameters by name
@@ -43,7 +44,8 @@ def read_layer(
         (False, True) if by_role.keys() & {"qkv", "kv"} else (False,),
     )
     layers = [_unpacked(whole, by_role, turned, by_head) for turned, by_head in readings]
-    return [layer for layer in layers if layer is not None]
+    fitting = [layer for layer in layers if layer is not None]
+    return fitting or [layer for layer in [_shared(whole)] if _fits(layer)]
 
 
 def misfit(module: nn.Module, heads: int | None, projections: Projections) -> str:
@@ -72,7 +74,7 @@ def unexplained(module: nn.Module, projections: Projections) -> list[str]:
     parameters, by_role = _named(module, projections, aliases=False)
     explained = [*by_role.values(), *_biases(parameters, by_role).values()]
     used = {_stem(name) for names in explained for name in names}
-    norms = {name for name, _ in module.named_modules() if _NORM.fullmatch(name.split(".")[-1])}
+    norms = {name for name, part in module.named_modules() if _normed_role(name, part)}
     return sorted({_stem(name) for name in parameters if "sink" not in name} - used - norms)
 
 
@@ -133,10 +135,13 @@ def _named(
         parts = [p for p in name.split(".") if p not in ("weight", "bias") and not p.isdigit()]
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", parts[-1] if parts else "")
         words = [word for word in spaced.lower().split("_") if word]
-        telling = "".join(w for w in words if w not in NAMES["words of any projection"].split())
-        meant = _ROLES.get(telling, "out" if words and not telling else None)
-        if meant is not None:
-            by_role.setdefault(meant, []).append(name)
+        empty = NAMES["words of any projection"].split()
+        for ignored in (empty, [*empty, *NAMES["words of attention"].split()]):
+            telling = "".join(word for word in words if word not in ignored)
+            meant = _ROLES.get(telling, "out" if words and not telling else None)
+            if meant is not None:
+                by_role.setdefault(meant, []).append(name)
+                break
     listed = [n for n in found if re.search(r"\.\d+\.weight$", n)]  # as the Annotated Transformer's
     if not by_role.keys() & {"q", "qkv"} and len(listed) in (3, 4):
         by_role = {r: [n] for r, n in zip(("q", "k", "v", "out"), listed, strict=False)}
@@ -170,13 +175,22 @@ def _joined(parameters: Tensors, names: list[str]) -> Tensor:
     return torch.cat([parameters[name].detach().double() for name in names])
 
 
+def _normed_role(name: str, part: nn.Module) -> str | None:
+    """Role q or k, of a norm that is called after one of them."""
+    last = name.rpartition(".")[2].lower()
+    if match := _NORM.fullmatch(last):
+        return match[1]
+    words = set(last.split("_")) if "norm" in type(part).__name__.lower() else set()
+    roles = [role for role, its in _OF_NORMS.items() if its & words]
+    return roles[0] if len(roles) == 1 else None
+
+
 def _norms(module: nn.Module) -> Tensors:
     """Gains, biases and eps of the norms of queries and keys."""
     found: Tensors = {}
     for name, part in module.named_modules():
-        if not (match := _NORM.fullmatch(name.split(".")[-1])):
+        if not (role := _normed_role(name, part)):
             continue
-        role = match[1]
         for key, value in ((role, "weight"), (f"{role}_bias", "bias")):
             tensor = getattr(part, value, None)
             if isinstance(tensor, Tensor):
@@ -201,7 +215,8 @@ def _unpacked(whole: Layer, names: Names, turned: bool, by_head: bool) -> Layer 
         elif x.dim() == 3:  # (H, d_model, d) or (d_model, H, d)
             x = (x.transpose(0, 1) if len(x) == counts.get(role, whole.heads) else x).flatten(1)
         found[role] = x.mT if turned else x
-    order = "kqv" if any("kqv" in name.lower() for name in names.get("qkv", [])) else "qkv"
+    spelled = [re.search("[qkv]{3}", name.lower()) for name in names.get("qkv", [])]
+    order = next((match[0] for match in spelled if match and set(match[0]) == {*"qkv"}), "qkv")
     for packed, letters in (("qkv", order), ("kv", "kv")):
         if packed not in found:
             continue
@@ -223,14 +238,25 @@ def _unpacked(whole: Layer, names: Names, turned: bool, by_head: bool) -> Layer 
     return layer if _fits(layer) else None
 
 
+def _shared(layer: Layer) -> Layer:
+    """One small matrix of each role, by which every head projects its own part of the input."""
+    weights, biases = dict(layer.weights), dict(layer.biases)
+    for role in {"q", "k", "v"} & weights.keys():
+        weights[role] = torch.kron(torch.eye(layer.heads).double(), weights[role])
+        bias = biases.get(role)
+        biases[role] = None if bias is None else bias.repeat(layer.heads)
+    return replace(layer, weights=weights, biases=biases, shared=True)
+
+
 def _fits(layer: Layer) -> bool:
     """Whether queries meet keys of their width, and all else has a number of lines that fits."""
     x, H, H_kv = layer.weights, layer.heads, layer.kv_heads
+    if not {"q", "k", "v"} <= x.keys() or any(w.dim() != 2 for w in x.values()):
+        return False
     widths = {role: len(x[role]) / n for role, n in (("q", H), ("k", H_kv), ("v", H_kv))}
     return (
         all(width.is_integer() for width in widths.values())
         and widths["q"] == widths["k"]
-        and x["k"].shape[1] == x["v"].shape[1]
         and ("out" not in x or x["out"].shape[1] == H * widths["v"])
         and all(b is None or b.numel() == len(x[r]) for r, b in layer.biases.items() if r in x)
     )

@@ -286,25 +286,21 @@ def _rounding(exam: Exam, out: Tensor, case: Case, dtype: torch.dtype) -> tuple[
     actual, expected, usual = (compared(x, case, exam.intent) for x in outs)
     step = torch.finfo(dtype).eps * expected.abs().max().item()
     error, least = (largest(x, expected) / step for x in (actual, usual))
-    return error, 2.0 if layer is None else 2.0 * max(least, 2.0)
+    return error, 2.0 * max(least, 2.0)
 
 
 def _judge(exam: Exam, errors: dict[str, tuple[float, float]]) -> None:
-    found, projects = exam.found, exam.subject.projects  # a module rounds in its projections too
     lost = [name for name, (error, _) in errors.items() if not math.isfinite(error)]
-    coarse = [name for name, (error, most) in errors.items() if error > most]
+    coarse = {name: pair for name, pair in errors.items() if pair[0] > pair[1]}
     if lost:
         text = "some rows that may attend to something are NaN or infinite."
-        found.broken("NaN or infinity in half precision", f"In {' and '.join(lost)} {text}")
+        exam.found.broken("NaN or infinity in half precision", f"In {' and '.join(lost)} {text}")
     elif not coarse:
-        limits = "two rounding steps", "twice that of attention rounded after each step"
-        found.holds.append(f"half precision: the error is at most {limits[projects]}")
-    elif not projects:
-        texts = [f"{error:.2g} rounding steps in {name}" for name, (error, _) in errors.items()]
-        found.known("not_float32_inside", f"The largest error is {', '.join(texts)}.")
+        fine = all(error <= 2.0 for error, _ in errors.values())
+        limit = "two rounding steps" if fine else "twice that of attention rounded after each step"
+        exam.found.holds.append(f"half precision: the error is at most {limit}")
     else:
-        for name in coarse:
-            error, most = errors[name]
+        for name, (error, most) in coarse.items():
             exam.note(
                 f"In {name} the largest error is {error:.2g} rounding steps; that of attention "
                 f"whose every step is rounded to it is {most / 2:.2g}."

@@ -28,6 +28,9 @@ class Intent:
     qk_norm: str | None = None
     rope_base: float | None = None
     rope_pairing: str = "half"
+    rope_dims: int | None = None  # how many channels are rotated, the first ones; None: all
+    attn_bias: Callable[[int, int], Tensor] | None = None  # what is added to scores, by T and S
+    prenorm: Callable[[Tensor], Tensor] | None = None  # norms the input of a module
     polarity: str = "attend"  # of the mask: attend, blocked or additive
     empty: str = "nan"  # what a row without an open cell gives: nan, zeros or uniform
 
@@ -42,6 +45,7 @@ class Layer:
     biases: Mapping[str, Tensor | None]
     norms: Mapping[str, Tensor] = field(default_factory=dict)
     order: str = ""  # what is assumed of packed projections, in words
+    shared: bool = False  # all heads project by the same matrices
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +74,11 @@ class Case:
     def batch(self) -> int:
         """B."""
         return next(iter(self.tensors.values())).shape[0]
+
+    @property
+    def single(self) -> bool:
+        """Whether there is one example, one query, one key or one head of several."""
+        return 1 in (self.batch, *self.lengths) or self.name == "one head"
 
     @property
     def closes(self) -> bool:
@@ -154,10 +163,13 @@ class Run(SimpleNamespace):
 
     def rotate(self, roles: str = "qk", width: int = 0) -> tuple[Tensor, ...]:
         """Queries, keys and values, of which some are rotated."""
-        parts = []
+        parts, n = [], self.intent.rope_dims
         for role, x, i in (("q", self.q, 0), ("k", self.k, 1), ("v", self.v, 1)):
             angle = self.times[i] * (self.positions[i] + self.shift[i])
-            parts.append(self.turn(x, angle, width) if role in roles else x)
+            turned = torch.cat(
+                [self.turn(x[..., :n], angle, width), x[..., n or x.shape[-1] :]], -1
+            )
+            parts.append(turned if role in roles else x)
         return tuple(parts)
 
     def below(self, extra: int = 0) -> Tensor:
@@ -234,6 +246,7 @@ STEPS: dict[str, tuple[str, Step, str]] = {  # what it gives, how, and the part 
     "scale": ("factor", lambda r: r.scale, ""),
     "scaled": ("scores", lambda r: r.scores * r.factor, ""),
     "cap": ("scores", lambda r: r.capped(r.scores), "softcap"),
+    "bias": ("scores", lambda r: r.scores + r.intent.attn_bias(r.T, r.S), "attn_bias"),
     "mask": ("given", lambda r: r.given, ""),
     "causal": ("reach", lambda r: r.below(), "causal"),
     "window": ("reach", lambda r: both(r.reach, r.near(r.intent.window)), "window"),
@@ -263,7 +276,8 @@ def compute(
     runs = _RUNS.setdefault(case, {}).setdefault((intent, layer), [])
     if not runs:
         t, mask, (T, S) = case.tensors, case.mask, case.lengths
-        run = Run(tensors=t, x=t.get("x"), context=t.get("context", t.get("x")), T=T, S=S)
+        x = intent.prenorm(t["x"]) if intent.prenorm and "x" in t else t.get("x")
+        run = Run(tensors=t, x=x, context=t.get("context", x), T=T, S=S)
         run.intent, run.layer, run.training, run.reach = intent, layer, case.training, None
         run.H, run.H_kv = (layer or case).heads, (layer or case).kv_heads
         run.places = torch.arange(S - T, S) + case.start, torch.arange(S) + case.start

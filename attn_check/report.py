@@ -58,6 +58,7 @@ class Report:
         holds: what was checked and is right.
         unchecked: what could not be checked, and why.
         assumed: what was not said and was found out.
+        limits: kinds of inputs that are refused, as a whole: no mistake, but good to know.
 
     Example:
         >>> report = Report("mine", failures=[], holds=["equal to the reference: 3 inputs"])
@@ -78,6 +79,7 @@ class Report:
     holds: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     assumed: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -96,7 +98,8 @@ class Report:
     def __str__(self) -> str:
         """Text for a terminal, or a page, of 79 characters."""
         lines = []
-        for line in self._lines(markdown=False):  # a long one goes on a little more indented
+        whole = "\n".join(self._lines(markdown=False))
+        for line in whole.split("\n"):  # a long one goes on a little more indented
             wrapper = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False)
             wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
             lines.append(wrapper.fill(line))
@@ -114,6 +117,11 @@ class Report:
         counted = {0: "no mistake found", 1: "one mistake found"}.get(n, f"{n} mistakes found")
         if self.ok and any(text.startswith(MEANT) for text in self.assumed):
             counted += ", if you mean what is assumed below"
+        rows = [MISTAKES[note.mistake] for note in self.notes if note.mistake]
+        if warned := [row.name for row in rows if row.warns]:
+            counted += f", {len(warned)} warning{'s' * (len(warned) > 1)}: {', '.join(warned)}"
+        if self.limits:
+            counted += f"; refused: {', '.join(self.limits)}"
         lines = [f"{bold}{self.subject}: {counted}.{bold}"]
         for i, failure in enumerate(self.failures, start=1):
             name = f"{failure.name[:1].upper()}{failure.name[1:]}."
@@ -134,7 +142,8 @@ class Report:
         ):
             if texts:
                 lines += ["", f"{bold}{title}{bold}", *([""] if markdown else [])]
-                lines += [f"{bullet}{text}" for text in texts]
+                further = "\n  - " if markdown else "\n    "
+                lines += [bullet + text.replace("\n", further) for text in texts]
         return lines
 
     # ------------------------------------------------------------ while it is being written
@@ -145,8 +154,15 @@ class Report:
         """Add a failure, or a note, of the table; ``form`` is the number of its form."""
         row = MISTAKES[mistake].in_form(form)
         if row.note:
+            texts = [f"{row.likely} {example}".strip()]
+            if row.warns:
+                texts += [
+                    f"Look for: {row.look_for}",
+                    f"Repair: {row.repair}",
+                    f"See: {row.source}",
+                ]
             if mistake not in {note.mistake for note in self.notes}:
-                self.notes.append(Note(mistake, f"{row.likely} {example}".strip()))
+                self.notes.append(Note(mistake, "\n".join(texts)))
         elif mistake not in self.mistakes:
             likely = row.likely
             if alike:

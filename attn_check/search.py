@@ -123,7 +123,12 @@ def explain(
     Depth 1: one mistake, or none; 2: two, one of which explains the simplest failing case alone;
     3: two that explain it together. The deadline is by ``time.thread_time``.
     """
-    simple = sorted(answered, key=lambda p: (p[0].closes, p[0].batch * math.prod(p[0].lengths)))
+
+    def size(pair: Pair) -> tuple:
+        case = pair[0]
+        return case.closes, 1 in (case.batch, case.lengths[1]), case.batch * math.prod(case.lengths)
+
+    simple = sorted(answered, key=size)
     for layer in layers:
         base = right(meant, layer)
         ordered = sorted(simple, key=lambda pair: agrees(pair, base, meant))

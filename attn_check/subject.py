@@ -66,6 +66,7 @@ class Subject:
     projections: Mapping[str, str] | None = None
     unused: tuple[Callable, nn.Module | None] | None = None  # copies that were never called
     always_mask: bool = False  # a call without a mask raises: one that closes nothing is passed
+    integer_mask: bool = False  # masks are 0 and 1, as True and False raise
     always_fresh: bool = False  # a call changes later calls: each call has a copy of its own
     never_drops: bool = False  # dropout is switched off in evaluation too
     drops: bool = False  # dropout is not switched off in training
@@ -131,7 +132,8 @@ class Subject:
             mask = mask[0]
         if self.polarity == "additive":
             return torch.zeros(mask.shape, dtype=self.dtype).masked_fill(~mask, -torch.inf)
-        return ~mask if self.polarity == "blocked" else mask.clone()
+        mask = ~mask if self.polarity == "blocked" else mask.clone()
+        return mask.long() if self.integer_mask else mask
 
     def call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
         """The function with arguments in its own layout."""
@@ -188,15 +190,28 @@ class Subject:
         if not given or not isinstance(given[0], Tensor):
             kind = type(result).__name__
             raise TypeError(f"fn must return a tensor, or a tuple that starts with one, got {kind}")
-        out = given[0]
-        answer = Answer(calls.from_layout(out, self.layout, case, self.projects), dtype=out.dtype)
-        for x in given[1:]:
-            if isinstance(x, Tensor) and x.dim() >= 2 and tuple(x.shape[-2:]) == case.lengths:
+        shape = calls.output_shape(case, next(iter(self.layers), None))
+        outs = [(x, self._in_order(x, case)) for x in given if isinstance(x, Tensor)]
+        # weights may come first
+        first = [i for i, (_, x) in enumerate(outs) if x is not None and x.shape == shape]
+        raw, out = outs.pop(first[0] if first else 0)
+        if out is None:
+            raise ValueError(f"an output of shape {tuple(raw.shape)}")
+        answer = Answer(out, dtype=raw.dtype)
+        for x, _ in outs:
+            if x.dim() >= 2 and tuple(x.shape[-2:]) == case.lengths:
                 x = x.detach().double()
                 x = x.unflatten(0, (case.batch, -1)) if x.dim() == 3 else x
                 answer.weights = x[None, None] if x.dim() == 2 else x
                 break
         return answer
+
+    def _in_order(self, x: Tensor, case: Case) -> Tensor | None:
+        """An output in the layout of the case; None where it has other axes."""
+        try:
+            return calls.from_layout(x, self.layout, case, self.projects)
+        except (RuntimeError, IndexError):
+            return None
 
 
 def quoted(error: Exception) -> str:

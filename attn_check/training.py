@@ -82,7 +82,9 @@ def _as_scores(x: Tensor, weights: Tensor, d_k: int) -> str:
 
 def check_weights(exam: Exam, hypothesis: Hypothesis) -> None:
     """Compare returned weights with those of the formula that gives the output."""
-    pairs = [(c, a.weights) for c, a in exam.answered if a.weights is not None and not c.closes]
+    pairs = [(case, answer.weights) for case, answer in exam.answered if answer.weights is not None]
+    if exam.ignores_padded:
+        pairs = [(case, weights) for case, weights in pairs if not case.closes]
     for case, weights in pairs:
         run = compute(case, hypothesis.intent, hypothesis.layer, hypothesis.change)
         expected = run.weights
@@ -112,7 +114,7 @@ _EMPTY: dict[str, Step] = {  # what weights such a query may have, in words; "":
 
 
 def note_empty_rows(exam: Exam) -> None:
-    """Say what such a query gives; of numbers that nothing explains, only whether it is NaN."""
+    """Say what a query gives that may attend to nothing: NaN, or what explains its numbers."""
     case, hypothesis = with_empty_row(exam), exam.hypothesis
     out = exam.out(case)
     if out is None or case.mask is None or out.shape[0] != case.batch:
@@ -120,7 +122,7 @@ def note_empty_rows(exam: Exam) -> None:
     rows = ~case.mask.any(dim=-1)  # (B, T)
     actual, words = rows_of(out, rows), ""
     if bool(actual.isnan().all()):
-        words = "gives NaN"
+        exam.found.known("empty_row_nan", "")
     elif hypothesis is not None:
         words = "gives neither zeros, nor NaN, nor the mean of the values"
         change = dict(hypothesis.change)

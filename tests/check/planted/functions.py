@@ -40,12 +40,6 @@ def side_by_side(q, k, v):
     return out.transpose(1, 2).flatten(2)
 
 
-def in_float32(q, k, v):
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    attn = q.to(dtype) @ k.to(dtype).transpose(-2, -1) * q.size(-1) ** -0.5
-    return (attn.softmax(dim=-1) @ v.to(dtype)).to(q.dtype)
-
-
 # ---------------------------------------------------------------- masks, True = may attend
 
 

@@ -57,6 +57,9 @@ BOTH = {
     "mask_or_causal": ("keep & mask", "keep | mask"),
 }
 edit(masked_and_causal, "function", BOTH, causal=True, **ATTEND)
+ZEROS = "torch.softmax(attn, dim=-1).nan_to_num()"
+empty = {"empty_row_nan": (".nan_to_num()", "")}
+edit(masked, "function", empty, before=(("torch.softmax(attn, dim=-1)", ZEROS),), **ATTEND)
 clamped = {"inplace_mask": ("attn + mask *", "attn + mask.clamp_(min=-1e4) *")}
 edit(biased, "additive", clamped, mask_means="additive")
 alone = {"mask_or_causal": ("closed | mask", "mask")}
@@ -79,6 +82,9 @@ head = {"mask_first_head": ("~keep, -INF", "~keep[:, 0:1], -INF")}
 edit(Layer, "layer", head, blocked, mask_shape="BHTS", **BLOCKED)
 queries = {"mask_on_queries": ("~keep, -INF", "~keep.mT, -1e4")}
 edit(Layer, "layer", queries, {**blocked, "padding": True}, mask_shape="BS", **BLOCKED)
+zeros = ("(scores, dim=-1)", "(scores, dim=-1).masked_fill(scores == -INF, 0.0)")
+empty = {"empty_row_nan": (".masked_fill(scores == -INF, 0.0)", "")}
+edit(Layer, "layer", empty, blocked, before=(zeros,), **BLOCKED)
 ARITHMETIC = {
     "mask_added_as_01": (FILL, "scores + keep.to(scores.dtype)"),
     "mask_multiplied": (FILL, "scores * keep.to(scores.dtype)"),

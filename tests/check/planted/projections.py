@@ -1,7 +1,7 @@
 """Wrong projections, and queries, keys and values that are mixed up."""
 
 from planted.functions import plain
-from planted.layers import CausalSelfAttention, CrossAttention, Layer
+from planted.layers import CausalSelfAttention, CrossAttention, Layer, Local
 from planted.plants import edit
 
 FUNCTION = {
@@ -38,6 +38,28 @@ LAYER = {
     "residual_added": (OUT, f"{OUT} + x"),
 }
 edit(Layer, "layer", LAYER)
+CUT = "(t.unflatten(-1, (self.num_heads, -1)) for t in {})"
+SMALL = [  # projected once they are cut into heads
+    (
+        f"self.{role}_proj = nn.Linear(d_model, num_heads * {d})",
+        f"self.{role}_proj = nn.Linear({d}, {d})",
+    )
+    for role, d in (("q", "self.d_k"), ("k", "self.d_k"), ("v", "self.d_v"))
+]
+FIRST = f"x, memory = {CUT.format('(x, memory)')}\n        q, k, v = {PARTS}"
+cut_first = [*SMALL, (f"q, k, v = {PARTS}", FIRST), (f"q, k, v = {CUT.format('(q, k, v)')}", "")]
+edit(Layer, "layer", {"projection_shared_by_heads": cut_first})
+LOCAL = "nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)"
+HEADS = "nn.Linear(d_model // num_heads, d_model // num_heads)"
+PARTS = "parts = (self.W_q(x), self.W_k(x), self.W_v(x))"
+CUT = "q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in parts)"
+cut_first = [
+    (f"self.W_q, self.W_k = {LOCAL}", f"self.W_q, self.W_k = {HEADS}, {HEADS}"),
+    (f"self.W_v, self.W_o = {LOCAL}", f"self.W_v, self.W_o = {HEADS}, nn.Linear(d_model, d_model)"),
+    (PARTS, "x = x.unflatten(-1, (self.num_heads, -1))"),
+    (CUT, "q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)"),
+]
+edit(Local, "local", {"projection_shared_by_heads": cut_first}, causal=True)
 
 # ---------------------------------------------------------------- one packed projection
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from planted.functions import behind, in_float32, plain, with_weights
+from planted.functions import behind, plain, with_weights
 from planted.layers import CausalSelfAttention, CrossAttention, Layer
 from planted.plants import edit, planted
 
@@ -35,13 +35,9 @@ RETURNED = {
     "weights_wrong": ("@ v, weights", "@ v, scores.softmax(-1)"),
 }
 edit(with_weights, "function", RETURNED, causal=True)
-WIDE = "torch.promote_types(q.dtype, torch.float32)"
-edit(in_float32, "function", {"not_float32_inside": (WIDE, "q.dtype")})
-BEHIND = {
-    "not_float32_inside": (WIDE, "q.dtype"),
-    "not_contiguous": ("value).to", "value.as_strided(v.shape, torch.empty(v.shape).stride())).to"),
-}
-edit(behind, "einsum", BEHIND, layout="BTHd")
+STRIDED = "value.as_strided(v.shape, torch.empty(v.shape).stride())).to"
+edit(behind, "einsum", {"not_contiguous": ("value).to", STRIDED)}, layout="BTHd")
+edit(plain, "function", {"size_of_one": ("(weights, v)", "(weights, v).squeeze()")})
 
 
 @planted("block_remainder_dropped", plain)
@@ -88,6 +84,8 @@ LAYER = {
 edit(Layer, "layer", LAYER)
 always = {"dropout_in_evaluation": (USED, "used = F.dropout(weights, self.dropout)")}
 edit(Layer, "layer", always, {"dropout": 0.1})
+LAST = "self.out_proj(out.flatten(2))"
+edit(Layer, "layer", {"size_of_one": (LAST, f"{LAST}.squeeze(0)")})
 early = {
     "dropout_before_softmax": [
         (USED, "used = weights"),
