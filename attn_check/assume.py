@@ -39,7 +39,7 @@ def assume(exam: Exam, given: Given) -> None:
 
 
 def _assume_causal(exam: Exam, given: Given) -> None:
-    """Causal: keys on one side have no influence; with a window: none but the nearest have."""
+    """Whether keys on one side have no influence, and of the others only the nearest have."""
     if given.window is not None and given.causal is None:
         exam.intent = replace(exam.intent, causal=True)
     if given.causal is False or given.window is not None:
@@ -77,9 +77,8 @@ def _later_keys(exam: Exam) -> str:
         which = "no later key" if not reached.any() else "all later keys"
         if reached.any() and not reached[later].all():
             t, s = reached.nonzero()[0].tolist()
-            which = (
-                f"{int(reached.sum())} of {int(later.sum())} later keys, query {t} to key {s} first"
-            )
+            which = f"{int(reached.sum())} of {int(later.sum())} later keys"
+            which += f", query {t} to key {s} first"
         texts.append(f"with {T} queries and {S} keys, queries attend to {which}")
     return f"Seen: {'; '.join(texts)}. As causal= is not passed, it is taken for causal."
 

@@ -145,7 +145,7 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
     """
     attempts = list(_attempts(exam, pairs))
     plain = [pair for pair in exam.answered if not pair[0].closes]
-    for meant, depth, strict in chain(  # if strict, some mistakes only explain: they are not meant
+    for meant, depth, strict in chain(  # strict: of mistakes that nobody means, none is an answer
         ((meant, 1, True) for meant in assume.intents(exam)),
         ((exam.intent, depth, False) for depth in (1, 2, 3)),
     ):
@@ -224,12 +224,8 @@ def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -
 
 def _example(exam: Exam, pairs: list[Pair], part: Hypothesis, whole: Hypothesis) -> str:
     """The smallest case, and in it a row, in which the mistake alone changes something."""
-
-    def by_size(pair: Pair) -> tuple:
-        lost = pair[1].out is not None and bool(pair[1].out.isnan().all())
-        return lost, pair[0].closes, pair[0].lengths
-
-    for case, answer in sorted(pairs, key=by_size):
+    lost = {case for case, a in pairs if a.out is not None and bool(a.out.isnan().all())}
+    for case, answer in sorted(pairs, key=lambda p: (p[0] in lost, p[0].closes, p[0].lengths)):
         actual, alone = answer.out, search.outcome(case, part)
         expected = compute(case, exam.intent, whole.layer).out
         if actual is None or alone is None or exam.equal(alone, expected, case):
@@ -248,10 +244,6 @@ def _check_further(exam: Exam) -> None:
     Whatever is not checked is said.
     """
     found, hypothesis = exam.found, exam.hypothesis
-
-    def broken() -> bool:
-        return bool(set(found.mistakes) - _APART)
-
     properties.check_arguments(exam)
     if exam.masked:
         training.note_empty_rows(exam)
@@ -265,12 +257,12 @@ def _check_further(exam: Exam) -> None:
         found.holds = [text for text in found.holds if text != properties.APART]
         found.unchecked.append(f"{rest}: once the output is right")
         return
-    if broken():
+    if set(found.mistakes) - _APART:
         found.unchecked.append(f"{rest}: once this is repaired")
         return
     for check in _OF_RIGHT_OUTPUTS:
         check(exam)
-    if broken():
+    if set(found.mistakes) - _APART:
         found.unchecked.append("gradients: once this is repaired")
     else:
         training.check_gradients(exam)
