@@ -145,7 +145,7 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
     """
     attempts = list(_attempts(exam, pairs))
     plain = [pair for pair in exam.answered if not pair[0].closes]
-    for meant, depth, strict in chain(  # strict: of mistakes that nobody means, none is an answer
+    for meant, depth, strict in chain(  # strict: what is not meant is no answer
         ((meant, 1, True) for meant in assume.intents(exam)),
         ((exam.intent, depth, False) for depth in (1, 2, 3)),
     ):

@@ -461,9 +461,7 @@ class Mistake:
     source: str
     note: bool = False  # behaviour that real libraries have: not a failure
     empties: bool = False  # may leave rows without any open cell
-    words: dict[str, dict[str, Any]] = field(
-        default_factory=dict
-    )  # other ones of a form, by number
+    words: dict[str, dict[str, Any]] = field(default_factory=dict)  # of a form, by its number
 
     @property
     def forms(self) -> Forms:
