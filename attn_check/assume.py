@@ -7,9 +7,9 @@ from itertools import product
 import torch
 
 from attn_check import properties
-from attn_check.cases import Exam
+from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
-from attn_check.reference import Intent, triangle
+from attn_check.reference import Case, Intent, triangle
 from attn_check.search import agrees, right
 from attn_check.subject import Given
 
@@ -39,7 +39,7 @@ def assume(exam: Exam, given: Given) -> None:
 
 
 def _assume_causal(exam: Exam, given: Given) -> None:
-    """Causal: keys on one side have no influence; with a window: none but the nearest have."""
+    """Whether keys on one side have no influence, and of the others only the nearest have."""
     if given.window is not None and given.causal is None:
         exam.intent = replace(exam.intent, causal=True)
     if given.causal is False or given.window is not None:
@@ -77,9 +77,8 @@ def _later_keys(exam: Exam) -> str:
         which = "no later key" if not reached.any() else "all later keys"
         if reached.any() and not reached[later].all():
             t, s = reached.nonzero()[0].tolist()
-            which = (
-                f"{int(reached.sum())} of {int(later.sum())} later keys, query {t} to key {s} first"
-            )
+            which = f"{int(reached.sum())} of {int(later.sum())} later keys"
+            which += f", query {t} to key {s} first"
         texts.append(f"with {T} queries and {S} keys, queries attend to {which}")
     return f"Seen: {'; '.join(texts)}. As causal= is not passed, it is taken for causal."
 
@@ -139,3 +138,30 @@ def settle(exam: Exam, meant: Intent) -> None:
     if inside:
         exam.found.assumed.append(f"it is meant to have {' and '.join(inside)}")
     exam.intent = meant
+
+
+def find_limits(exam: Exam, raised: list[Case], accepted: list[Case]) -> None:
+    """Whole kinds of inputs that are refused are limits; sizes of 1 alone are a mistake."""
+
+    def refused(n: int) -> bool:
+        case = exam.anew().case("limit", n)
+        return exam.out(opened(case) if exam.subject.always_mask else case) is None
+
+    longest = max(max(case.lengths) for case in accepted)
+    top = min((n for case in raised if (n := max(case.lengths)) > longest), default=0)
+    if top and refused(top):
+        while top - longest > 1:
+            middle = (longest + top) // 2
+            longest, top = (longest, middle) if refused(middle) else (middle, top)
+        exam.found.limits.append(f"more than {longest} positions")
+    unequal = [case.lengths[0] != case.lengths[1] for case in accepted]
+    if exam.refuses_cross and not any(unequal):
+        exam.found.limits.append("queries and keys of different lengths")
+    for case in raised:
+        kind = case.lengths[0] == case.lengths[1], case.closes, case.training
+        for other in accepted:
+            others = other.lengths[0] == other.lengths[1], other.closes, other.training
+            if case.single and not other.single and kind == others:
+                raises = exam.subject.answer(case).raised
+                text = f"With {case.name} it raises {raises}. With {other.name} it does not."
+                exam.found.known("size_of_one", text)

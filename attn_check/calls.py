@@ -1,4 +1,4 @@
-"""How a function is called: roles of its arguments, layouts of what they hold, and no trace."""
+"""How a function is called: argument roles, layouts of what they hold, no trace left behind."""
 
 import copy
 import functools
@@ -33,9 +33,6 @@ _STORES = (list, dict, set, Tensor, nn.Module)  # what a call may write into
 _DROPOUTS: set[Any] = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout}
 _DROPOUTS |= {F.feature_alpha_dropout, torch.dropout, torch.dropout_, torch.alpha_dropout}
 _DROPOUTS |= {torch.feature_dropout, torch.native_dropout}
-
-
-# ---------------------------------------------------------------- the roles of arguments
 
 
 def default_of(fn: Callable, name: str) -> Any:

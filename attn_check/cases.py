@@ -1,7 +1,4 @@
-"""The examination of one function, and its battery: small chosen inputs.
-
-Each input lets a certain kind of mistake show.
-"""
+"""The examination of one function, and its battery: small inputs that let mistakes show."""
 
 from dataclasses import replace
 from typing import Any
@@ -217,8 +214,7 @@ def plain_cases(exam: Exam) -> list[Case]:
     subject, H = exam.subject, exam.heads
     cases = [exam.case(f"{T} positions", T, B=exam.examples(T)) for T in (3, 5)]
     if not subject.projects:
-        words = "values of another width than keys"
-        cases.append(exam.case(words, 5, B=exam.examples(5), d_v=6))
+        cases.append(exam.case("values of another width than keys", 5, B=exam.examples(5), d_v=6))
         if not subject.heads:
             cases.append(exam.case("one head", 6, B=3, heads=1))
     if subject.crosses:
@@ -298,8 +294,7 @@ def masked_cases(exam: Exam) -> list[Case]:
     B = exam.examples(5)
     closed = key_masks(B, 5, "right") if "B" in shape else exam.allowed_mask(B, 5, 5)
     shallow = closed.expand(B, 5, 5)
-    words = "a mask over scores down to about -300"
-    cases.append(replace(uneven(exam), name=words, mask=shallow))
+    cases.append(replace(uneven(exam), name="a mask over scores down to about -300", mask=shallow))
     cases.append(replace(far_below(exam), mask=shallow))
     if exam.subject.module is not None:
         cases.append(replace(exam.with_mask("mask in training", shallow), training=True))

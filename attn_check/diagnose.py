@@ -137,9 +137,8 @@ def diagnose(
     passed = dict(locals())  # what the caller says of the function, and of what it is meant to do
     passed["module"] = module_of(fn) if module is None else module
     given = Given(**{name: passed[name] for name in Given.__dataclass_fields__})
-    intent = Intent(
-        **{name: passed[name] for name in Intent.__dataclass_fields__ if name in passed}
-    )
+    meant = Intent.__dataclass_fields__.keys() & passed.keys()
+    intent = Intent(**{name: passed[name] for name in meant})
     _check(fn, given, intent)
     with calls.quietly(), calls.unchanged(given.module):
         subject = read_subject(fn, given)
@@ -178,9 +177,6 @@ def assert_attention(fn: Callable, **adapter: Any) -> None:
     report = diagnose(fn, **adapter)
     if not report.ok:
         raise AssertionError(str(report))
-
-
-# ---------------------------------------------------------------- how the function is called
 
 
 def _check(fn: Any, given: Given, intent: Intent) -> None:

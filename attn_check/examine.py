@@ -10,7 +10,7 @@ from torch import nn
 from attn_check import assume, calls, cases, facts, inputs, properties, search, training
 from attn_check.cases import Exam
 from attn_check.mistakes import MISTAKES
-from attn_check.reference import Case, Intent, compute
+from attn_check.reference import Intent, compute
 from attn_check.report import Report, grouped
 from attn_check.search import Answered, Hypothesis, Pair, agrees, right
 from attn_check.steps import check_one_query, check_steps
@@ -87,7 +87,9 @@ def _answers(exam: Exam) -> Answered:
         raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
     found.unchecked += [f"{case.name}: {answer.raised}" for case, answer in raised]
     exam.refuses_cross = any(c.lengths[0] != c.lengths[1] and not c.closes for c, _ in raised)
-    _find_limits(exam, [case for case, _ in raised], [c for c, a in pairs if a.out is not None])
+    assume.find_limits(
+        exam, [case for case, _ in raised], [c for c, a in pairs if a.out is not None]
+    )
     if exam.broadcasts:
         one = [(c, a) for c, a in pairs if c.lengths[0] == 1 and a.out is not None]
         found.unchecked += [f"{case.name}: other unequal lengths raise" for case, _ in one]
@@ -104,33 +106,6 @@ def _answers(exam: Exam) -> Answered:
             text = f"A mask of the shape {subject.mask_shape} raises in every call."
             found.broken("the mask raises", text, exam.mask_refused)
     return [(case, answer) for case, answer in pairs if answer.out is not None]
-
-
-def _find_limits(exam: Exam, raised: list[Case], accepted: list[Case]) -> None:
-    """Whole kinds of inputs that are refused are limits; sizes of 1 alone are a mistake."""
-
-    def refused(n: int) -> bool:
-        case = exam.anew().case("limit", n)
-        return exam.out(cases.opened(case) if exam.subject.always_mask else case) is None
-
-    longest = max(max(case.lengths) for case in accepted)
-    top = min((n for case in raised if (n := max(case.lengths)) > longest), default=0)
-    if top and refused(top):
-        while top - longest > 1:
-            middle = (longest + top) // 2
-            longest, top = (longest, middle) if refused(middle) else (middle, top)
-        exam.found.limits.append(f"more than {longest} positions")
-    unequal = [case.lengths[0] != case.lengths[1] for case in accepted]
-    if exam.refuses_cross and not any(unequal):
-        exam.found.limits.append("queries and keys of different lengths")
-    for case in raised:
-        kind = case.lengths[0] == case.lengths[1], case.closes, case.training
-        for other in accepted:
-            others = other.lengths[0] == other.lengths[1], other.closes, other.training
-            if case.single and not other.single and kind == others:
-                raises = exam.subject.answer(case).raised
-                text = f"With {case.name} it raises {raises}. With {other.name} it does not."
-                exam.found.known("size_of_one", text)
 
 
 def _explained(exam: Exam) -> Hypothesis | None:
@@ -167,7 +142,7 @@ def _explained(exam: Exam) -> Hypothesis | None:
         else:
             facts.report_unknown(exam)
     else:
-        found.holds.append(_equality(exam, attempt))
+        found.holds.append(facts.equality(exam, attempt))
     if exam.mask_refused and not found.failures:
         text = f"A mask of the shape {exam.subject.mask_shape} raises unless sizes are equal."
         found.broken("the mask raises", text, exam.mask_refused)
@@ -184,7 +159,7 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
     guesses = [exam.intent]
     if exam.guessed and exam.guessed[0]:  # what is only guessed is not held against it
         guesses.append(replace(exam.intent, causal=False, window=None))
-    for meant, depth, strict in chain(  # if strict, some mistakes only explain: they are not meant
+    for meant, depth, strict in chain(  # strict: what is not meant is no answer
         ((meant, 1, True) for meant in assume.intents(exam)),
         ((meant, depth, False) for depth in (1, 2, 3) for meant in guesses),
     ):
@@ -255,19 +230,6 @@ def _breaks_a_property(exam: Exam, pairs: list[Pair]) -> bool:
     return len(exam.found.failures) > before
 
 
-def _equality(exam: Exam, attempt: Answered) -> str:
-    """In how many calls something was compared, and what was left out."""
-    rows = [search.open_rows(case, exam.intent) for case, _ in attempt]
-    n = sum(one is None or bool(one.any()) for one in rows)
-    unmarked = [replace(case, ignored=None) for case, _ in attempt]
-    empty = any(search.open_rows(case, exam.intent) is not None for case in unmarked)
-    left = ["rows that may attend to nothing"] if empty else []
-    if any(case.ignored is not None for case, _ in attempt):
-        left.append("padded positions")
-    text = f"equal to the reference in {n} different calls"
-    return f"{text}, {' and '.join(left)} left out" if left else text
-
-
 def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -> None:
     whole = hypotheses[0]
     for i, (mistake, change) in enumerate(zip(whole.mistakes, whole.parts, strict=True)):
@@ -303,10 +265,6 @@ def _check_further(exam: Exam) -> None:
     Whatever is not checked is said.
     """
     found, hypothesis = exam.found, exam.hypothesis
-
-    def broken() -> bool:
-        return bool(set(found.mistakes) - _APART)
-
     properties.check_arguments(exam)
     if exam.masked:
         training.note_empty_rows(exam)
@@ -320,12 +278,12 @@ def _check_further(exam: Exam) -> None:
         found.holds = [text for text in found.holds if text != properties.APART]
         found.unchecked.append(f"{rest}: once the output is right")
         return
-    if broken():
+    if set(found.mistakes) - _APART:
         found.unchecked.append(f"{rest}: once this is repaired")
         return
     for check in _OF_RIGHT_OUTPUTS:
         check(exam)
-    if broken():
+    if set(found.mistakes) - _APART:
         found.unchecked.append("gradients: once this is repaired")
     else:
         training.check_gradients(exam)

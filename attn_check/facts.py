@@ -1,5 +1,6 @@
-"""Where no known mistake gives the numbers: in which calls they differ, and what is true there."""
+"""How many calls agree; and, where no known mistake gives the numbers, what is true of them."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,13 +11,26 @@ from attn_check.modules import unexplained
 from attn_check.properties import shown
 from attn_check.reference import Case
 from attn_check.report import largest
-from attn_check.search import compared, open_rows
+from attn_check.search import Answered, compared, open_rows
 
 _OR = (
     "Or it has a part that is not known here: a bias of its own, as ALiBi (pass attn_bias=), RoPE "
     "on some channels (rope_dims=), a norm before the projections (prenorm=), a residual around it."
 )
 Call = tuple[Case, Tensor, Tensor]  # with the output, and with the one that is expected
+
+
+def equality(exam: Exam, attempt: Answered) -> str:
+    """In how many calls something was compared, and what was left out."""
+    rows = [open_rows(case, exam.intent) for case, _ in attempt]
+    n = sum(one is None or bool(one.any()) for one in rows)
+    unmarked = [replace(case, ignored=None) for case, _ in attempt]
+    empty = any(open_rows(case, exam.intent) is not None for case in unmarked)
+    left = ["rows that may attend to nothing"] if empty else []
+    if any(case.ignored is not None for case, _ in attempt):
+        left.append("padded positions")
+    text = f"equal to the reference in {n} different calls"
+    return f"{text}, {' and '.join(left)} left out" if left else text
 
 
 def report_unknown(exam: Exam) -> None:

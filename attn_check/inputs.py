@@ -7,7 +7,7 @@ import torch
 
 from attn_check.calls import LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.cases import Exam, opened, with_empty_row
-from attn_check.modules import matrices
+from attn_check.modules import read_names
 from attn_check.reference import Case, Intent, compute
 from attn_check.search import Pair, explain, rows_of
 from attn_check.subject import Given, Subject
@@ -72,8 +72,9 @@ def without_projections(subject: Subject, intent: Intent, layout: str | None) ->
     before = bare.answer(case).out
     if twin.module is None or twin.module is subject.original or before is None:
         return subject
-    first, last = matrices(twin.module, subject.projections)
-    for names in (first, last):
+    _, by_role = read_names(twin.module, subject.projections, aliases=False)
+    first = [name for role, names in by_role.items() if role != "out" for name in names]
+    for names in (first, by_role.get("out", [])):
         with torch.no_grad():
             for name in names:
                 twin.module.get_parameter(name).add_(1.0)
@@ -129,8 +130,7 @@ def assume_mask(exam: Exam, given: Given) -> None:
             f"Masks of the shape {exam.wider_mask} are accepted too, but then closed keys have "
             f"an influence: if such masks are meant, pass mask_shape={exam.wider_mask!r}."
         )
-    exam.intent = replace(exam.intent, polarity=subject.polarity)
-    exam.intent = replace(exam.intent, empty=_find_empty(exam))
+    exam.intent = replace(exam.intent, polarity=subject.polarity, empty=_find_empty(exam))
 
 
 def _is_unused(exam: Exam) -> bool:
@@ -233,11 +233,8 @@ def _is_added(exam: Exam, case: Case) -> bool:
 
 def _find_empty(exam: Exam) -> str:
     """What a row without any open cell gives: nan (also where it is something else), zeros, ..."""
-    try:
-        case = with_empty_row(exam.anew())
-        out = exam.out(case)
-    except ValueError:
-        return "nan"
+    case = with_empty_row(exam.anew())
+    out = exam.out(case)
     if out is None or case.mask is None:
         return "nan"
     rows = ~case.mask.any(dim=-1)  # (B, T)

@@ -8,7 +8,7 @@ A mistake without forms is found by a property instead.
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,16 +188,8 @@ def _rope(step: str, *pairs: tuple[int, int]) -> Forms:
 
 def _mixed_pairing(r: Run) -> tuple[Tensor, ...]:
     """Channels as in the pairing that is meant, angles in the order of the other."""
-
-    def one(x: Tensor, positions: Tensor) -> Tensor:
-        half, d = r.pairing == "half", x.shape[-1]
-        angles = positions.double()[:, None] / r.base ** (torch.arange(0, d, 2).double() / d)
-        angles = angles.repeat_interleave(2, -1) if half else torch.cat([angles, angles], -1)
-        a, b = x.chunk(2, -1) if half else (x[..., 0::2], x[..., 1::2])
-        across = torch.cat([-b, a], -1) if half else torch.stack([-b, a], -1).flatten(-2)
-        return x * angles.cos() + across * angles.sin()
-
-    return one(r.q, r.positions[0]), one(r.k, r.positions[1]), r.v
+    q, k = (r.turn(x, at, mixed=True) for x, at in zip((r.q, r.k), r.positions, strict=True))
+    return q, k, r.v
 
 
 def _over_heads(r: Run) -> tuple[Tensor, ...]:
@@ -288,10 +280,7 @@ FORMS: dict[str, Forms] = {
     "mask_first_example": _mask(lambda m: m[:1], lambda m: m[-1:]),
     "mask_first_head": _mask(lambda m: m[:, :1]),
     "mask_of_the_batch": _mask(
-        lambda m: m.any(0, keepdim=True),
-        lambda m: m.all(0, keepdim=True),
-        lambda m: m.any(-2, keepdim=True),
-        lambda m: m.all(-2, keepdim=True),
+        *(partial(f, dim=axis, keepdim=True) for axis in (0, -2) for f in (torch.any, torch.all))
     ),
     "mask_or_causal": _of(
         "close",
@@ -456,9 +445,7 @@ FORMS: dict[str, Forms] = {
         norm=lambda r: (r.q, r.k),
         rotate=lambda r: _meant(r.intent.qk_norm) and (*_rotated(r).norm(), r.v),
     ),
-    "qk_norm_missing": _of(
-        "norm", lambda r: (r.q, r.k), lambda r: r.norm("k"), lambda r: r.norm("q")
-    ),
+    "qk_norm_missing": _with("norm", lambda roles, r: r.norm(roles), "", "k", "q"),
 }
 
 
@@ -481,10 +468,6 @@ class Mistake:
     def forms(self) -> Forms:
         """What it changes in the reference; empty where only a property tells."""
         return FORMS.get(self.id, [])
-
-    def in_form(self, number: int) -> "Mistake":
-        """The row with the words of one of its forms, where these are others."""
-        return replace(self, **self.words.get(str(number), {}))
 
 
 _ROWS = json.loads(Path(__file__).with_name("mistakes.json").read_text(encoding="utf-8"))

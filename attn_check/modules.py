@@ -24,7 +24,7 @@ def read_layer(
     module: nn.Module, heads: int | None, kv_heads: int | None, projections: Projections
 ) -> list[Layer]:
     """The projections of a module, in each way in which they may be meant, the likeliest first."""
-    parameters, by_role = _named(module, projections)
+    parameters, by_role = read_names(module, projections)
     if not ({"q", "k", "v"} <= by_role.keys() or "qkv" in by_role or {"q", "kv"} <= by_role.keys()):
         return []
     weights = {role: _joined(parameters, names) for role, names in by_role.items()}
@@ -50,7 +50,7 @@ def read_layer(
 
 def misfit(module: nn.Module, heads: int | None, projections: Projections) -> str:
     """Shapes of matrices that were found and do not fit together; "" where none were found."""
-    parameters, by_role = _named(module, projections)
+    parameters, by_role = read_names(module, projections)
     if not by_role.keys() & {"q", "qkv"}:
         return ""
     shapes = [f"{n} {tuple(parameters[n].shape)}" for names in by_role.values() for n in names]
@@ -62,16 +62,9 @@ def misfit(module: nn.Module, heads: int | None, projections: Projections) -> st
     )
 
 
-def matrices(module: nn.Module, projections: Projections) -> tuple[list[str], list[str]]:
-    """Names of the matrices that project queries, keys or values, and of those of the output."""
-    _, by_role = _named(module, projections, aliases=False)
-    first = [name for role, names in by_role.items() if role != "out" for name in names]
-    return first, by_role.get("out", [])
-
-
 def unexplained(module: nn.Module, projections: Projections) -> list[str]:
     """Names of parameters that no part of attention explains."""
-    parameters, by_role = _named(module, projections, aliases=False)
+    parameters, by_role = read_names(module, projections, aliases=False)
     explained = [*by_role.values(), *_biases(parameters, by_role).values()]
     used = {_stem(name) for names in explained for name in names}
     norms = {name for name, part in module.named_modules() if _normed_role(name, part)}
@@ -114,7 +107,7 @@ def _attribute(module: nn.Module, kind: str) -> int | None:
     return None
 
 
-def _named(
+def read_names(
     module: nn.Module, projections: Projections, *, aliases: bool = True
 ) -> tuple[Tensors, Names]:
     """All parameters, and the names of the matrices of each role."""

@@ -151,15 +151,15 @@ class Run(SimpleNamespace):
         x = x if gain is None or gain.numel() != x.shape[-1] else x * gain.flatten()
         return x if bias is None or bias.numel() != x.shape[-1] else x + bias.flatten()
 
-    def turn(self, x: Tensor, positions: Tensor, width: int = 0) -> Tensor:
-        """Pairs of (..., T, d) turned by position / base^(2i/width)."""
+    def turn(self, x: Tensor, positions: Tensor, width: int = 0, mixed: bool = False) -> Tensor:
+        """Pairs of (..., T, d) turned by position / base^(2i/width); mixed: each by another's i."""
         d, half = x.shape[-1], self.pairing == "half"
         powers = torch.arange(0, d, 2).double() / (width or d)
         angles = positions.double()[:, None] / self.base**powers
-        cos, sin = angles.cos(), angles.sin()
-        a, b = x.chunk(2, dim=-1) if half else (x[..., 0::2], x[..., 1::2])
-        turned = a * cos - b * sin, b * cos + a * sin
-        return torch.cat(turned, -1) if half else torch.stack(turned, -1).flatten(-2)
+        angles = angles.repeat_interleave(2, -1) if half == mixed else angles.repeat(1, 2)
+        a, b = x.chunk(2, -1) if half else (x[..., 0::2], x[..., 1::2])
+        across = torch.cat([-b, a], -1) if half else torch.stack([-b, a], -1).flatten(-2)
+        return x * angles.cos() + across * angles.sin()
 
     def rotate(self, roles: str = "qk", width: int = 0) -> tuple[Tensor, ...]:
         """Queries, keys and values, of which some are rotated."""

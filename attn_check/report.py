@@ -1,7 +1,7 @@
 """What was found: gathered while a function is examined, and the report that says it."""
 
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -152,7 +152,8 @@ class Report:
         self, mistake: str, example: str, *, alike: tuple[str, ...] = (), form: int = 0
     ) -> None:
         """Add a failure, or a note, of the table; ``form`` is the number of its form."""
-        row = MISTAKES[mistake].in_form(form)
+        row = MISTAKES[mistake]
+        row = replace(row, **row.words.get(str(form), {}))
         if row.note:
             texts = [f"{row.likely} {example}".strip()]
             if row.warns:

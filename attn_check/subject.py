@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from inspect import Parameter
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -140,11 +141,8 @@ class Subject:
         values: dict[str, Any] = dict(tensors)
         if mask is not None or ("mask" in self.named.values() and self._required("mask")):
             values["mask"] = mask
-        args: list[Tensor] = []
-        for role in self.positional:
-            if role not in values:
-                break
-            args.append(values.pop(role))
+        # as far as there are values: what follows a missing one would stand in its place
+        args = [values.pop(role) for role in takewhile(values.__contains__, self.positional)]
         named = {name: values[role] for name, role in self.named.items() if role in values}
         return self.fn(*args, **named, **self.options)
 
