@@ -215,7 +215,8 @@ def plain_cases(exam: Exam) -> list[Case]:
     cases = [exam.case(f"{T} positions", T, B=exam.examples(T)) for T in (3, 5)]
     if not subject.projects:
         cases.append(exam.case("values of another width than keys", 5, B=exam.examples(5), d_v=6))
-        if not subject.heads:
+        two = exam.anew().case("two heads", 6, heads=2)
+        if not subject.heads and exam.out(opened(two) if subject.always_mask else two) is not None:
             cases.append(exam.case("one head", 6, B=3, heads=1))
     if subject.crosses:
         if subject.projects:

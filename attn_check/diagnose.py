@@ -151,6 +151,9 @@ def diagnose(
             intent = replace(intent, sinks=subject.sinks)
         elif not subject.projects:
             subject.heads = subject.heads or len(intent.sinks)
+        if intent.attn_bias is not None and not subject.projects:
+            sizes = intent.attn_bias(2, 2).shape[:-2]
+            subject.heads = subject.heads or (sizes[-1] if sizes else None)
         return investigate(subject, intent, given)
 
 

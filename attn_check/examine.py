@@ -91,9 +91,9 @@ def _answers(exam: Exam) -> Answered:
         exam, [case for case, _ in raised], [c for c, a in pairs if a.out is not None]
     )
     if exam.broadcasts:
-        one = [(c, a) for c, a in pairs if c.lengths[0] == 1 and a.out is not None]
-        found.unchecked += [f"{case.name}: other unequal lengths raise" for case, _ in one]
-        pairs = [pair for pair in pairs if pair[0].lengths[0] > 1]
+        one = [c for c, a in pairs if c.lengths[0] == 1 < c.lengths[1] and a.out is not None]
+        found.unchecked += [f"{case.name}: other unequal lengths raise" for case in one]
+        pairs = [pair for pair in pairs if pair[0] not in one]
     if exam.mask_refused:
         guessed: list[Pair] = []  # where sizes are equal, for a function that refuses others
         H = exam.heads
@@ -113,8 +113,7 @@ def _explained(exam: Exam) -> Hypothesis | None:
     found, answered = exam.found, exam.answered
     if not answered:
         return None
-    # outputs of another shape are no evidence for or against a mistake
-    pairs = [
+    pairs = [  # outputs of another shape are no evidence for or against a mistake
         (case, answer)
         for case, answer in answered
         if answer.out is not None and answer.out.shape == calls.output_shape(case, exam.layer)
@@ -178,11 +177,9 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
                 continue
             exam.layer = found[0].layer
             assume.settle(exam, meant)
-            given = [part for part in _PARTS if getattr(meant, part) is not None]
             # of equal explanations, first those that are about what the caller passed
-            found.sort(
-                key=lambda h: not any(m.startswith(_PARTS[p]) for m in h.mistakes for p in given)
-            )
+            passed = tuple(_PARTS[part] for part in _PARTS if getattr(meant, part) is not None)
+            found.sort(key=lambda h: not any(m.startswith(passed) for m in h.mistakes))
             if words == "single" and found[0].mistakes:
                 exam.note("With one example, query or key the output is another one.")
             elif words == "single":

@@ -44,6 +44,7 @@ def report_unknown(exam: Exam) -> None:
             expected = exam.expected(case)
             kind = right if exam.equal(out, expected, case) else wrong
             kind.append((case, out, expected))
+    right = [call for call in right if call[0].lengths[1] > 1]  # with one key, most are right
     wrong.sort(key=lambda call: (call[0].closes, call[0].single, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
     texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong), _OR]
@@ -98,7 +99,6 @@ def _in_common(wrong: list[Call], right: list[Call]) -> str:
         ("all with T = S", lambda case: case.lengths[0] == case.lengths[1]),
         ("all with T != S", lambda case: case.lengths[0] != case.lengths[1]),
         ("all with more than one query", lambda case: case.lengths[0] > 1),
-        ("the call with 1 position", lambda case: max(case.lengths) == 1),
         (f"all of up to {longest} positions", lambda case: max(case.lengths) <= longest),
     ):
         if all(kind(case) for case, *_ in right) and not any(kind(case) for case, *_ in wrong):

@@ -99,10 +99,11 @@ def assume_mask(exam: Exam, given: Given) -> None:
     """Settle what the mask means, its shape, and what a row that it closes gives."""
     subject, found = exam.subject, exam.found
     known = find_mask(exam, given)
-    if known is None:  # it may compute with the numbers 0 and 1
-        subject.integer_mask = True
-        known = find_mask(exam, given)
-        subject.integer_mask = known is not None
+    if known is None or (known[0] == "additive" and given.mask_means is None):
+        subject.integer_mask = True  # it may compute with the numbers 0 and 1
+        other = find_mask(exam, given)
+        subject.integer_mask = other is not None and other[0] != "additive"
+        known = other if subject.integer_mask else known
     if known is None and given.mask_means and given.mask_shape:
         # the caller describes a mask that raises: perhaps not where sizes are equal
         subject.polarity, subject.mask_shape = given.mask_means, given.mask_shape

@@ -33,14 +33,15 @@ def read_layer(
         biases |= zip("qkv", biases.pop("qkv").chunk(3), strict=True)
     H, H_kv = count_heads(module, weights, by_role, heads, kv_heads)
     whole = Layer(H, H_kv, weights, biases, _norms(module))
-    paths = [name.rpartition(".") for names in by_role.values() for name in names]
-    raw = any(  # a parameter that stands by itself may multiply from either side
-        last != "in_proj_weight"
+    paths = [(role, n.rpartition(".")) for role, names in by_role.items() for n in names]
+    raw = {  # a parameter that stands by itself may multiply from either side
+        role
+        for role, (parent, _, last) in paths
+        if last != "in_proj_weight"
         and not isinstance(module.get_submodule(parent), nn.Linear | nn.MultiheadAttention)
-        for parent, _, last in paths
-    )
+    }
     readings = product(
-        (True, False) if raw else (False,),
+        (raw, set[str]()) if raw else (raw,),
         (False, True) if by_role.keys() & {"qkv", "kv"} else (False,),
     )
     layers = [_unpacked(whole, by_role, turned, by_head) for turned, by_head in readings]
@@ -196,7 +197,7 @@ def _norms(module: nn.Module) -> Tensors:
     return found
 
 
-def _unpacked(whole: Layer, names: Names, turned: bool, by_head: bool) -> Layer | None:
+def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> Layer | None:
     """With matrices (outputs, inputs) and biases by role; None where they do not fit together."""
     if not turned and any(weight.dim() == 3 for weight in whole.weights.values()):
         return None
@@ -207,7 +208,7 @@ def _unpacked(whole: Layer, names: Names, turned: bool, by_head: bool) -> Layer 
             x = x.flatten(0, 1)
         elif x.dim() == 3:  # (H, d_model, d) or (d_model, H, d)
             x = (x.transpose(0, 1) if len(x) == counts.get(role, whole.heads) else x).flatten(1)
-        found[role] = x.mT if turned else x
+        found[role] = x.mT if role in turned else x
     spelled = [re.search("[qkv]{3}", name.lower()) for name in names.get("qkv", [])]
     order = next((match[0] for match in spelled if match and set(match[0]) == {*"qkv"}), "qkv")
     for packed, letters in (("qkv", order), ("kv", "kv")):
@@ -225,8 +226,8 @@ def _unpacked(whole: Layer, names: Names, turned: bool, by_head: bool) -> Layer 
             found[role], vectors[role] = matrix[at], None if bias is None else bias[at]
         whose = ", ".join(_WORDS[role] for role in letters)
         end = "head by head" if by_head else "in this order"
-        text = f"the {'columns' if turned else 'rows'} of {names[packed][0]} are those of {whose}"
-        words = words or f"{text}, {end}"
+        text = f"the {'columns' if packed in turned else 'rows'} of {names[packed][0]} are those of"
+        words = words or f"{text} {whose}, {end}"
     layer = replace(whole, weights=found, biases=vectors, order=words)
     return layer if _fits(layer) else None
 

@@ -1,0 +1,274 @@
+"""What an attack on ``diagnose`` found: in silence, under a wrong name, or refused.
+
+Each row was wrong before it became a test.
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planted.functions import masked, plain
+from tables import for_each
+from torch import nn
+
+from attn_check import diagnose
+from attn_lib.positions import alibi_bias, apply_rope
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+BEHIND = {"layout": "BHTd", "causal": False}
+
+
+def scores_of(q, k):
+    return q @ k.mT / math.sqrt(q.shape[-1])
+
+
+# ---------------------------------------------------------------- sizes of 1, and limits
+
+
+def squeezed(q, k, v):
+    return scores_of(q, k).softmax(-1).squeeze() @ v.squeeze()
+
+
+def at(i, size):
+    """Wrong where one axis of q or k has length 1."""
+
+    def wrong(q, k, v):
+        return plain(q, k, v) * (1.5 if (q, k)[i < 0].shape[abs(i)] == size else 1.0)
+
+    return wrong
+
+
+@for_each(squeezed, at(0, 1), at(1, 1), at(2, 1), at(-2, 1), ids=str)
+def test_sizes_of_1_are_asked_for(fn):
+    report = diagnose(fn, **BEHIND)
+    assert report.mistakes == ["size_of_one"], report
+
+
+def equal_lengths(q, k, v):
+    assert q.shape[2] == k.shape[2]
+    return plain(q, k, v)
+
+
+class Buffered(nn.Module):
+    """As nanoGPT: no more positions than its buffer has."""
+
+    def __init__(self, block_size=20):
+        super().__init__()
+        self.n_head, self.c_attn, self.c_proj = 3, nn.Linear(12, 36), nn.Linear(12, 12)
+        self.register_buffer("past", torch.ones(block_size, block_size).tril() > 0)
+
+    def forward(self, x):
+        B, T, C = x.shape
+        q, k, v = (t.view(B, T, 3, 4).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
+        att = scores_of(q, k).masked_fill(~self.past[:T, :T], -math.inf).softmax(-1)
+        return self.c_proj((att @ v).transpose(1, 2).reshape(B, T, C))
+
+
+@for_each(
+    (equal_lengths, BEHIND, "refused: queries and keys of different lengths."),
+    (Buffered(), {"causal": True}, "refused: more than 20 positions."),
+)
+def test_what_is_refused_as_a_whole_is_a_limit(fn, options, words):
+    report = diagnose(fn, **options)
+    assert report.ok, report
+    assert words in str(report).partition("\n\n")[0].replace("\n ", "")
+
+
+# ---------------------------------------------------------------- masks, weights, guesses
+
+
+def padding_of_the_first(q, k, v, mask=None):
+    return masked(q, k, v, None if mask is None or mask[0].all() else mask)
+
+
+def weights_without_the_mask(q, k, v, mask=None):
+    return masked(q, k, v, mask), scores_of(q, k).softmax(-1)
+
+
+@for_each((padding_of_the_first, [None]), (weights_without_the_mask, ["weights_wrong"]))
+def test_masks_are_compared_in_every_way(fn, mistakes):
+    assert diagnose(fn, mask_means="attend").mistakes == mistakes
+
+
+class Viewed(nn.Module):
+    """Heads by views alone, and a mask that nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads = 3
+        self.W_q, self.W_k, self.W_v = (nn.Linear(12, 12) for _ in "qkv")
+
+    def forward(self, x, mask=None):
+        B, T, _ = x.shape
+        q, k, v = (f(x).view(B * 3, -1, 4) for f in (self.W_q, self.W_k, self.W_v))
+        return plain(q, k, v).view(B, T, 12)
+
+
+def test_a_guess_is_not_punished():
+    report = diagnose(Viewed())
+    assert set(report.mistakes) == {"mask_ignored", "heads_split_without_transpose"}, report
+    assert "taken for causal" not in str(report)
+
+
+def test_a_guess_that_leads_to_a_failure_comes_first():
+    def odd(q, k, v):
+        past = torch.ones(q.shape[-2], k.shape[-2]).tril(k.shape[-2] - q.shape[-2]).bool()
+        return scores_of(q, k).sin().masked_fill(~past, -math.inf).softmax(-1) @ v
+
+    (failure,) = diagnose(odd, layout="BHTd").failures
+    assert failure.likely.startswith("Seen: ")
+    assert "As causal= is not passed, it is taken for causal." in failure.likely
+
+
+def test_what_the_caller_passed_ranks_first():
+    sinks = torch.tensor([0.5, 1.0, -0.5])
+
+    def added(q, k, v):
+        return (scores_of(q, k) + sinks[:, None, None]).softmax(-1) @ v
+
+    assert diagnose(added, sinks=sinks, **BEHIND).mistakes == ["sinks_dropped"]
+
+
+def test_rows_of_nan_stand_in_the_headline():
+    text = str(diagnose(masked, mask_means="attend"))
+    assert text.startswith("masked: no mistake found, 1 warning: rows of NaN.")
+    for words in ("Look for: scores.masked_fill", "Repair: scores.masked_fill", "See: https://"):
+        assert words in text
+    assert diagnose(plain, **BEHIND).notes == []  # nor one on half precision
+
+
+# ---------------------------------------------------------------- parts that are not known
+
+
+def with_alibi(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, alibi_bias(3, q.shape[2], k.shape[2]).to(q))
+
+
+class Inside(nn.Module):
+    """RoPE on half of the channels, or a norm before the projections."""
+
+    def __init__(self, prenorm):
+        super().__init__()
+        self.num_heads, self.norm = 2, nn.LayerNorm(16) if prenorm else None
+        self.to_qkv, self.to_out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = x if self.norm is None else self.norm(x)
+        q, k, v = self.to_qkv(y).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        if self.norm is None:
+            q, k = (
+                torch.cat([apply_rope(t[..., :4], torch.arange(x.shape[1])), t[..., 4:]], dim=-1)
+                for t in (q, k)
+            )
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+PARTS = {
+    "attn_bias": (with_alibi, {"attn_bias": lambda T, S: alibi_bias(3, T, S).double()}, BEHIND),
+    "rope_dims": (Inside(prenorm=False), {"rope_base": 1e4, "rope_dims": 4}, {"causal": False}),
+    "prenorm": (Inside(prenorm=True), {"prenorm": "norm"}, {"causal": False}),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_that_is_not_known_can_be_passed(name):
+    fn, given, options = PARTS[name]
+    without = diagnose(fn, **options)
+    assert without.mistakes == [None]
+    assert f"(pass {name}=)" in without.failures[0].likely or f"({name}=)" in str(without)
+    assert diagnose(fn, **given, **options).ok
+
+
+@for_each(
+    ({"rope_dims": 3, "rope_base": 1e4}, "^rope_dims must be even, and 2 or more; got 3$"),
+    ({"rope_dims": 4}, "^rope_dims= is of a rotation: pass rope_base= with it$"),
+    ({"prenorm": "ln"}, "^prenorm must name a part of the module, norm, to_qkv, .*; got 'ln'$"),
+)
+def test_parts_that_do_not_fit_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        diagnose(Inside(prenorm=True), **options)
+
+
+# ---------------------------------------------------------------- what was refused
+
+
+class OfVideos(nn.Module):
+    """The most copied attention of the web: heads share their matrices, and its root is wrong."""
+
+    def __init__(self, embed_size=24, heads=3):
+        super().__init__()
+        self.embed_size, self.heads, self.head_dim = embed_size, heads, embed_size // heads
+        self.values, self.keys, self.queries = (
+            nn.Linear(self.head_dim, self.head_dim, bias=False) for _ in range(3)
+        )
+        self.fc_out = nn.Linear(embed_size, embed_size)
+
+    def forward(self, values, keys, query, mask):
+        values, keys, query = (
+            x.reshape(*x.shape[:2], self.heads, self.head_dim) for x in (values, keys, query)
+        )
+        queries, keys, values = self.queries(query), self.keys(keys), self.values(values)
+        energy = torch.einsum("nqhd,nkhd->nhqk", queries, keys)
+        if mask is not None:
+            energy = energy.masked_fill(mask == 0, float("-1e20"))
+        weights = torch.softmax(energy / self.embed_size**0.5, dim=3)
+        return self.fc_out(torch.einsum("nhql,nlhd->nqhd", weights, values).flatten(2))
+
+
+def test_the_most_copied_attention_is_read():
+    found = ["projection_shared_by_heads", "scale_by_model_width"]
+    assert diagnose(OfVideos()).mistakes == found
+
+
+class PerHead(nn.Module):
+    """Tensors (H, d_model, d_k), and norms under names of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads = 3
+        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(3, 12, 4) / 4) for _ in "qkv")
+        self.W_O = nn.Linear(12, 12)
+        self.rms_of_queries, self.rms_of_keys = nn.RMSNorm(4, eps=1e-6), nn.RMSNorm(4, eps=1e-6)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("btm,hmd->bhtd", x, W) for W in (self.W_Q, self.W_K, self.W_V))
+        y = F.scaled_dot_product_attention(self.rms_of_queries(q), self.rms_of_keys(k), v)
+        return self.W_O(y.transpose(1, 2).flatten(2))
+
+
+class Spelled(nn.Module):
+    """One packed projection, whose name says an order of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.to_vkq, self.attn_out = 3, nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def forward(self, x):
+        v, k, q = self.to_vkq(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+        return self.attn_out(plain(q, k, v).transpose(1, 2).flatten(2))
+
+
+def weights_first(q, k, v):
+    weights = scores_of(q, k).softmax(-1)
+    return weights, weights @ v
+
+
+def of_integers(q, k, v, mask=None):
+    scores = scores_of(q, k)
+    if mask is not None:
+        scores = scores.masked_fill((1 - mask).bool(), -math.inf)
+    return scores.softmax(-1) @ v
+
+
+@for_each(
+    (nn.MultiheadAttention(12, 3, kdim=8, vdim=10, batch_first=True), {}),
+    (PerHead(), {"qk_norm": "rms", "causal": False}),
+    (Spelled(), {"causal": False}),
+    (weights_first, BEHIND),
+    (of_integers, BEHIND),
+    ids=str,
+)
+def test_right_attentions_that_were_refused(fn, options):
+    report = diagnose(fn, **options)
+    assert report.ok, report
