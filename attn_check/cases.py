@@ -97,7 +97,8 @@ class Exam:
             out = self.out(with_other_key(case, j))
             if base is None or out is None or out.shape != base.shape:
                 return torch.ones_like(changes)
-            change = (out - base).abs().nan_to_num(1.0).transpose(-2, 1).flatten(2).amax(dim=-1)
+            change = (out - base).abs().masked_fill(out.isnan() & base.isnan(), 0.0)
+            change = change.nan_to_num(1.0).transpose(-2, 1).flatten(2).amax(dim=-1)
             changes[..., j] = change / (1.0 + base.abs().max().nan_to_num(1.0))
         return changes
 
@@ -310,7 +311,7 @@ def masked_cases(exam: Exam) -> list[Case]:
 def with_empty_row(exam: Exam) -> Case:
     """A mask that closes every key to one query, or to one example."""
     shape = exam.subject.mask_shape
-    mask = torch.ones(2, 5, 5, dtype=torch.bool)
+    mask = exam.allowed_mask(2, 5, 5).clone()
     if "T" in shape:  # of one example alone, where examples have masks of their own
         mask[: 1 if "B" in shape else 2, 2] = False
     else:

@@ -33,6 +33,15 @@ def equality(exam: Exam, attempt: Answered) -> str:
     return f"{text}, {' and '.join(left)} left out" if left else text
 
 
+def report_single(exam: Exam, pairs: Answered) -> None:
+    """The first call in which a size is 1 and the output is wrong, as in no other."""
+    for case, answer in pairs:
+        if (out := answer.out) is not None and not exam.equal(out, exam.expected(case), case):
+            example = exam.shown(case, out, exam.expected(case))
+            exam.found.known("size_of_one", example)
+            return
+
+
 def report_unknown(exam: Exam) -> None:
     """The inputs for which the output differs, and what is true of it, none of it a guess."""
     if exam.state_example:

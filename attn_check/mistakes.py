@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,34 @@ def _blocks(size: int) -> Forms:
     return keys + _with("mix", queries, 0.0, math.nan)
 
 
+def _unrescaled(choice: tuple[int, bool], r: Run) -> Tensor:
+    """Blocks of keys one after the other; what was summed before keeps its old maximum."""
+    size, sums_too = choice
+    out, total = torch.zeros_like(r.q[..., :1] * r.v[..., :1, :]), torch.zeros_like(r.q[..., :1])
+    top = torch.full_like(total, -math.inf)
+    for scores, v in zip(r.scores.split(size, dim=-1), r.v.split(size, dim=-2), strict=True):
+        new = torch.maximum(top, scores.amax(-1, keepdim=True)).clamp(min=-1e30)
+        powers = (scores - new).exp()
+        kept = 1.0 if sums_too else (top - new).exp()
+        out, total, top = out + powers @ v, total * kept + powers.sum(-1, keepdim=True), new
+    return out / total
+
+
+def _averaged(n: int, r: Run) -> Tensor:
+    """Parts of the keys, each with a softmax of its own."""
+    pairs = zip(r.scores.tensor_split(n, -1), r.v.tensor_split(n, -2), strict=True)
+    return torch.stack([s.softmax(-1) @ v for s, v in pairs if v.shape[-2]]).mean(dim=0)
+
+
+def _tiled_mask(r: Run) -> Tensor | None:
+    """Head h of example b has the mask number b · H + h of the examples' masks in turn."""
+    if r.given is None:
+        return None
+    B, H = len(r.scores), r.scores.shape[1]
+    given = r.given.expand(B, *r.given.shape[1:])
+    return given[(torch.arange(B * H) % B).view(B, H), 0]
+
+
 def _each(split: Callable[[Tensor, int], Tensor]) -> Step:
     """A way of splitting heads, for queries, keys and values."""
     return lambda r: (split(r.q, r.H), split(r.k, r.H_kv), split(r.v, r.H_kv))
@@ -215,9 +244,13 @@ def _normed(axis: int | None, r: Run) -> list[Tensor]:
 FORMS: dict[str, Forms] = {
     # ---------------------------------------------------------------- scale
     "scale_missing": _of("scale", lambda r: 1.0),
-    "scale_by_model_width": _of("scale", lambda r: (r.d_k * r.H) ** -0.5),
+    "scale_by_model_width": _of(
+        "scale",
+        lambda r: (r.d_k * r.H) ** -0.5,
+        lambda r: _meant(r.H != r.H_kv) and (r.d_k * r.H / r.H_kv) ** -0.5,
+    ),
     "scale_multiplied": _of("scale", lambda r: 1.0 / r.scale),
-    "scale_by_d_k": _of("scale", lambda r: 1.0 / r.d_k),
+    "scale_by_d_k": _of("scale", lambda r: 1.0 / r.d_k, lambda r: 0.5 / r.d_k),
     "scale_twice": _of("scale", lambda r: r.scale**2),
     "scale_by_num_heads": _of("scale", lambda r: r.H**-0.5, lambda r: 1.0 / r.H),
     "scale_by_value_width": _of("scale", lambda r: r.v.shape[-1] ** -0.5),
@@ -279,6 +312,7 @@ FORMS: dict[str, Forms] = {
     ),
     "mask_first_example": _mask(lambda m: m[:1], lambda m: m[-1:]),
     "mask_first_head": _mask(lambda m: m[:, :1]),
+    "mask_tiled_over_heads": _of("mask", _tiled_mask),
     "mask_of_the_batch": _mask(
         *(partial(f, dim=axis, keepdim=True) for axis in (0, -2) for f in (torch.any, torch.all))
     ),
@@ -318,7 +352,15 @@ FORMS: dict[str, Forms] = {
         lambda r: r.below() if r.training else None,
         lambda r: None if r.training else r.below(),
     ),
-    "causal_cached_length": _with("causal", _within, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64),
+    "causal_cached_length": [
+        *_with("causal", _within, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64),
+        *_with("causal", lambda n, r: r.below() if n >= r.S else None, 4, 5, 8, 16, 32, 64),
+    ],
+    "causal_restarts": _with(
+        "causal",
+        lambda n, r: torch.arange(r.S) <= torch.arange(r.T)[:, None] % n + r.first,
+        *(2, 4, 8, 16, 32, 64),
+    ),
     "window_one_more": _of("window", lambda r: both(r.reach, r.near(r.intent.window + 1))),
     "window_one_less": _of("window", lambda r: both(r.reach, r.near(r.intent.window - 1))),
     "window_not_causal": _of(
@@ -326,7 +368,22 @@ FORMS: dict[str, Forms] = {
         lambda r: (r.places[0][:, None] - r.places[1]).abs() < r.intent.window,
         lambda r: r.near(r.intent.window),
     ),
+    "window_in_blocks": _of(
+        "window",
+        lambda r: both(
+            r.reach, r.places[0][:, None] // r.intent.window == r.places[1] // r.intent.window
+        ),
+    ),
     "window_ignored": _of("window", lambda r: r.reach),
+    "online_softmax_not_rescaled": _with(
+        "mix", _unrescaled, *product((1, 2, 4, 8, 16, 32, 64), (False, True))
+    ),
+    "block_padding_counts": _with(
+        "softmax",
+        lambda n, r: F.pad(r.scores, (0, -r.S % n)).softmax(-1)[..., : r.S],
+        *(4, 8, 16, 32, 64, 128),
+    ),
+    "parts_averaged": _with("mix", _averaged, 2, 4),
     "block_remainder_dropped": [f for n in (2, 4, 8, 16, 32, 64, 128) for f in _blocks(n)],
     "sinks_dropped": _of(
         "softmax", lambda r: _meant(r.intent.sinks is not None) and r.scores.softmax(-1)
@@ -379,6 +436,10 @@ FORMS: dict[str, Forms] = {
         lambda r: _spread((r.weights @ r.v).mean(1, keepdim=True), r),
     ),
     # ---------------------------------------------------------------- projections
+    "keys_reshaped": _of("score", lambda r: r.q @ r.k.reshape(*r.k.shape[:2], *r.k.mT.shape[2:])),
+    "values_summed": _of(
+        "mix", lambda r: r.weights.sum(-1, keepdim=True) * r.v.sum(-2, keepdim=True)
+    ),
     "query_key_shared": _projected("qqv", "kkv"),
     "all_shared": _projected("qqq", "kkk", "vvv"),
     "key_value_swapped": _projected("qvk"),
@@ -444,6 +505,9 @@ FORMS: dict[str, Forms] = {
     "qk_norm_after_rope": _together(
         norm=lambda r: (r.q, r.k),
         rotate=lambda r: _meant(r.intent.qk_norm) and (*_rotated(r).norm(), r.v),
+    ),
+    "qk_norm_of_the_other": _with(
+        "norm", lambda role, r: (r.normed(r.q, role), r.normed(r.k, role)), "q", "k"
     ),
     "qk_norm_missing": _with("norm", lambda roles, r: r.norm(roles), "", "k", "q"),
 }

@@ -8,7 +8,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from attn_check.cases import Exam, far_below, with_empty_row, with_other_key
+from attn_check.cases import Exam, far_below, with_empty_row, with_other_key, without_padded_rows
 from attn_check.reference import Case, compute
 from attn_check.report import largest, numbers
 from attn_check.search import compared, reachable
@@ -172,6 +172,7 @@ def check_closed_keys(exam: Exam) -> bool:
 def check_empty_row(exam: Exam) -> None:
     """A query that may attend to nothing changes no other query's output."""
     case = with_empty_row(exam)
+    case = without_padded_rows(case) if exam.ignores_padded else case
     out, expected = exam.out(case), exam.expected(case)
     if exam.masked and out is not None:
         text = "a query that may attend to nothing changes no other query"

@@ -39,7 +39,7 @@ def at(i, size):
     return wrong
 
 
-@for_each(squeezed, at(0, 1), at(1, 1), at(2, 1), at(-2, 1), ids=str)
+@for_each(squeezed, at(0, 1), at(1, 1), at(2, 1), at(-2, 1))
 def test_sizes_of_1_are_asked_for(fn):
     report = diagnose(fn, **BEHIND)
     assert report.mistakes == ["size_of_one"], report
@@ -267,7 +267,6 @@ def of_integers(q, k, v, mask=None):
     (Spelled(), {"causal": False}),
     (weights_first, BEHIND),
     (of_integers, BEHIND),
-    ids=str,
 )
 def test_right_attentions_that_were_refused(fn, options):
     report = diagnose(fn, **options)

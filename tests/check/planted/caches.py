@@ -27,6 +27,7 @@ edit(Llama, "llama", ROTATIONS, **HALVES)
 NORMS = {
     "qk_norm_missing": (NORM, "            pass\n"),
     "qk_norm_axis": (NORM, "            q, k = self.q_norm(q, dim=1), self.k_norm(k, dim=1)\n"),
+    "qk_norm_of_the_other": (NORM, "            q, k = self.q_norm(q), self.q_norm(k)\n"),
     "qk_norm_after_rope": [
         (NORM, "            pass\n"),
         (TURN, f"{TURN}\n        if self.normed:\n{NORM}"),
@@ -72,6 +73,7 @@ TOGETHER = """            flat = (t.flatten(2) for t in (xq, xk))
 NORMS = {
     "qk_norm_missing": (NORM, "            pass\n"),
     "qk_norm_axis": (NORM, TOGETHER),
+    "qk_norm_of_the_other": (NORM, "            xq, xk = self.k_norm(xq), self.k_norm(xk)\n"),
     "qk_norm_after_rope": [
         (NORM, "            pass\n"),
         (TURNED, f"{TURNED}        if self.normed:\n{NORM}"),

@@ -36,6 +36,9 @@ CAUSAL = {
     ],
 }
 edit(causal, "function", CAUSAL, causal=True)
+sliced = "torch.arange(S) > torch.arange(T)[:, None] % 8 + S - T"
+again = {"causal_restarts": (f"torch.triu(torch.ones(T, S), {DIAGONAL}).bool()", sliced)}
+edit(causal, "function", again, causal=True)
 BEHIND = {"causal": True, "layout": "BTHd", "mask_means": "blocked"}
 edit(behind_and_causal, "einsum", {"causal_top_left": ("triu(S - T + 1)", "triu(1)")}, **BEHIND)
 cut = {"causal_bottom_right_by_cut": ("tril()", "tril(k.size(-2) - q.size(-2))")}
@@ -52,6 +55,10 @@ WINDOW = {
     "window_one_less": ("far < 3", "far < 3 - 1"),
     "window_not_causal": ("(far >= 0) & (far < 3)", "far.abs() < 3"),
     "window_ignored": (" & (far < 3)", ""),
+    "window_in_blocks": (
+        "(far < 3)",
+        "(torch.arange(S - q.size(-2), S)[:, None] // 3 == torch.arange(S) // 3)",
+    ),
 }
 edit(windowed, "function", WINDOW, causal=True, window=3)
 sunk = ("torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]", "scores.softmax(-1)")
@@ -91,6 +98,10 @@ WINDOW = {
     "window_one_less": ("back < self.window", "back + 1 < self.window"),
     "window_not_causal": ("back >= 0", "back > -self.window"),
     "window_ignored": (MASK, "back >= 0"),
+    "window_in_blocks": (
+        "(back < self.window)",
+        "(at[:, None] // self.window == at // self.window)",
+    ),
 }
 edit(Local, "layer", WINDOW, {"window": 4}, causal=True, window=4)
 LINE = "scores = self.softcap * torch.tanh(scores / self.softcap)"
@@ -130,5 +141,6 @@ PACKED = {
     # is_causal is reset beside the dropout: the SDPA tutorial of pytorch/tutorials
     "causal_only_in_training": (CLOSE, f"if self.training:\n            {CLOSE}"),
     "causal_cached_length": (CLOSE, MADE_ONCE),
+    "causal_restarts": ("[:, :, :T, :T] ==", "[:, :, :T, :T][:, :, torch.arange(T) % 4] =="),
 }
 edit(CausalSelfAttention, "packed", PACKED, causal=True)

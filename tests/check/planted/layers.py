@@ -129,9 +129,9 @@ class CrossAttention(nn.Module):
 
 
 class Gain(nn.Module):
-    def __init__(self, dim):
+    def __init__(self, dim, first=0.5, last=1.5):
         super().__init__()
-        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, dim))
+        self.weight = nn.Parameter(torch.linspace(first, last, dim))
 
     def forward(self, x, dim=-1):
         return x * torch.rsqrt(x.pow(2).mean(dim, keepdim=True) + 1e-6) * self.weight
@@ -152,7 +152,7 @@ class Llama(nn.Module):
         self.v_proj = nn.Linear(hidden_size, narrow, bias=False)
         self.o_proj = nn.Linear(hidden_size, hidden_size, bias=False)
         if normed:
-            self.q_norm, self.k_norm = Gain(self.head_dim), Gain(self.head_dim)
+            self.q_norm, self.k_norm = Gain(self.head_dim), Gain(self.head_dim, 1.7, 0.6)
 
     def forward(self, hidden_states):
         return self.attended(hidden_states, None)[0]

@@ -38,6 +38,9 @@ edit(
 )
 batch = {"mask_of_the_batch": ("~mask", "~mask.any(0, keepdim=True)")}
 edit(masked, "function", batch, mask_shape="B1TS", **ATTEND)
+ROWS = "(torch.arange(q.size(0) * q.size(1)) % q.size(0)).view(q.shape[:2])"
+tiled = {"mask_tiled_over_heads": ("~mask", f"~mask.expand(len(q), *mask.shape[1:])[{ROWS}, 0]")}
+edit(masked, "function", tiled, mask_shape="B1TS", **ATTEND)
 two_axes = (
     "if mask is not None:\n        mask = mask[:, None, None, :] if mask.dim() == 2 else mask"
 )
@@ -102,6 +105,7 @@ edit(Layer, "unsqueezed", heads, mask_shape="TS", **ATTEND)
 FILL = "sim.masked_fill(~real, -torch.inf)"
 FOLDED = {
     "mask_inverted": ("~real", "real"),
+    "mask_tiled_over_heads": ("repeat_interleave(h, dim=0)", "repeat(h, 1)"),
     "mask_first_example": ("mask.repeat_interleave", "mask[:1].expand_as(mask).repeat_interleave"),
     "mask_of_the_batch": ("mask.repeat", "mask.all(0).expand_as(mask).repeat"),
     "closed_key_reaches_output": (FILL, "sim * real + sim.mean(-1, keepdim=True) * ~real"),

@@ -11,6 +11,7 @@ FUNCTION = {
     "value_is_query": ("weights, v", "weights, q"),
     "residual_added": ("return torch", "return q + torch"),
     "channels_reversed": ("weights, v)", "weights, v).flip(-1)"),
+    "keys_reshaped": ("k.transpose(-2, -1)", "k.reshape(*k.shape[:2], k.size(3), k.size(2))"),
 }
 edit(plain, "function", FUNCTION)
 rotated = {"order_rotated": ("plain(q, k, v)", "plain(v, k, q)")}
@@ -36,6 +37,11 @@ LAYER = {
     "output_projection_missing": (OUT, "out = out.flatten(2)"),
     "output_bias_twice": (OUT, f"{OUT} + self.out_proj.bias"),
     "residual_added": (OUT, f"{OUT} + x"),
+    "values_summed": ('"bhts,bshd->bthd"', '"bhts,bzhd->bthd"'),
+    "keys_reshaped": (
+        'torch.einsum("bthd,bshd->bhts", q, k)',
+        "q.transpose(1, 2) @ k.transpose(1, 2).reshape(len(k), self.num_heads, self.d_k, -1)",
+    ),
 }
 edit(Layer, "layer", LAYER)
 CUT = "(t.unflatten(-1, (self.num_heads, -1)) for t in {})"

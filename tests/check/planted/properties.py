@@ -56,6 +56,41 @@ def whole_blocks_of_keys(q, k, v, block=16):
     return out / total
 
 
+def by_blocks(q, k, v, block, rescales):
+    top = q.new_full((*q.shape[:-1], 1), -torch.inf)
+    total, out = torch.zeros_like(top), 0.0
+    for keys, values in zip(k.split(block, dim=-2), v.split(block, dim=-2), strict=True):
+        s = q @ keys.mT / math.sqrt(q.size(-1))
+        new = torch.maximum(top, s.amax(-1, keepdim=True))
+        e, shrink = (s - new).exp(), (top - new).exp()
+        out = out + e @ values
+        total, top = total * (shrink if rescales else 1.0) + e.sum(-1, keepdim=True), new
+    return out / total
+
+
+@planted("online_softmax_not_rescaled", plain)
+def output_of_an_old_maximum(q, k, v):
+    return by_blocks(q, k, v, block=4, rescales=True)
+
+
+@planted("online_softmax_not_rescaled", plain, "stale")
+def all_of_an_old_maximum(q, k, v):
+    return by_blocks(q, k, v, block=16, rescales=False)
+
+
+@planted("parts_averaged", plain)
+def halves(q, k, v):
+    parts = zip(k.tensor_split(2, dim=-2), v.tensor_split(2, dim=-2), strict=True)
+    outs = [plain(q, *part) for part in parts if part[0].size(-2)]
+    return sum(outs) / len(outs)
+
+
+@planted("parts_averaged", behind, "einsum", layout="BTHd")
+def quarters(q, k, v):
+    parts = zip(k.tensor_split(4, dim=1), v.tensor_split(4, dim=1), strict=True)
+    return torch.stack([behind(q, *part) for part in parts if part[0].size(1)]).mean(dim=0)
+
+
 @planted("block_remainder_dropped", behind, "einsum", layout="BTHd")
 def whole_blocks_of_queries(q, k, v, block=8):
     out = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
