@@ -8,6 +8,7 @@ import io
 import itertools
 import pkgutil
 import re
+import unicodedata
 from pathlib import Path
 
 import matplotlib as mpl
@@ -27,6 +28,12 @@ from attn_lib import MultiHeadAttention
 
 ROOT = pages.ROOT
 README = (ROOT / "README.md").read_text()
+
+SOURCES = {path.name: path.read_text() for path in ROOT.glob("attn_*/*.py")}
+SOURCES |= {path.name: path.read_text() for path in pages.TEXTS}
+SOURCES |= {
+    path.name: "\n".join(cell.source for cell in pages.read(path).cells) for path in pages.NOTEBOOKS
+}
 
 # ---------------------------------------------------------------- the README's Python
 
@@ -62,6 +69,10 @@ def test_the_commands_of_the_readme_name_what_is_there():
     for name in packages:
         package, member = name.strip("`").split(".")
         assert hasattr({"attn_check": attn_check, "attn_lib": attn_lib}[package], member), name
+    for name in re.findall(r"`((?:assert|diagnose)\w*)`", README):
+        assert hasattr(attn_check, name), name
+    for target in re.findall(r"python -m attn_check ([\w.:]+)", README):
+        assert re.fullmatch(r"[\w.]+:\w+", target), target
     for path in re.findall(r"`python (\S+\.py)", README):
         assert (ROOT / path).is_file(), path
 
@@ -80,17 +91,22 @@ def licences(text: dict[str, str]) -> dict[str, tuple[str, str]]:
     assert readme
     assert code
     assert words
+    front = re.search(
+        r"text and figures are under ([^,]+), code under (\w+)", text["book/index.md"]
+    )
+    assert front
     of_address = "CC " + words[2].upper().replace("/", " ")
     return {
         "LICENSE": (code[1], words[1]),
         "the address": (code[1], of_address),
         "README.md": (readme[1], readme[2]),
+        "book/index.md": (front[2], front[1]),
         "CITATION.cff": (citation[0], re.sub(r"^CC-(.*)-(\S+)$", r"CC \1 \2", citation[1])),
         "pyproject.toml": (project["license"]["text"], words[1]),
     }
 
 
-FILES = ("LICENSE", "README.md", "CITATION.cff", "pyproject.toml")
+FILES = ("LICENSE", "README.md", "book/index.md", "CITATION.cff", "pyproject.toml")
 TEXTS = {name: (ROOT / name).read_text() for name in FILES}
 
 
@@ -108,6 +124,7 @@ def test_the_licence_is_of_every_folder():
     ("LICENSE", "(CC BY 4.0)", "(CC BY-NC 4.0)"),
     ("LICENSE", "licenses/by/4.0", "licenses/by-nc/4.0"),
     ("README.md", "Code under MIT", "Code under Apache-2.0"),
+    ("book/index.md", "CC BY 4.0, code under MIT", "MIT, code under CC BY 4.0"),
     ("pyproject.toml", '"MIT"', '"Apache-2.0"'),
     ("CITATION.cff", "CC-BY-4.0", "CC-BY-SA-4.0"),
 )
@@ -115,6 +132,29 @@ def test_another_licence_is_seen(name, old, new):
     assert TEXTS[name].count(old) >= 1
     changed = {**TEXTS, name: TEXTS[name].replace(old, new)}
     assert len(set(licences(changed).values())) > 1
+
+
+def of_photographs(text: str) -> dict[str, bool]:
+    """Whether each photograph that a text names is under CC0, or else in the public domain."""
+    parts = re.split(r", |\n(?=\w+\.jpg)", text)
+    return {name: "CC0" in part for part in parts for name in re.findall(r"\w+\.jpg", part)}
+
+
+def of_weights(text: str) -> set[str]:
+    """The licences that a text gives to weights."""
+    return set(re.findall(r"weights are under the (\w+)", " ".join(text.split())))
+
+
+def test_licences_of_photographs_and_weights_agree():
+    beside = of_photographs((ROOT / "attn_lib/data/photographs.txt").read_text())
+    (sentence,) = re.findall(r"[^;.]*astronaut\.jpg(?:\.jpg|[^;])*?under CC0", TEXTS["LICENSE"])
+    assert of_photographs(sentence) == beside
+    swapped = sentence.replace("rocket", "X").replace("coffee", "rocket").replace("X", "coffee")
+    assert of_photographs(swapped) != beside
+    weights = re.findall(r"in the package [\w-]+ [\d.]+, under the (\w+)", TEXTS["LICENSE"])
+    said = {name: of_weights(text) for name, text in SOURCES.items()}
+    assert set(weights) == {"Apache"} == set().union(*said.values())
+    assert of_weights("Its weights are\nunder the MIT licence.") == {"MIT"}
 
 
 # ---------------------------------------------------------------- defaults in docstrings
@@ -262,17 +302,13 @@ def test_a_number_that_is_named_is_that_of_the_page():
 # ---------------------------------------------------------------- titles of what is cited
 
 BIBLIOGRAPHY = (pages.BOOK / "references.bib").read_text()
-SOURCES = {path.name: path.read_text() for path in ROOT.glob("attn_*/*.py")}
-SOURCES |= {path.name: path.read_text() for path in pages.TEXTS}
-SOURCES |= {
-    path.name: "\n".join(cell.source for cell in pages.read(path).cells) for path in pages.NOTEBOOKS
-}
 
 
 def plain(text: str) -> str:
-    return " ".join(
-        re.sub(r"[^\w ]", " ", re.sub(r"\\.|[{}]", "", text.replace("×", "x"))).casefold().split()
-    )
+    """Small letters and digits, without accents, braces and commands."""
+    text = unicodedata.normalize("NFKD", text.replace("×", "x"))
+    text = re.sub(r"\\.|[{}]|[\u0300-\u036f]", "", text)
+    return " ".join(re.sub(r"[^\w ]", " ", text).casefold().split())
 
 
 def wrong_titles(bibliography: str, text: str) -> list[str]:
@@ -309,6 +345,29 @@ def misnamed(bibliography: str, text: str) -> list[str]:
         if not set(plain(name).split()) & set(known[url].split())
         and plain(name).replace(" ", "") not in known[url].replace(" ", "")
     ]
+
+
+def wrong_authors(bibliography: str, text: str) -> list[str]:
+    """Links that name another first author than the entry of their address."""
+    first = {pages.field(e, "url"): pages.field(e, "author") for e in bibliography.split("\n@")}
+    links = re.findall(r"\[([^]\[(]+?)(?: et al\.| and [^(]+)? \(\d{4}\w?\)\]\((\S+?)\)", text)
+    return [
+        name
+        for name, url in links
+        if url in first and plain(name) not in plain(first[url].partition(" and ")[0])
+    ]
+
+
+def test_first_authors_are_those_of_the_bibliography():
+    wrong = {name: wrong_authors(BIBLIOGRAPHY, text) for name, text in SOURCES.items()}
+    assert {name: names for name, names in wrong.items() if names} == {}
+    assert sum(" et al. (" in text for text in SOURCES.values()) > 10
+    text = "[Zhang and Sennrich (2019)](https://arxiv.org/abs/1910.07467)"
+    assert wrong_authors(BIBLIOGRAPHY, text) == []
+    other = BIBLIOGRAPHY.replace(
+        "{Zhang, Biao and Sennrich, Rico}", "{Sennrich, Rico and Zhang, B}"
+    )
+    assert wrong_authors(other, text) == ["Zhang"]
 
 
 def test_titles_are_those_of_the_bibliography():
