@@ -209,15 +209,15 @@ def wrong_defaults(doc: str, function) -> list[str]:
         if stated is None:
             continue
         words = stated[1].strip("`")
-        try:
-            value = ast.literal_eval(words.replace(",", ""))
-        except (ValueError, SyntaxError):  # in words
-            if name in STANDS_FOR and default is None and words not in STANDS_FOR[name]:
+        if default is None:  # in words, or a number that is taken instead
+            if words not in STANDS_FOR.get(name, {words}):
                 wrong.append(name)
             continue
-        if default is not None and (
-            value != default or isinstance(value, bool) != isinstance(default, bool)
-        ):
+        try:
+            value = ast.literal_eval(words.replace(",", ""))
+        except (ValueError, SyntaxError):
+            continue
+        if value != default or isinstance(value, bool) != isinstance(default, bool):
             wrong.append(name)
     return wrong
 
