@@ -18,9 +18,10 @@ from typing import Any
 from attn_check.diagnose import diagnose
 from attn_check.rope import diagnose_rope
 
-_KINDS: dict[str, type] = dict.fromkeys("heads kv-heads d-k window".split(), int)
+_KINDS: dict[str, type] = dict.fromkeys("heads kv-heads d-k window rope-dims".split(), int)
 _KINDS |= dict.fromkeys("softcap scale rope-base".split(), float)
-_KINDS |= dict.fromkeys("arguments layout mask-means mask-shape qk-norm rope-pairing".split(), str)
+_KINDS |= dict.fromkeys("arguments layout mask-means mask-shape qk-norm prenorm".split(), str)
+_KINDS["rope-pairing"] = str
 _CAUSAL = {"yes": True, "no": False, "top_left": "top_left"}
 _OF_ROPE = ("rope_base", "rope_pairing", "layout", "d_k")
 
