@@ -85,7 +85,37 @@ def ending_early(tree: ast.Module) -> list[int]:
     ]
 
 
+def computed_twice(tree: ast.Module) -> list[int]:
+    """Lines that give a second name to the very call of the line before: no rival, but a twin."""
+    blocks = [
+        block
+        for node in ast.walk(tree)
+        for block in (getattr(node, "body", None), getattr(node, "orelse", None))
+        if isinstance(block, list)
+    ]
+    return [
+        second.lineno
+        for block in blocks
+        for first, second in pairwise(block)
+        if isinstance(first, ast.Assign) and isinstance(second, ast.Assign)
+        if isinstance(first.value, ast.Call) and ast.dump(first.value) == ast.dump(second.value)
+        if not isinstance(second.targets[0], ast.Attribute)
+    ]
+
+
+def passing_all(tree: ast.Module) -> list[int]:
+    """Tolerances of a half and more."""
+    return [
+        node.value.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg in ("abs", "rel", "atol", "rtol")
+        if isinstance(node.value, ast.Constant) and not isinstance(node.value.value, str | bool)
+        if node.value.value is not None and node.value.value >= 0.5
+    ]
+
+
 RULES = (always_true, expected_to_fail, compared_with_itself, without_a_check, ending_early)
+RULES += (computed_twice, passing_all)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -108,6 +138,10 @@ def test_each_test_can_fail(rule):
     (without_a_check, "f()"),
     (without_a_check, "x = f() == 1"),
     (without_a_check, "g()"),
+    (computed_twice, "x = f(1)\n    y = f(1)\n    assert x == y"),
+    (computed_twice, "a, b = f(1, **c)\n    d, e = f(1, **c)\n    assert a == d"),
+    (passing_all, "assert x == pytest.approx(y, abs=10)"),
+    (passing_all, "assert_close(x, y, atol=1e-3, rtol=0.5)"),
     (ending_early, "return\n    assert f()"),
     (ending_early, "if x:\n        return\n    assert f()"),
 )
@@ -120,6 +154,7 @@ def test_each_broken_rule_is_seen(rule, body):
     "assert f() or x",
     "assert str(f()) == str(f())",
     "assert torch.equal(a.b, b.a)",
+    "x = f(1)\n    y = f(2)\n    assert x == pytest.approx(y, abs=0.1)",
     "with pytest.raises(ValueError):\n        f()",
     "h()",
     "def inner():\n        return 1\n\n    assert inner()",
