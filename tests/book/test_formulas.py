@@ -133,8 +133,10 @@ def residual(page):
 def shares(page):
     writes = draw(7, 3)
     z = writes.sum(dim=0)
-    share = torch.stack([w @ z / (z @ z) for w in writes])
-    yield share.sum(), torch.ones((), dtype=torch.float64)
+    share = torch.stack([sum(w * z) / sum(z * z) for w in writes])
+    yield share.sum(), 1.0
+    found = page["assigned"]("shares =", writes=writes[:, None], z=z, final=None)
+    yield found["shares"], share
 
 
 def rms(page):
@@ -393,10 +395,11 @@ def layer_norm(norm, x):
 def multi_head(layer, x, context):
     """Attention of (T, d_model) on (S, d_model), head by head."""
     q, k, v = linear(layer.q_proj, x), linear(layer.k_proj, context), linear(layer.v_proj, context)
-    heads, d_k = [], q.shape[1] // layer.num_heads
+    q, k, v = (y.split(layer.d_k, dim=1) for y in (q, k, v))  # heads
+    heads = []
     for h in range(layer.num_heads):
-        own = slice(h * d_k, (h + 1) * d_k)
-        heads.append(softmax(q[:, own] @ k[:, own].T / math.sqrt(d_k)) @ v[:, own])
+        shared = h // (layer.num_heads // layer.num_kv_heads)
+        heads.append(softmax(q[h] @ k[shared].T / math.sqrt(layer.d_k)) @ v[shared])
     return linear(layer.out_proj, torch.cat(heads, dim=1))
 
 
@@ -472,8 +475,8 @@ def tokens_of_patches(page):
 
 def first_stream(page):
     model, image, z = seen(page)
-    rows = [model.class_token[0], *linear(model.E, page["cut"](image, 2)[0])]
-    expected = torch.stack([row + model.positions[i] for i, row in enumerate(rows)])
+    tokens = [model.class_token[0], *linear(model.E, page["cut"](image, 2)[0])]
+    expected = torch.stack([x + model.positions[i] for i, x in enumerate(tokens)])
     yield z[0], expected
 
 
@@ -554,6 +557,25 @@ def all_options(last, page):
 def plain_attention(page):
     q, k, v = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2)
     yield attn_lib.attention(q, k, v)[0], softmax(q @ k.T / math.sqrt(4)) @ v
+
+
+def shared_heads(page):
+    layer, x = of_random_numbers(attn_lib.MultiHeadAttention(12, 6, num_kv_heads=2)), draw(4, 12)
+    yield layer(x[None])[0], multi_head(layer, x, x)
+
+
+def last_queries(page):
+    q, k, v = draw(3, 4), draw(5, 4, seed=1), draw(5, 2, seed=2)
+    rows = [softmax(q[i] @ k[: i + 3].T / math.sqrt(4)) @ v[: i + 3] for i in range(3)]
+    yield attn_lib.attention(q, k, v, causal=True)[0], torch.stack(rows)
+
+
+def default_widths(page):
+    layer = attn_lib.MultiHeadAttention(12, 3)
+    yield layer.d_k, 12 // 3
+    yield torch.tensor(layer.q_proj.weight.shape), torch.tensor([3 * 4, 12])
+    other = attn_lib.MultiHeadAttention(4, 8, d_k=64, d_v=32)  # as the notation says
+    yield torch.tensor(other.out_proj.weight.shape), torch.tensor([4, 8 * 32])
 
 
 def joined_heads(page):
@@ -699,7 +721,22 @@ def test_a_formula_is_printed_as_it_is_computed(row):
     assert unlike(row, defined(notebook)) == []
 
 
-def test_each_numbered_formula_has_its_row():
+@for_each(
+    (r"query head $h$ uses key head $\lfloor h / (H / H_\text{kv}) \rfloor$", shared_heads),
+    (
+        r"a causal mask and $T \ne S$, the queries are the **last** $T$ of the $S$ positions",
+        last_queries,
+    ),
+    (r"| $d_\text{model} / H$ by default |", default_widths),
+    ("`nn.Linear(d_model, H * d_k).weight` has the shape `(H * d_k, d_model)`", default_widths),
+    ("`d_model=4, H=8, d_k=64, d_v=32` is legal", default_widths),
+)
+def test_a_sentence_of_the_notation_is_true(sentence, pairs):
+    assert NOTATION.source.count(sentence) == 1
+    assert unlike(Row("notation", "", sentence, pairs), {}) == []
+
+
+def test_each_displayed_formula_has_its_row():
     numbered = {name: set(formulas(notebook)) for name, notebook in PAGES.items()}
     held = {name: {row.number for row in ROWS if row.page == name} for name in PAGES}
     assert numbered == held
@@ -732,6 +769,7 @@ def test_each_numbered_formula_has_its_row():
     ("5.6", "-a.sin(), a.sin()", "a.sin(), -a.sin()"),
     ("5.7", "rotate(k, apart, speeds)", "rotate(k, -apart, speeds)"),
     ("6.1", "return x + f(norm(x))", "return f(norm(x))"),
+    ("6.2", "/ z.square().sum()", "/ z.norm()"),
     ("before 6.3", "x.square().mean", "x.abs().mean"),
     ("6.3", "x.square().mean", "x.abs().mean"),
     ("6.5", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
