@@ -40,6 +40,7 @@ def formulas(notebook) -> dict[str, str]:
     """From numbers to TeX; one that has no number stands before another, or last."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     displayed, found = DISPLAYED.findall(text), dict(STEP.findall(text))
+    assert sum(number != "" for _, number in displayed) == text.count(r"\tag{")
     for (tex, number), (_, following) in pairwise([*displayed, ("", "")]):
         name = number or (f"before {following}" if following else "last")
         assert name not in found
@@ -562,6 +563,7 @@ def plain_attention(page):
 def shared_heads(page):
     layer, x = of_random_numbers(attn_lib.MultiHeadAttention(12, 6, num_kv_heads=2)), draw(4, 12)
     yield layer(x[None])[0], multi_head(layer, x, x)
+    yield layer(x[None, :1], x[None])[0], multi_head(layer, x[:1], x)
 
 
 def last_queries(page):
@@ -772,6 +774,7 @@ def test_each_displayed_formula_has_its_row():
     ("6.2", "/ z.square().sum()", "/ z.norm()"),
     ("before 6.3", "x.square().mean", "x.abs().mean"),
     ("6.3", "x.square().mean", "x.abs().mean"),
+    ("before 6.5", "F.silu(self.gate(x))", "F.silu(self.up(x))"),
     ("6.5", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
     ("8.1", "k.nbytes + v.nbytes", "k.nbytes"),
     ("9.1", "logits / temperature", "logits * temperature"),
