@@ -444,3 +444,33 @@ def test_a_colour_that_the_picture_lacks_is_seen():
     assert len(figures) >= 12
     for words, png, code in figures[::3]:
         assert "yellow" in unseen_colours(f"{words} The yellow curve.", png, code)
+
+
+# ---------------------------------------------------------------- links into pages
+
+
+def headings(text: str) -> dict[str, str]:
+    """From the words of a page's headings to their anchors."""
+    titles = re.findall(r"(?m)^#+ (.+)$", text)
+    return {plain(t): re.sub(r"[^\w\- ]", "", t.lower()).strip().replace(" ", "-") for t in titles}
+
+
+def misled(text: str, targets: dict[str, str]) -> list[str]:
+    """Links with the words of one heading that lead to another of the same page."""
+    links = re.findall(r"\[([^]\[]+)\]\((?:book/)?(\w+)\.(?:ipynb|md)#([\w-]+)\)", text)
+    return [
+        words
+        for words, page, anchor in links
+        if headings(targets.get(page, "")).get(plain(words), anchor) != anchor
+    ]
+
+
+def test_a_link_with_the_words_of_a_heading_leads_there():
+    targets = {Path(name).stem: text for name, text in SOURCES.items() if not name.endswith(".py")}
+    wrong = {name: misled(text, targets) for name, text in {**SOURCES, "README": README}.items()}
+    assert {name: words for name, words in wrong.items() if words} == {}
+    link = "[the mask closes nothing](14_clinic.ipynb#the-mask-closes-nothing)"
+    assert link in targets["index"]
+    assert misled(link, targets) == []
+    other = link.replace("#the-mask-closes-nothing", "#the-padding-mask-closes-queries")
+    assert misled(other, targets) == ["the mask closes nothing"]
