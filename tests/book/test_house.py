@@ -41,8 +41,26 @@ def test_every_check_that_readers_are_told_of_is_run():
     assert [command for command in printed_commands() if command not in scripts] == []
 
 
+def unheeded(script: str) -> list[str]:
+    """Lines of several commands of which only the last would end the script, if it fails."""
+    lines = [line for line in script.split("\n") if line.strip() and line.strip()[0] != "#"]
+    return [
+        line
+        for line, after in zip(lines, [*lines[1:], ""], strict=True)
+        if " && " in line and after != "} || exit" and not line.rstrip().endswith(("} ||", "\\"))
+    ]
+
+
+def test_no_failure_is_passed_over():
+    """In ``a && b``, bash heeds ``set -e`` for b alone."""
+    assert {name: unheeded(script) for name, script in CI.items() if unheeded(script)} == {}
+    assert unheeded("{\nfalse && true\n} || exit\ntrue") == []
+    assert unheeded("false && true\ntrue") == ["false && true"]
+
+
 @for_each(
     ("run", "sleep 0 & wait $!", 0),
+    ("run", "{\nfalse && true\n} || exit\ntrue", 1),
     ("run", "false & wait $!", 1),
     ("run", "sleep 60 & false", 1),  # it would be waited for
     *[(name, last, status) for name in CI for last, status in (("true", 0), ("exit 3", 3))],
