@@ -10,7 +10,7 @@ from attn_check import properties
 from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
 from attn_check.reference import Case, Intent, triangle
-from attn_check.search import agrees, right
+from attn_check.search import Pair, agrees, right
 from attn_check.subject import Given
 
 ROPE_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 8e6, 1e7, 1e3, 1e2)  # of published models
@@ -140,7 +140,7 @@ def settle(exam: Exam, meant: Intent) -> None:
     exam.intent = meant
 
 
-def find_limits(exam: Exam, raised: list[Case], accepted: list[Case]) -> None:
+def find_limits(exam: Exam, raised: list[Pair], accepted: list[Case]) -> None:
     """Whole kinds of inputs that are refused are limits; sizes of 1 alone are a mistake."""
 
     def refused(n: int) -> bool:
@@ -148,20 +148,20 @@ def find_limits(exam: Exam, raised: list[Case], accepted: list[Case]) -> None:
         return exam.out(opened(case) if exam.subject.always_mask else case) is None
 
     longest = max(max(case.lengths) for case in accepted)
-    top = min((n for case in raised if (n := max(case.lengths)) > longest), default=0)
+    top = min((n for case, _ in raised if (n := max(case.lengths)) > longest), default=0)
     if top and refused(top):
         while top - longest > 1:
             middle = (longest + top) // 2
             longest, top = (longest, middle) if refused(middle) else (middle, top)
         exam.found.limits.append(f"more than {longest} positions")
-    unequal = [case.lengths[0] != case.lengths[1] for case in accepted]
-    if exam.refuses_cross and not any(unequal):
+
+    def kind(case: Case) -> tuple[bool, bool, bool]:
+        return case.lengths[0] == case.lengths[1], case.closes, case.training
+
+    if exam.refuses_cross and all(kind(case)[0] for case in accepted):
         exam.found.limits.append("queries and keys of different lengths")
-    for case in raised:
-        kind = case.lengths[0] == case.lengths[1], case.closes, case.training
-        for other in accepted:
-            others = other.lengths[0] == other.lengths[1], other.closes, other.training
-            if case.single and not other.single and kind == others:
-                raises = exam.subject.answer(case).raised
-                text = f"With {case.name} it raises {raises}. With {other.name} it does not."
-                exam.found.known("size_of_one", text)
+    several = {kind(case): case.name for case in accepted if not case.single}
+    for case, answer in raised:
+        if case.single and kind(case) in several:
+            text = f"With {case.name} it raises {answer.raised}. "
+            exam.found.known("size_of_one", f"{text}With {several[kind(case)]} it does not.")

@@ -205,6 +205,9 @@ def _check(fn: Any, given: Given, intent: Intent) -> None:
         raise ValueError("window= is of causal queries: pass causal=True, or leave causal= out")
     if rope_dims is not None and (type(rope_dims) is not int or rope_dims < 2 or rope_dims % 2):
         raise ValueError(f"rope_dims must be even, and 2 or more; got {rope_dims!r}")
+    if intent.attn_bias is not None and not callable(intent.attn_bias):
+        kind = type(intent.attn_bias).__name__
+        raise TypeError(f"attn_bias must be a function of T and S, got {kind}")
     if rope_dims is not None and rope_base is None:
         raise ValueError("rope_dims= is of a rotation: pass rope_base= with it")
     parts = {} if given.module is None else dict(given.module.named_modules())

@@ -23,7 +23,7 @@ _PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
 _APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
 _APART |= {"dropout_before_softmax"}
 _FAR = "With scores far from zero the output is another one."
-_PARTS = {"sinks": "sink", "softcap": "softcap", "window": "window", "scale": "scale"}
+_PARTS = ("sinks", "softcap", "window", "scale")  # begin the names of mistakes about them
 _OF_RIGHT_OUTPUTS = (
     properties.check_empty_row,
     properties.check_three_inputs,
@@ -84,13 +84,12 @@ def _answers(exam: Exam) -> Answered:
         asked += cases.masked_cases(exam)
     pairs = [(case, subject.answer(case)) for case in asked]
     raised = [(case, answer) for case, answer in pairs if answer.out is None]
+    accepted = [case for case, answer in pairs if answer.out is not None]
     if len(raised) == len(pairs):
         raise ValueError(f"every call of fn raises; the first: {raised[0][1].raised}")
     found.unchecked += [f"{case.name}: {answer.raised}" for case, answer in raised]
     exam.refuses_cross = any(c.lengths[0] != c.lengths[1] and not c.closes for c, _ in raised)
-    assume.find_limits(
-        exam, [case for case, _ in raised], [c for c, a in pairs if a.out is not None]
-    )
+    assume.find_limits(exam, raised, accepted)
     if exam.broadcasts:
         one = [c for c, a in pairs if c.lengths[0] == 1 < c.lengths[1] and a.out is not None]
         found.unchecked += [f"{case.name}: other unequal lengths raise" for case in one]
@@ -181,7 +180,7 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
             exam.layer = found[0].layer
             assume.settle(exam, meant)
             # of equal explanations, first those that are about what the caller passed
-            passed = tuple(_PARTS[part] for part in _PARTS if getattr(meant, part) is not None)
+            passed = tuple(part for part in _PARTS if getattr(meant, part) is not None)
             found.sort(key=lambda h: not any(m.startswith(passed) for m in h.mistakes))
             if words == "single" and found[0].mistakes:
                 exam.note("With one example, query or key the output is another one.")

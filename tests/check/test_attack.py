@@ -190,6 +190,11 @@ def test_parts_that_do_not_fit_are_named(options, message):
         diagnose(Inside(prenorm=True), **options)
 
 
+def test_a_bias_is_a_function_of_its_sizes():
+    with pytest.raises(TypeError, match=r"^attn_bias must be a function of T and S, got Tensor$"):
+        diagnose(plain, attn_bias=torch.zeros(3, 5, 5))
+
+
 # ---------------------------------------------------------------- what was refused
 
 
