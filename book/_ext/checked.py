@@ -10,6 +10,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Iterable
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -61,6 +62,12 @@ def write(root: Path = ROOT) -> None:
     path = root / "_build" / "checked.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"sha256": fingerprint(root)}) + "\n")
+
+
+def checked_on(root: Path = ROOT) -> date | None:
+    """The day on which every cell was last compared."""
+    path = root / "_build" / "checked.json"
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).date() if path.exists() else None
 
 
 def forget(root: Path = ROOT) -> None:

@@ -10,11 +10,12 @@ import html
 import io
 import json
 import re
-from datetime import UTC, date, datetime
+from datetime import date
 from pathlib import Path
 
 import nbformat
 import yaml
+from checked import checked_on
 from colab import UNSET, for_website
 from docutils import nodes
 from PIL import Image
@@ -116,12 +117,6 @@ def card(name: str, cells: dict[str, list]) -> str:
         f"<strong>{int(page[:2])}. {html.escape(title(cells[page]))}</strong>"
         f'<span class="needs">{time} · {html.escape(asked)}</span></span></a></li>'
     )
-
-
-def checked_on(root: Path) -> date | None:
-    """The day on which every cell was last compared: checked.py has written so."""
-    record = root / "_build" / "checked.json"
-    return datetime.fromtimestamp(record.stat().st_mtime, UTC).date() if record.exists() else None
 
 
 def byline(citation: dict, day: date | None, address: str) -> str:

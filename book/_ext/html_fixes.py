@@ -8,14 +8,15 @@ their sizes, large ones stored again without loss; :func:`fix_styles` leaves it 
 a ✓ stands at the output of a cell that compares something.
 """
 
-import ast
 import re
+from datetime import date
 from html import unescape
 from pathlib import Path
 
-from docutils import nodes
+from checked import checked_on
 from PIL import Image
 from sphinx.application import Sphinx
+from under_figures import with_reuse
 
 # ---------------------------------------------------------------- the text of a page
 
@@ -40,7 +41,7 @@ def fix_text(html: str) -> str:
     """The text of a page, with lines, formulas, Chinese and the theme's labels put right."""
     for written, meant in _THEME.items():
         html = re.sub(written, meant, html)
-    html = _BLOCK.sub(_lines, html)
+    html = with_reuse(_BLOCK.sub(_lines, html))
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     return re.sub(r">[^<]+<", _chinese, html)
 
@@ -85,7 +86,7 @@ NEEDED = {
     "live.js": 'id="fig-',
     "copybutton.js": "highlight",
     "clipboard.min.js": "highlight",
-    "togglebutton.js": "toggle",
+    "togglebutton.js": None,
     "searchtools.js": "search-results",
     "language_data.js": "search-results",
     "searchindex.js": "search-results",
@@ -95,6 +96,15 @@ _SCRIPT = (
     r' *<script(?:([^>]*) src="([^"]*)"([^>]*)>|>(?=DOCUMENTATION_OPTIONS))([^<]*)</script>\n?'
 )
 STYLE = r'<link [^>]*href="(?:\.\./)?([^"?]*\.css)[^"]*"[^>]*>\n?'
+_COLOURS = re.compile(r"(?s)<script data-cfasync.*?</script>")
+# before anything is painted: what was chosen here before, or what the reader's system has
+_CHOSEN = """<script>
+    (({dataset}) => {
+      const mode = localStorage.getItem("mode"), dark = matchMedia("(prefers-color-scheme: dark)");
+      dataset.mode = ["light", "dark"].includes(mode) ? mode : "auto";
+      dataset.theme = dataset.mode === "auto" ? (dark.matches ? "dark" : "light") : mode;
+    })(document.documentElement);
+  </script>"""
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
 _IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
 
@@ -108,10 +118,16 @@ def fix_page(html: str, folder: Path) -> str:
         late.extend([wanted] if wanted else [])
         return ""
 
-    html = re.sub(_SCRIPT, script, _PRELOAD.sub("", html))
+    html = re.sub(r"(?s)<script>.*?</script>", lambda found: fix_script(found[0]), html)
+    html = re.sub(_SCRIPT, script, _PRELOAD.sub("", _COLOURS.sub(_CHOSEN, html)))
     late.sort(key=lambda wanted: "tex-chtml.js" in wanted)  # the largest, for which all would wait
     html = html.replace("</body>", "\n".join([*late, "</body>"]))
     return _IMAGE.sub(lambda found: _sized(found, folder), html)
+
+
+def fix_script(script: str) -> str:
+    """A script of the theme that keeps its diary to itself."""
+    return re.sub(r"console\.(?:log|info|debug)\(", "void(", script)
 
 
 def fix_styles(html: str, address: str) -> str:
@@ -154,49 +170,27 @@ def _small(path: Path) -> Path:
     return made
 
 
-# ---------------------------------------------------------------- marks
-
-COMPARING = {"allclose", "isclose", "equal", "array_equal"}
-MEANING = (
-    "The code above asserts, or content whether two results agree. "
-    "It was run again before this page was built."
-)
-_MARK = f'<p class="compared"><span title="{MEANING}">✓ compared</span></p>'
+# ---------------------------------------------------------------- when it was checked
 
 
-def compares(source: str) -> bool:
-    """Whether the code of a cell asserts or compares, an exercise's check being answered."""
-    tree = ast.parse(re.sub(r"(?m)^(\s*)%.*", r"\1pass", source))
-    found = list(ast.walk(tree))
-    given = [getattr(node.value, "value", None) for node in found if isinstance(node, ast.Assign)]
-    if ... in given:  # still to be answered
-        return False
-    calls = [ast.unparse(node.func) for node in found if isinstance(node, ast.Call)]
-    return (
-        any(isinstance(node, ast.Assert) for node in found)
-        or "exercises.check" in calls
-        or any(call.rpartition(".")[2] in COMPARING for call in calls)
+def _checked(html: str, day: date | None) -> str:
+    """A page of outputs with the day on which they were compared, in a line below its title."""
+    when = f"{day.day} {day:%B %Y}" if day else "a day to come"
+    line = (
+        '<p class="byline">Every output on this page was '
+        f'<a href="how_checked.html">run again and compared</a> on <time>{when}</time>.</p>'
     )
-
-
-def _mark(app: Sphinx, doctree: nodes.document) -> None:
-    for cell in doctree.findall(nodes.container):
-        if cell.get("nb_element") != "cell_code":
-            continue
-        parts = {part.get("nb_element"): part for part in cell.findall(nodes.container)}
-        source = parts.get("cell_code_source")
-        output = parts.get("cell_code_output")
-        if source and output and compares(source.astext()):
-            output.append(nodes.raw("", _MARK, format="html"))
+    return html.replace("</h1>", f"</h1>\n{line}", 1)
 
 
 def _write(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
     if "body" in context:
         context["body"] = fix_text(context["body"])
+        if app.env.doc2path(page).endswith(".ipynb"):
+            context["body"] = _checked(context["body"], checked_on(Path(app.srcdir)))
 
 
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
-    app.connect("doctree-read", _mark)
     app.connect("html-page-context", _write)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

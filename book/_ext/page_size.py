@@ -18,7 +18,7 @@ from pathlib import Path
 
 from docutils import nodes
 from fontTools import subset, ttLib
-from html_fixes import STYLE, fix_page, fix_styles
+from html_fixes import STYLE, fix_page, fix_script, fix_styles
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -113,6 +113,8 @@ def _finish(app: Sphinx, exception: Exception | None) -> None:
     css = re.sub(_FONT, lambda _: icons(css, solid), css)
     (out / name).write_text(css)
     version = hashlib.sha256(css.encode()).hexdigest()[:8]
+    for path in (out / "_static/searchtools.js", *(out / "_static").glob("scripts/[ps]*.js")):
+        path.write_text(fix_script(path.read_text()))
     for path, html in written.items():
         up = "" if path.parent == out else "../"
         path.write_text(fix_styles(html, f"{up}{name}?v={version}"))

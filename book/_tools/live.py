@@ -1,7 +1,8 @@
 """Write the numbers of the figures that move: ``python book/_tools/live.py``.
 
-A cell whose figure moves has `live` in its metadata: the kind of the figure, and for each name that
-``book/assets/live.js`` wants an expression, such as ``{"kind": "map", "weights": "trained"}``. The
+A cell whose figure moves has `live` in its metadata: the kind of the figure, the caption of what
+moves, and for each name that ``book/assets/live.js`` wants an expression, such as ``{"kind": "map",
+"caption": "Choose a row.", "weights": "trained"}``. The
 cells up to there are run, and the values go to ``book/assets/live_data.js`` under the name of the
 figure, with the colours of :mod:`attn_lib.plotting`. A page read from disk can load a script, but
 no other data.
@@ -16,6 +17,7 @@ from nbclient import NotebookClient
 BOOK = Path(__file__).resolve().parents[1]
 DATA = BOOK / "assets" / "live_data.js"
 START = "const LIVE = "
+WORDS = ("kind", "caption")  # what is no expression
 STEPS = "≈"  # begins a text whose letters are steps: rounding may take one to the next
 FOLDER = {"metadata": {"path": str(BOOK)}}
 
@@ -28,14 +30,14 @@ def moving(notebook) -> list:
 def question(cell) -> str:
     """Code that prints what the figure of a cell reads."""
     live = cell.metadata.live
-    pairs = ", ".join(f"{name!r}: {live[name]}" for name in live if name != "kind")
+    pairs = ", ".join(f"{name!r}: {live[name]}" for name in live if name not in WORDS)
     return f"import json\nprint(json.dumps({{{pairs}}}, default=lambda value: value.tolist()))"
 
 
 def numbers(cell, printed: str) -> dict:
-    """The kind of its figure, and what the question's answer says."""
+    """The words of its figure, and what the question's answer says."""
     read = json.loads(printed, parse_float=lambda number: round(float(number), 6))
-    return {"kind": cell.metadata.live.kind, **read}
+    return {**{name: cell.metadata.live[name] for name in WORDS}, **read}
 
 
 def fault(cell, printed: str) -> str | None:

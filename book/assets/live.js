@@ -636,13 +636,17 @@
     return [...half(sorted).slice(0, -1), ...half(sorted.reverse()).slice(0, -1)];
   }
 
-  const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, ...numbers}]) => {
+  const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
     const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial, exchange, swap, patches, trained}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);
+    const words = document.querySelector(`figure#${name} .caption-text`); // the front page has words of its own
+    if (!words) return;
+    words.classList.add("still");
+    words.after(make("span", {class: "caption-text moving"}, ...caption.split("*").map((part, i) => i % 2 ? token(part) : part)));
   });
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", upgrade);
   else upgrade();

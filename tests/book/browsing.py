@@ -81,8 +81,13 @@ def opened(browser, *own, **options):
         page.outside.append(call.request.url)
         call.abort()
 
+    def said(message):
+        if not message.text.startswith("Failed to load"):  # which a test itself may refuse
+            page.errors.append(message.text)
+
     page.route(re.compile(f"^(?!{'|'.join(map(re.escape, [*own, 'data:']))})"), refuse)
     page.on("pageerror", lambda error: page.errors.append(str(error)))
+    page.on("console", said)
     page.set_default_timeout(120_000)  # a busy machine is slow, not wrong
     page.clock.install()
     yield page

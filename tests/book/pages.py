@@ -13,7 +13,6 @@ import colab
 import nbformat
 import number_sources
 import yaml
-from html_fixes import COMPARING
 from number_sources import printed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +25,7 @@ ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
 METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live"}
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "budget", "kernelspec", "language_info", "record", "teaches"}
+COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 TAGS = r"hide-input|hide-cell|experiment|caption|(exercise|solution)-\d+\.\d+"  # others: reasons
 SHOWN = {"figure", "image", "code_prompt_show", "code_prompt_hide"}
 FOLDED = {"hide-input", "hide-cell"}

@@ -4,13 +4,17 @@ Three pages in a browser, all with ``--everything``; what the text of a page tel
 """
 
 import colorsys
+import io
 import re
 
+import checked
 import html_fixes
 import page_size
 import pages
 import pytest
+import under_figures
 from browsing import loaded, luminance, opened, styled, visit
+from PIL import Image
 from tables import for_each
 
 from attn_lib import plotting
@@ -111,33 +115,118 @@ def test_a_line_that_is_continued_has_a_mark_and_is_copied_whole(browser, site):
         assert [round(mark / min(heights)) for mark in marks] == [row - 1 for row in rows]
 
 
-# ---------------------------------------------------------------- what is marked
+# ---------------------------------------------------------------- around the pictures
 
-MARKED = rf"\bassert\b|\b({'|'.join(pages.COMPARING)}|exercises\.check)\("
+NOTEBOOKS = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS]
+LINE = re.compile(r'(?s)</figure>\s*<div class="under-figure.*?(?=<figure|\Z)')
 
 
-@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
-def test_what_is_compared_is_marked(site, path):
-    cells = [
-        re.search(MARKED, cell.source) is not None
-        for cell in pages.code_cells(pages.read(path))
-        if cell.outputs and not re.search(r"(?m)^\w+ = \.\.\.", cell.source)
-    ]
-    assert 0 < sum(cells) < len(cells)
-    assert (site / f"book/{path.stem}.html").read_text().count('class="compared"') == sum(cells)
+def framed(html: str, folder, folded: int) -> list[str]:
+    """What is wrong around the pictures of a page: above the first, and in the line under each."""
+    article = html[html.index("</h1>") : html.index("</article>")]
+    lines = LINE.findall(article)
+    linked = [re.search(r'href="([^"]+)">picture', line) for line in lines]
+    found = {
+        "something before the picture": re.search(
+            'cell_input|<details|class="under', article.partition("<figure")[0]
+        ),
+        "a figure without its line": len(lines) != article.count("<figure"),
+        "no set-up under the first": ">set-up<" not in "".join(lines[:1]),
+        "code that is not there": article.count(">code<") != 2 * folded,
+        "a picture that is not there": not all(
+            link and (folder / link[1]).is_file() for link in linked
+        ),
+        "no licence, or no citation": any(line.count(under_figures.ABOUT) != 2 for line in lines),
+    }
+    return [what for what, wrong in found.items() if wrong]
+
+
+def with_folded_code(path) -> int:
+    """How many figures of a page have their code folded."""
+    cells = pages.code_cells(pages.read(path))
+    drawn = [cell for cell in cells if "figure" in cell.metadata.get("mystnb", {})]
+    return sum("hide-input" in cell.metadata.get("tags", []) for cell in drawn)
+
+
+def test_nothing_stands_before_the_picture_and_a_line_under_each(site):
+    found = {
+        path.stem: framed(
+            (site / f"book/{path.stem}.html").read_text(), site / "book", with_folded_code(path)
+        )
+        for path in pages.NOTEBOOKS
+    }
+    assert {name: faults for name, faults in found.items() if faults} == {}
+    assert 'id="about-this-book"' in (site / "book/index.html").read_text()
 
 
 @for_each(
-    ("print(torch.equal(a, b))", True),
-    ("assert (a == b).all()", True),
-    ('exercises.check("2.1", answer)', True),
-    ('answer = ...  # a mask\nexercises.check("2.1", answer)', False),
-    ("weights[..., 0]\nprint(weights)", False),
-    ("equal = a + b\nprint('assert')", False),
-    ("try:\n    %pip install x\nfinally:\n    pass", False),
+    ("</h1>", "</h1><details></details>", "before the picture"),
+    ('<div class="under-figure', '<div class="under', "without its line"),
+    (">set-up<", "><", "no set-up"),
+    (">code<", "><", "code that is not"),
+    ('.png">picture', '.jpg">picture', "a picture that"),
+    (under_figures.ABOUT, "", "no licence"),
 )
-def test_a_mark_can_be_absent(source, marked):
-    assert html_fixes.compares(source) == marked
+def test_what_is_wrong_around_a_picture_is_seen(old, new, what, site):
+    html = (site / SOME[0]).read_text()
+    assert old in html
+    folded = with_folded_code(next(path for path in pages.NOTEBOOKS if path.stem in SOME[0]))
+    assert framed(html, site / "book", folded) == []
+    faults = framed(html.replace(old, new), site / "book", folded)
+    assert any(what in fault for fault in faults), faults
+
+
+def test_a_page_says_when_its_outputs_were_compared(site):
+    """The day on which that was recorded; a page without outputs says nothing."""
+    day = checked.checked_on(site.parents[1])
+    line = f"compared</a> on <time>{day.day} {day:%B %Y}</time>.</p>"
+    said = {name: (site / name).read_text().count(line) for name in NAMES}
+    assert said == {name: int(name in NOTEBOOKS) for name in NAMES}
+    assert line not in html_fixes._checked("<h1>A</h1>", None)
+    assert line in html_fixes._checked("<h1>A</h1>", day)
+
+
+WEBSITE = r"\b(website|built page)\b"
+
+
+def test_no_page_of_the_website_speaks_of_a_website(site):
+    """What moves there has a caption that says so."""
+    stray = {name: re.findall(WEBSITE, (site / name).read_text()) for name in NOTEBOOKS}
+    assert {name: words for name, words in stray.items() if words} == {}
+    assert re.findall(WEBSITE, "On the website, move it.") == ["website"]
+
+
+# the pictures, and the captions, that a reader sees in each figure
+VISIBLE = """() => [...document.querySelectorAll("article figure[id]")].map(figure => {
+  const seen = which => [...figure.querySelectorAll(which)].filter(e => e.offsetHeight).length;
+  return [figure.id, seen(":scope > .live, :scope > a img, :scope > img"), seen(".caption-text")];
+})"""
+DOUBLED = {
+    "figure > .still.still { display: block !important }": [2, 1],
+    "figure > .live.live { display: none !important }": [0, 1],
+    "figure .still.still { display: inline !important }": [2, 2],
+    "figure .moving { display: none !important }": [1, 0],
+}
+
+
+def test_each_figure_is_one_picture_and_one_caption(browser, site):
+    """On any screen: not the picture that moves and its still besides."""
+    widths = (360, 390, 600, 1280)
+    with opened(browser, site.as_uri()) as page:
+        for name in NOTEBOOKS:
+            visit(page, f"{site.as_uri()}/{name}")
+            for width in widths:
+                page.set_viewport_size({"width": width, "height": 900})
+                seen = page.evaluate(VISIBLE)
+                assert seen == [[figure, 1, 1] for figure, *_ in seen], (name, width)
+        visit(page, f"{site.as_uri()}/book/01_one_head.html", 390)
+        for style, counts in DOUBLED.items():
+            with styled(page, style):
+                seen = {figure: counts for figure, *counts in page.evaluate(VISIBLE)}
+                assert seen["fig-one-head-map"] == counts, style
+
+
+# ---------------------------------------------------------------- what is said
 
 
 def unsaid(html: str) -> list[str]:
@@ -168,6 +257,31 @@ def test_parts_differ_at_a_glance(browser, site, scheme):
             assert len(set(seen)) == len(kinds), seen
         page.evaluate("document.querySelector('link[rel=stylesheet]').remove()")
         assert page.evaluate(SEEN, "div.exercise") == page.evaluate(SEEN, "div.cell_input")
+
+
+def painted(page) -> int:
+    """How bright the background is."""
+    shot = page.screenshot(clip={"x": 700, "y": 500, "width": 1, "height": 1})
+    return Image.open(io.BytesIO(shot)).convert("L").getpixel((0, 0))
+
+
+@pytest.mark.parametrize(
+    ("system", "stored", "dark"),
+    [("dark", "", True), ("light", "", False), ("light", "dark", True), ("dark", "light", False)],
+)
+def test_the_first_thing_painted_has_the_colours_of_the_reader(browser, site, system, stored, dark):
+    """Before any script of the theme runs, or there is a white flash in the dark."""
+    with opened(browser, site.as_uri(), color_scheme=system) as page:
+        page.route("**/*.js*", lambda call: call.abort())
+        page.goto(f"{site.as_uri()}/{SOME[0]}")
+        if stored:
+            page.evaluate(f"localStorage.setItem('mode', '{stored}')")
+            page.reload()
+        assert (painted(page) < 40) == dark
+        mode = page.evaluate("document.documentElement.dataset.mode")
+        assert mode == (stored or "auto")
+        page.evaluate("document.documentElement.dataset.theme = ''")  # as the theme leaves it
+        assert painted(page) > 200
 
 
 # the pictures of a page: whether light and dark change places, and the words below
