@@ -41,6 +41,9 @@ def test_changed_outputs_turn_the_command_red(checkout):
     """Each in a cell of its own, on one page: these cells turn red, and no others."""
     page = pages.read(checkout / PAGE)
     expected = changes.plant(page)
+    words = changes.plant_in_words(page)
+    assert not words.keys() & expected.keys()
+    expected |= words
     nbformat.write(page, checkout / PAGE)
     read = checkout / live.DATA.relative_to(pages.ROOT)
     text, moving = changes.plant_in_figures(read.read_text(), page)
