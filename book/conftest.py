@@ -60,8 +60,8 @@ def _run(item):
         faults.append(pictures.fault(_ask(item, pictures.after(item.cell))))
     if "live" in metadata:
         faults.append(live.fault(item.cell, _ask(item, live.question(item.cell))))
-    for fault in filter(None, faults):
-        item.raise_cell_error(fault)
+    if faults := [fault for fault in faults if fault]:
+        item.raise_cell_error("\n".join(faults))
 
 
 def _ask(item, question):

@@ -85,15 +85,11 @@ def plant(notebook) -> dict[int, str]:
 
 
 def plant_in_words(notebook) -> dict[int, str]:
-    """A caption that says otherwise than the last still figure of a page shows."""
+    """A caption that says otherwise than the first figure of a page shows."""
     cells = pages.code_cells(notebook)
-    number, cell = next(
-        (n, cell)
-        for n, cell in reversed(list(enumerate(cells)))
-        if "drawn" in cell.metadata and "live" not in cell.metadata
-    )
-    words, _, holds = cell.metadata["drawn"][0].partition(" <- ")
-    cell.metadata["drawn"][0] = f"{words} <- not ({holds})"
+    number = next(n for n, cell in enumerate(cells) if "drawn" in cell.metadata)
+    words, _, holds = cells[number].metadata["drawn"][0].partition(" <- ")
+    cells[number].metadata["drawn"][0] = f"{words} <- not ({holds})"
     return {number: f"not as it was drawn: {words}"}
 
 
