@@ -1,7 +1,7 @@
 """What strict nbval leaves out.
 
 Each page alone in an empty folder, every kind of output compared, what its moving figures read,
-weights there, a green run recorded.
+what is said of its pictures, weights there, a green run recorded.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 import checked
 import live
 import nbformat
+import pictures
 import pytest
 from compare import output_fault
 from nbval import plugin
@@ -49,20 +50,30 @@ class AloneInAFolder(plugin.RunningKernel):
 
 
 def _run(item):
-    """A cell, and then the question what its moving figure, if it has one, would read."""
+    """A cell, and questions: what its moving figure would read, and whether its words are true."""
+    metadata = item.cell.metadata
+    if "drawn" in metadata:
+        _ask(item, pictures.before())
     _run_cell(item)
-    if "live" not in item.cell.metadata:
-        return
-    messages, question = [], live.question(item.cell)
+    faults = []
+    if "drawn" in metadata:
+        faults.append(pictures.fault(_ask(item, pictures.after(item.cell))))
+    if "live" in metadata:
+        faults.append(live.fault(item.cell, _ask(item, live.question(item.cell))))
+    if faults := [fault for fault in faults if fault]:
+        item.raise_cell_error("\n".join(faults))
+
+
+def _ask(item, question):
+    """What a page's kernel prints, beside the page."""
+    messages = []
     item.parent.kernel.kc.execute_interactive(
         question,
         store_history=False,
         output_hook=lambda message: messages.append(message["content"]),
         timeout=float(item.config.option.nbval_cell_timeout),
     )
-    printed = "".join(content.get("text", "") for content in messages)
-    if fault := live.fault(item.cell, printed):
-        item.raise_cell_error(fault)
+    return "".join(content.get("text", "") for content in messages)
 
 
 def _compare_outputs(cell, test, ref, skip_compare=None):

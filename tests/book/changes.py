@@ -84,6 +84,15 @@ def plant(notebook) -> dict[int, str]:
     return expected
 
 
+def plant_in_words(notebook) -> dict[int, str]:
+    """A caption that says otherwise than the first figure of a page shows."""
+    cells = pages.code_cells(notebook)
+    number = next(n for n, cell in enumerate(cells) if "drawn" in cell.metadata)
+    words, _, holds = cells[number].metadata["drawn"][0].partition(" <- ")
+    cells[number].metadata["drawn"][0] = f"{words} <- not ({holds})"
+    return {number: f"not as it was drawn: {words}"}
+
+
 def plant_in_figures(text: str, notebook) -> tuple[str, dict[int, str]]:
     """``live_data.js`` with one number of each moving figure of a page changed, and the same."""
     expected = {}

@@ -12,6 +12,7 @@ from pathlib import Path
 import colab
 import nbformat
 import number_sources
+import pictures
 import yaml
 from number_sources import printed
 
@@ -22,7 +23,7 @@ CHAPTERS = [path for path in NOTEBOOKS if path.stem[:2].isdigit()]  # the others
 TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
-METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live"}
+METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn"}
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "budget", "kernelspec", "language_info", "record", "teaches"}
 COMPARING = {"allclose", "isclose", "equal", "array_equal"}
@@ -182,6 +183,18 @@ def figures_described(notebook) -> list[str]:
         if "set_title" in cell.source:
             faults.append(f"{cell.id}: set_title repeats the caption")
     return faults + [f"{name}: a caption without a figure above" for name in captions]
+
+
+def figures(notebook):
+    """Each cell with a figure, and the words of its caption."""
+    for cell, below in itertools.pairwise(notebook.cells):
+        if "figure" in cell.metadata.get("mystnb", {}):
+            yield cell, colab.unnumbered(below.source)
+
+
+def pictures_bound(notebook) -> list[str]:
+    """What is said of a figure, and held against it by nbval, is said there."""
+    return [f for cell, caption in figures(notebook) for f in pictures.line_faults(cell, caption)]
 
 
 PHONE, LEAST = 390, 9  # pixels: the width of a figure there, and the least height of its type
@@ -471,7 +484,7 @@ RULES = [
     *(stored_as_it_ran, no_stray_output, unusual_with_reason, can_fail, clean_metadata),
     *(safe_outputs, safe_source, exercises_named, folds_named, figures_described),
     *(figures_legible, links_listed, starts_with_bootstrap, valid_python, numbers_bound),
-    *(conclusions_shown, within_one_sitting),
+    *(conclusions_shown, within_one_sitting, pictures_bound),
 ]
 
 

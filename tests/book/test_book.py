@@ -153,6 +153,12 @@ PLANTED = {
         notes(lambda page: page.cells[0], tags=["caption"]),
         says('\nax.set_title("Weights")', drawing),
     ],
+    pages.pictures_bound: [
+        lambda page: drawing(page).metadata["drawn"].append("no such words <- len(panels) == 1"),
+        lambda page: drawing(page).metadata["drawn"].append("weights <- 1 == 1"),
+        lambda page: drawing(page).metadata["mystnb"]["image"].update(alt="Ten by ten. " * 5),
+        has(caption, source="**Fig. 1.1.** Each row is attended to, each column attends."),
+    ],
     pages.figures_legible: [
         has(lambda page: still(page).outputs[0].metadata["image/png"], width=1600),
         says("\nplt.legend(fontsize=5)", still),

@@ -41,6 +41,7 @@ def test_changed_outputs_turn_the_command_red(checkout):
     """Each in a cell of its own, on one page: these cells turn red, and no others."""
     page = pages.read(checkout / PAGE)
     expected = changes.plant(page)
+    words = changes.plant_in_words(page)
     nbformat.write(page, checkout / PAGE)
     read = checkout / live.DATA.relative_to(pages.ROOT)
     text, moving = changes.plant_in_figures(read.read_text(), page)
@@ -51,7 +52,7 @@ def test_changed_outputs_turn_the_command_red(checkout):
     assert run.returncode == 1
     said = red_cells(run.stdout)
     assert said.keys() == {(PAGE, number) for number in expected}
-    for number, message in expected.items():
+    for number, message in [*expected.items(), *words.items()]:
         assert message in said[PAGE, number]
     assert checked.fault(checkout) is not None
 
