@@ -10,8 +10,11 @@ import ast
 import colorsys
 import json
 import re
+from collections.abc import Callable, Iterable
 
 ARROW = " <- "
+# what the Python of a line may name, beside the names of its page
+NAMES = "panels panel texts_in x_of y_of mark colour style curve shows".split()
 # words of which one is easily written for another, and that no rule of language can judge
 DECIDING = re.compile(
     r"\b(left|right(?=[.,:;)]| (?:one|of|panel|column|end|edge|cut|circle)|$)"
@@ -63,8 +66,10 @@ def before() -> str:
 
 def after(cell) -> str:
     """Code that prints which of the lines do not hold."""
-    lines = list(cell.metadata.get("drawn", []))
-    return f'__import__("runpy").run_path({__file__!r})["report"]({lines!r}, globals())'
+    lines = cell.metadata.get("drawn", [])
+    pairs = ", ".join(f"({line!r}, lambda: ({line.partition(ARROW)[2]}))" for line in lines)
+    claims = f"lambda {', '.join(NAMES)}: [{pairs}]"
+    return f'__import__("runpy").run_path({__file__!r})["report"]({claims})'
 
 
 def watch() -> None:
@@ -81,20 +86,20 @@ def watch() -> None:
     plt.close = keeping
 
 
-def report(lines: list[str], names: dict) -> None:
+def report(claims: Callable) -> None:
     """Print those of the lines that do not hold of the figure that was kept."""
     from matplotlib import pyplot as plt
 
     figures, plt.close = plt.close.figures, plt.close.usual
-    print(json.dumps(untrue(lines, {**names, **vocabulary(figures)})))
+    print(json.dumps(untrue(claims(**vocabulary(figures)))))
 
 
-def untrue(lines: list[str], names: dict) -> list[str]:
+def untrue(claims: Iterable[tuple[str, Callable[[], bool]]]) -> list[str]:
     """The lines that do not hold."""
     faults = []
-    for line in lines:
+    for line, holds in claims:
         try:
-            if not eval(line.partition(ARROW)[2], dict(names)):  # noqa: S307
+            if not holds():
                 faults.append(line)
         except Exception as error:
             faults.append(f"{line}: {error!r}")
@@ -142,18 +147,19 @@ def vocabulary(figures: list) -> dict:
         drawn = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
         return np.allclose(np.nan_to_num(drawn), np.nan_to_num(np.asarray(values)), atol=1e-5)
 
-    return {
-        "panels": panels,
-        "panel": panel,
-        "texts_in": lambda side: set(texts(panel(side))),
-        "x_of": lambda words: middle(words)[0],
-        "y_of": lambda words: middle(words)[1],
-        "mark": mark,
-        "colour": look,
-        "style": lambda words: STYLES[mark(words).get_linestyle()],
-        "curve": lambda words: np.asarray(mark(words).get_ydata()),
-        "shows": shows,
-    }
+    known = (
+        panels,
+        panel,
+        lambda side: set(texts(panel(side))),
+        lambda words: middle(words)[0],
+        lambda words: middle(words)[1],
+        mark,
+        look,
+        lambda words: STYLES[mark(words).get_linestyle()],
+        lambda words: np.asarray(mark(words).get_ydata()),
+        shows,
+    )
+    return dict(zip(NAMES, known, strict=True))
 
 
 def colour(mark) -> str:
