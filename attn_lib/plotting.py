@@ -12,9 +12,12 @@ import matplotlib.patches as mpatches
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 from torch import Tensor
+
+from attn_lib import files
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; dark grey text on white
 COLORS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00"}
@@ -25,12 +28,25 @@ ROLES = {
     "weight": COLORS["blue"],  # as the colour map of `plot_weights`
     "output": "#CC79A7",
 }
+FACES = ("inter-regular.otf", "inter-italic.otf", "inter-semibold.otf")
 _STYLE: Any = {
     "figure.figsize": (5.0, 3.6),
     "figure.dpi": 100,
     "figure.facecolor": "white",
     "figure.constrained_layout.use": True,
+    "font.family": [
+        "Inter Book",
+        "DejaVu Sans",
+    ],  # as the pages; what it lacks from matplotlib's own
     "font.size": 10,
+    "mathtext.fontset": "custom",
+    "mathtext.rm": "Inter Book",
+    "mathtext.it": "Inter Book:italic",
+    "mathtext.bf": "Inter Book:bold",
+    "mathtext.cal": "Inter Book:italic",
+    "mathtext.sf": "Inter Book",
+    "mathtext.tt": "DejaVu Sans Mono",
+    "mathtext.fallback": "stixsans",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.prop_cycle": plt.cycler(color=list(COLORS.values())),
@@ -52,6 +68,11 @@ def use_style() -> None:
 
     Source: Okabe and Ito (2008), "Color Universal Design", for the colours.
     """
+    known = {font.fname for font in font_manager.fontManager.ttflist}
+    for name in FACES:
+        files.packaged(name)  # whole, or it raises
+        if str(files.DATA / name) not in known:
+            font_manager.fontManager.addfont(files.DATA / name)
     mpl.rcParams.update(_STYLE)
     if "IPython" in sys.modules and sys.modules["IPython"].get_ipython() is not None:
         from matplotlib_inline.backend_inline import set_matplotlib_formats

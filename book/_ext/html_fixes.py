@@ -1,8 +1,7 @@
 """What is rewritten in the HTML of a page, by regular expressions, and nowhere else.
 
-:func:`fix_text` is for the text of a page: every line of code and output becomes an element, so
-that a phone may continue it on the next with a mark; a formula keeps the comma behind it; Chinese
-words say that they are Chinese; and a screen reader is told rightly what the theme shows.
+:func:`fix_text` is for the text of a page: a formula keeps the comma behind it; Chinese words say
+that they are Chinese; and a screen reader is told rightly what the theme shows.
 :func:`fix_page` is for a page as it is stored: scripts that it needs, at its end, and pictures with
 their sizes, large ones stored again without loss; :func:`fix_styles` leaves it one stylesheet. And
 a ✓ stands at the output of a cell that compares something.
@@ -10,7 +9,6 @@ a ✓ stands at the output of a cell that compares something.
 
 import re
 from datetime import date
-from html import unescape
 from pathlib import Path
 
 from checked import checked_on
@@ -20,7 +18,6 @@ from under_figures import with_reuse
 
 # ---------------------------------------------------------------- the text of a page
 
-_BLOCK = re.compile(r"(?s)<pre>(?:<span></span>)?(.*?)\n?</pre>")
 _HAN = re.compile(
     r"[\u3400-\u9fff\uf900-\ufaff][\u3000-\u303f\u3400-\u9fff\uf900-\ufaff\uff00-\uff60]*"
 )
@@ -34,45 +31,19 @@ _THEME = {
     r'(<div class="citation" id="[\w-]+") role="doc-biblioentry"': r"\1",
     r'<div role="list" (class="citation-list">)': r"<div \1",
 }
-PHONE = 53  # columns that a phone shows at 10.5 px
 
 
 def fix_text(html: str) -> str:
-    """The text of a page, with lines, formulas, Chinese and the theme's labels put right."""
+    """The text of a page, with formulas, Chinese and the theme's labels put right."""
     for written, meant in _THEME.items():
         html = re.sub(written, meant, html)
-    html = with_reuse(_BLOCK.sub(_lines, html))
+    html = with_reuse(html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     return re.sub(r">[^<]+<", _chinese, html)
 
 
 def _chinese(text: re.Match) -> str:
     return _HAN.sub(r'<span lang="zh">\g<0></span>', text[0])
-
-
-def _lines(found: re.Match) -> str:
-    written = found[1].split("\n")
-    plain = [unescape(re.sub(r"<[^>]*>", "", line)) for line in written]
-    longest = max(map(len, plain))
-    code = "<span" in found[1]  # whose words have colours
-    kind = " table" if longest > PHONE and not code and _aligned(plain) else ""
-    lines = "".join(
-        f'<span class="line"{_hang(text)}>{line}\n</span>'
-        for line, text in zip(written, plain, strict=True)
-    )
-    return f'<pre class="lines{kind}" style="--columns:{longest}">{lines}</pre>'
-
-
-def _hang(text: str) -> str:
-    """How far a line that is continued is indented."""
-    indent = len(text) - len(text.lstrip())
-    return f' style="--in:{indent}"' if indent and len(text) > PHONE else ""
-
-
-def _aligned(lines: list[str]) -> bool:
-    """Whether most lines are rows: columns with two spaces between, or numbers in brackets."""
-    rows = [line for line in lines if re.search(r"\S {2,}\S|^ *\[*\[ ?-?\d", line)]
-    return len(rows) > 1 and 2 * len(rows) > len(lines)
 
 
 # ---------------------------------------------------------------- a page as it is stored

@@ -136,6 +136,7 @@ def _merged(styles: list[Path], names: set[str]) -> str:
         text = path.read_text()
         imported = re.findall(r'@import "([^"]*)";', text)
         texts += [(path.parent / name).read_text() for name in imported] + [text]
+    texts = [text.replace("url(fonts/", "url(../fonts/") for text in texts]  # one folder deeper
     licences = [one for text in texts for one in re.findall(r"(?s)/\*!.*?\*/", text)]
     plain = [re.sub(r'(?s)/\*.*?\*/|@(?:charset|import) "[^"]*";', "", text) for text in texts]
     return "\n".join(licences + [lean(text, names) for text in plain])

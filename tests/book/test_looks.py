@@ -45,6 +45,12 @@ CUT = """phone => {
     const boxes = part(name.firstChild, 0, name.textContent.length).getClientRects();
     return new Set([...boxes].map(box => Math.round(box.top))).size;
   };
+  const letters = () => {  // in a line of text, on the average of the long paragraphs
+    const long = all("section > p").filter(p => p.innerText.length > 300);
+    const rows = long.map(p => p.offsetHeight / parseFloat(getComputedStyle(p).lineHeight));
+    const sum = numbers => numbers.reduce((a, b) => a + b, 0);
+    return Math.round(sum(long.map(p => p.innerText.length)) / sum(rows));
+  };
   const drawn = image => {
     const style = getComputedStyle(image);
     return image.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
@@ -57,9 +63,11 @@ CUT = """phone => {
   const blocks = all("pre").filter(block => block.clientWidth);
   return {
     cut: blocks.filter(block => block.scrollWidth > block.clientWidth + 1)
-      .filter(block => innerWidth > 600 || !block.matches(".table"))
+      .filter(block => getComputedStyle(block).overflowX !== "auto")
       .map(block => block.innerText.slice(0, 60)),
-    small: blocks.filter(block => parseFloat(getComputedStyle(block).fontSize) < 9.4).length,
+    wrapped: blocks.filter(block => getComputedStyle(block).whiteSpace !== "pre").length,
+    sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))],
+    letters: innerWidth > 600 ? letters() : 70,
     broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
     orphans: all("mjx-container:not([display])").filter(orphaned).length,
     narrow: all("figure img").filter(image => innerWidth < 600 && image.clientWidth)
@@ -67,10 +75,13 @@ CUT = """phone => {
       .map(image => image.closest("figure").id),
   };
 }"""
-FITS = {"cut": [], "small": 0, "broken": [], "orphans": 0, "narrow": []}
+FITS = {"cut": [], "wrapped": 0, "sizes": ["13px"], "broken": [], "orphans": 0, "narrow": []}
+LETTERS = range(60, 78)
 UNFIT = {
-    "cut": "pre.lines { white-space: pre !important; font-size: 14px !important }",
-    "small": "pre.lines { font-size: 9px !important }",
+    "cut": ".bd-article pre.pre, .bd-article pre { overflow-x: hidden !important }",
+    "wrapped": ".bd-article pre { white-space: pre-wrap !important }",
+    "sizes": ".bd-article .cell_output pre { font-size: 12px !important }",
+    "letters": ".bd-article p { max-width: none !important; font-size: 13px !important }",
     "broken": ".bd-article table code .pre.pre { white-space: normal !important;"
     "word-break: break-all !important } .bd-article table { width: 80px !important;"
     "table-layout: fixed }",
@@ -81,38 +92,29 @@ UNFIT = {
 
 
 def test_what_matters_fits(browser, site, request):
-    """On a phone only a table of columns may scroll, inside its box; on a wide screen nothing.
+    """Code and outputs have one size, are never broken, and scroll inside their box.
 
-    And a figure has the width with which `pages.figures_legible` reckons, in the dark too.
+    Lines of text are read with ease, and a figure has the width with which
+    `pages.figures_legible` reckons, in the dark too.
     """
     seen = dict.fromkeys(UNFIT, False)
     with opened(browser, site.as_uri()) as page:
         for name in chosen(request):
             visit(page, f"{site.as_uri()}/{name}", 390, "dark")
-            assert page.evaluate(CUT, pages.PHONE) == FITS, name
-            page.set_viewport_size({"width": 1280, "height": 900})
-            assert page.evaluate(CUT, pages.PHONE) == FITS, name
-            page.set_viewport_size({"width": 390, "height": 900})
-            for what, style in UNFIT.items():
-                with styled(page, style):
-                    seen[what] |= bool(page.evaluate(CUT, pages.PHONE)[what])
+            for width in (390, 1280):
+                page.set_viewport_size({"width": width, "height": 900})
+                assert unfit(page) == [], (name, width)
+                for what, style in UNFIT.items():
+                    with styled(page, style):
+                        seen[what] |= what in unfit(page)
     assert all(seen.values()), seen  # each mistake was seen on some page
 
 
-MARKS = """pre => [...pre.querySelectorAll(".line")].map(line =>
-  [line.offsetHeight, parseFloat(getComputedStyle(line, "::before").height)])"""
-
-
-def test_a_line_that_is_continued_has_a_mark_and_is_copied_whole(browser, site):
-    path = next(path for path in pages.NOTEBOOKS if path.stem == "02_masks")
-    source = next(c.source for c in pages.code_cells(pages.read(path)) if "class Tiny" in c.source)
-    with loaded(browser, site, "02_masks", 390) as page:
-        block = page.locator("pre.lines", has_text="class TinyLM").first
-        assert block.evaluate("pre => pre.textContent") == f"{source}\n"
-        heights, marks = zip(*block.evaluate(MARKS), strict=True)
-        rows = [round(height / min(heights)) for height in heights]
-        assert max(rows) > 1
-        assert [round(mark / min(heights)) for mark in marks] == [row - 1 for row in rows]
+def unfit(page) -> list[str]:
+    """What does not fit, as the page is shown now."""
+    found = page.evaluate(CUT, pages.PHONE)
+    wide = [] if found.pop("letters") in LETTERS else ["letters"]
+    return wide + [what for what, value in found.items() if value != FITS[what]]
 
 
 # ---------------------------------------------------------------- around the pictures

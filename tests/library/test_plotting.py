@@ -1,3 +1,4 @@
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -5,9 +6,10 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from matplotlib import font_manager
 from tables import for_each, raises_for_each
 
-from attn_lib import plotting
+from attn_lib import files, plotting
 
 mpl.use("Agg")
 
@@ -38,6 +40,35 @@ TOKENS = {"queries": ["a", "b"], "keys": ["x", "y", "z"]}
 def check_labels(ax, queries, keys):
     for labels, expected in ((ax.get_yticklabels(), queries), (ax.get_xticklabels(), keys)):
         assert [label.get_text() for label in labels] == expected
+
+
+def test_letters_are_those_of_the_pages_whatever_a_machine_has_installed():
+    """In texts and in formulas; what Inter lacks comes from matplotlib's own."""
+    with mpl.rc_context():
+        plotting.use_style()
+        plotting.use_style()
+        faces = [{}, {"style": "italic"}, {"weight": "bold"}]
+        found = [
+            font_manager.findfont(
+                font_manager.FontProperties(family=mpl.rcParams["font.family"][:1], **face)
+            )
+            for face in faces
+        ]
+        fig = plt.figure()
+        fig.text(0, 0, r"$\sqrt{d_k}$ ⊤ dₖ → ✓").get_window_extent(fig.canvas.get_renderer())
+        assert found == [str(files.DATA / name) for name in plotting.FACES]
+        listed = [font.fname for font in font_manager.fontManager.ttflist]
+        assert [listed.count(face) for face in found] == [1, 1, 1]
+        assert mpl.rcParams["mathtext.rm"] == mpl.rcParams["font.family"][0]
+
+
+def test_a_damaged_typeface_is_noticed(monkeypatch, tmp_path):
+    shutil.copytree(files.DATA, tmp_path / "data")
+    monkeypatch.setattr(files, "DATA", tmp_path / "data")
+    face = tmp_path / "data" / plotting.FACES[0]
+    face.write_bytes(face.read_bytes()[:-1])
+    with mpl.rc_context(), pytest.raises(ValueError, match="inter-regular"):
+        plotting.use_style()
 
 
 def test_the_drawn_numbers_are_the_weights_on_a_fixed_scale():
