@@ -4,8 +4,8 @@
 order is fixed: scale, softcap, attn_bias, mask, softmax, dropout, times V. The layers use
 :mod:`attn_lib.fused`, the same formula by PyTorch's kernel.
 
-Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in the
-book's page on one head; the pages on masks and on scaling derive the rest.
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in
+the page on one head; the page on masks and the page on scaling derive the rest.
 """
 
 import math
@@ -106,11 +106,7 @@ def attention(
         q: (..., T, d_k) queries.
         k: (..., S, d_k) keys.
         v: (..., S, d_v) values; d_v is free.
-        mask: as in :func:`attention_weights`.
-        attn_bias: as in :func:`attention_weights`.
-        scale: as in :func:`attention_weights`.
-        softcap: as in :func:`attention_weights`.
-        causal: as in :func:`attention_weights`.
+        mask, attn_bias, scale, softcap, causal: as in :func:`attention_weights`.
         dropout_p: probability, in [0, 1], of dropping each weight before it multiplies a value.
             There is no training flag: pass 0.0, the default, in evaluation.
 

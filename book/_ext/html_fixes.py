@@ -94,7 +94,7 @@ LARGE = 100_000  # bytes; a smaller picture gains little
 _SCRIPT = (
     r' *<script(?:([^>]*) src="([^"]*)"([^>]*)>|>(?=DOCUMENTATION_OPTIONS))([^<]*)</script>\n?'
 )
-STYLE = r'<link [^>]*href="(?:\.\./)?([^"?]*\.css)[^"]*"[^>]*>\n?'
+STYLE = r'<link [^>]*href="(?:\.\./)*([^"?]*\.css)[^"]*"[^>]*>\n?'
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
 _IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
 
