@@ -106,7 +106,11 @@ def attention(
         q: (..., T, d_k) queries.
         k: (..., S, d_k) keys.
         v: (..., S, d_v) values; d_v is free.
-        mask, attn_bias, scale, softcap, causal: as in :func:`attention_weights`.
+        mask: as in :func:`attention_weights`.
+        attn_bias: as in :func:`attention_weights`.
+        scale: as in :func:`attention_weights`.
+        softcap: as in :func:`attention_weights`.
+        causal: as in :func:`attention_weights`.
         dropout_p: probability, in [0, 1], of dropping each weight before it multiplies a value.
             There is no training flag: pass 0.0, the default, in evaluation.
 

@@ -2,11 +2,12 @@
 
 A module begins with a table of its names. "the page on masks" is a link to that page, by its
 title; a name of PyTorch in double backquotes, a link to its documentation; a formula that
-``formulas.txt`` holds, set as a formula.
+``formulas.txt`` holds, set as a formula; parameters "as in" another function share a line.
 """
 
 import inspect
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ _PRIVATE = {
     r"^matplotlib\.axes\._axes\.": "matplotlib.axes.",
 }
 _RETURNS = re.compile(r"(?m)^( *:(?:returns|Yields): )\*?([^*\n]*?)\*? -- ")
+_ALIKE = re.compile(r"(\*\*\w+\*\*) -- ([^\n]*)\n *\* ((?:\*\*\w+\*\*(?:, )?)+) -- \2(?=\n|$)")
 
 
 @cache
@@ -48,7 +50,8 @@ def linked(text: str) -> str:
     """A docstring, its pages and the names of PyTorch as links."""
     for words, stem in sorted(pages_on().items(), key=lambda item: -len(item[0])):
         phrase = words.replace(" ", r"(?:\s+and)?\s+")
-        text = re.sub(rf"(?i)\bthe\s+(?:book's\s+)?page\s+on\s+(?:the\s+)?{phrase}\b", f":doc:`/book/{stem}`", text)
+        named = rf"(?i)\bthe\s+(?:book's\s+)?page\s+on\s+(?:the\s+)?{phrase}\b"
+        text = re.sub(named, f":doc:`/book/{stem}`", text)
 
     def documented(name: re.Match) -> str:
         start, _, rest = name[1].partition(".")
@@ -68,6 +71,14 @@ def set_formulas(text: str) -> str:
     return "\n".join(lines)
 
 
+def merged(text: str) -> str:
+    """Parameters of which the same is said, such as "as in …", on one line."""
+    before = None
+    while text != before:
+        before, text = text, _ALIKE.sub(r"\1, \3 -- \2", text)
+    return text
+
+
 def public(module: Any, members: Any) -> list[str]:
     """The names that a page documents, in the order of the source."""
     if members is not ALL:
@@ -84,17 +95,23 @@ def table(names: list[str]) -> str:
 
 def _told(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     text = set_formulas(linked("\n".join(lines)))
-    text = _RETURNS.sub(r"\1\2: ", text)
+    text = _RETURNS.sub(r"\1\2: ", merged(text))
     if lost := re.search(r"\bpages?\s+on\s+\w+", text):
         logging.getLogger(__name__).warning("%s: no such page: %s", name, lost[0])
     if what == "module" and (members := options.get("members")):
-        text += table(public(thing, members))
+        summary, _, rest = text.partition("\n\n")
+        text = f"{summary}\n{table(public(thing, members))}\n{rest}"
     lines[:] = text.split("\n")
 
 
 def _named_as_documented(app: Sphinx, env: Any, node: pending_xref, shown: nodes.Element) -> None:
     for private, documented in _PRIVATE.items():
         node["reftarget"] = re.sub(private, documented, node["reftarget"])
+
+
+def _begin(app: Sphinx) -> None:
+    """Every source page is written anew: Sphinx would keep one as long as its module's file."""
+    shutil.rmtree(Path(app.outdir) / "_modules", ignore_errors=True)
 
 
 def _source(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
@@ -110,6 +127,7 @@ def _flat(code: re.Match) -> str:
 
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
+    app.connect("builder-inited", _begin)
     app.connect("autodoc-process-docstring", _told, priority=600)  # after napoleon
     app.connect("missing-reference", _named_as_documented, priority=400)  # before intersphinx
     app.connect("html-page-context", _source, priority=400)  # before html_fixes
