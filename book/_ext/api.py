@@ -40,7 +40,7 @@ def pages_on() -> dict[str, str]:
 
 @cache
 def formulas() -> dict[str, str]:
-    """A formula, as docstrings write it -> in TeX; the longest first."""
+    """A formula, as docstrings write it -> in TeX, in parts where it is long; the longest first."""
     lines = (BOOK / "_ext" / "formulas.txt").read_text().splitlines()
     found = dict(line.split("  =  ") for line in lines)
     return dict(sorted(found.items(), key=lambda item: -len(item[0])))
@@ -67,8 +67,13 @@ def set_formulas(text: str) -> str:
     lines = text.split("\n")
     for i, line in enumerate(lines):
         if not line.lstrip().startswith((">>>", "...")):
-            lines[i] = formula.sub(lambda found: f":math:`{formulas()[found[0]]}`", line)
+            lines[i] = formula.sub(_in_tex, line)
     return "\n".join(lines)
+
+
+def _in_tex(found: re.Match) -> str:
+    """Between two parts, a line may end."""
+    return " ".join(f":math:`{part}`" for part in formulas()[found[0]].split(" | "))
 
 
 def merged(text: str) -> str:
