@@ -63,6 +63,7 @@ class Cache:
         (3, True)
 
     Source: Shazeer (2019), "Fast Transformer Decoding: One Write-Head is All You Need", section 2.
+    Used in the page on the language model.
     """
 
     def __init__(self) -> None:

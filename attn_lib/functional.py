@@ -4,8 +4,8 @@
 order is fixed: scale, softcap, attn_bias, mask, softmax, dropout, times V. The layers use
 :mod:`attn_lib.fused`, the same formula by PyTorch's kernel.
 
-Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in the
-book's page on one head; the pages on masks and on scaling derive the rest.
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3.2.1. Built by hand in
+the page on one head; the page on masks and the page on scaling derive the rest.
 """
 
 import math

@@ -65,6 +65,7 @@ def generate(
                 [3, 4, 4, 4]])
 
     Source: Holtzman et al. (2019), "The Curious Case of Neural Text Degeneration", for ``top_p``.
+    Used in the page on the next token.
     """
     _check_start(model, tokens, mask, max_new_tokens)
     _check_choice(temperature, top_p)

@@ -61,7 +61,7 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
                  [[2, 3],
                   [6, 7]]]])
 
-    Source: Vaswani et al. (2017), section 3.2.2.
+    Source: Vaswani et al. (2017), section 3.2.2. Built in the page on many heads.
     """
     *leading, width = x.shape
     if num_heads < 1 or width % num_heads:
@@ -83,7 +83,7 @@ def merge_heads(x: Tensor) -> Tensor:
         >>> torch.equal(merge_heads(split_heads(x, 2)), x)
         True
 
-    Source: Vaswani et al. (2017), section 3.2.2.
+    Source: Vaswani et al. (2017), section 3.2.2. Built in the page on many heads.
     """
     # (B, H, T, d) to (B, T, H, d) to (B, T, H · d)
     return x.transpose(-3, -2).flatten(-2)
@@ -137,7 +137,8 @@ class MultiHeadAttention(nn.Module):
     Source: Vaswani et al. (2017), section 3.2.2; grouped heads: Ainslie et al. (2023); windows:
     Jiang et al. (2023), "Mistral 7B"; sinks: OpenAI (2025), "gpt-oss-120b & gpt-oss-20b Model
     Card", section 2; norms of queries and keys: Henry et al. (2020), "Query-Key Normalization for
-    Transformers", and for RMSNorm ``Qwen3Attention`` of the package transformers.
+    Transformers", and for RMSNorm ``Qwen3Attention`` of the package transformers. Built in the page
+    on many heads.
     """
 
     def __init__(
@@ -347,7 +348,7 @@ class FeedForward(nn.Module):
         True
 
     Source: Vaswani et al. (2017), section 3.3; GELU: Hendrycks and Gimpel (2016); gated: Shazeer
-    (2020), "GLU Variants Improve Transformer", section 2.
+    (2020), "GLU Variants Improve Transformer", section 2. Built in the page on the block.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def causal_mask(T: int, S: int | None = None, *, offset: int | Tensor | None = N
                 [ True,  True,  True]])
 
     Source: Vaswani et al. (2017), section 3.2.3; the default offset is that of
-    ``torch.nn.attention.bias.causal_lower_right``.
+    ``torch.nn.attention.bias.causal_lower_right``. Built in the page on masks.
     """
     distance = _distance(T, S, offset)
     return distance <= 0
@@ -79,6 +79,7 @@ def window_mask(
                 [False,  True,  True]])
 
     Source: Beltagy et al. (2020), "Longformer", section 3.1; Jiang et al. (2023), "Mistral 7B".
+    Built in the page on masks.
     """
     check_at_least_one(window=window)
     check_sizes(right=right)
@@ -107,6 +108,7 @@ def padding_mask(lengths: Tensor, S: int) -> Tensor:
                 [ True, False, False]])
 
     Source: ``key_padding_mask`` of ``torch.nn.MultiheadAttention``, in which True means *blocked*.
+    Built in the page on masks.
     """
     check_integers("lengths", lengths, axes=1)
     check_sizes(S=S)
@@ -137,7 +139,8 @@ def segment_mask(segments: Tensor) -> Tensor:
                 [ True,  True, False],
                 [False, False,  True]])
 
-    Source: Krell et al. (2021), "Efficient Sequence Packing without Cross-contamination".
+    Source: Krell et al. (2021), "Efficient Sequence Packing without Cross-contamination". Built in
+    the page on masks.
     """
     check_integers("segments", segments, axes=2)
     return (segments[:, :, None] == segments[:, None, :])[:, None]
@@ -160,7 +163,8 @@ def to_blocked(mask: Tensor) -> Tensor:
         tensor([[False,  True],
                 [False, False]])
 
-    Source: ``attn_mask`` and ``key_padding_mask`` of ``torch.nn.MultiheadAttention``.
+    Source: ``attn_mask`` and ``key_padding_mask`` of ``torch.nn.MultiheadAttention``. Compared in
+    the page on conventions.
     """
     check_bool("mask", mask)
     return ~mask
@@ -182,7 +186,8 @@ def from_blocked(blocked: Tensor) -> Tensor:
         >>> from_blocked(torch.tensor([False, True]))
         tensor([ True, False])
 
-    Source: ``attn_mask`` and ``key_padding_mask`` of ``torch.nn.MultiheadAttention``.
+    Source: ``attn_mask`` and ``key_padding_mask`` of ``torch.nn.MultiheadAttention``. Compared in
+    the page on conventions.
     """
     check_bool("blocked", blocked)
     return ~blocked
@@ -208,8 +213,8 @@ def to_additive(mask: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
         tensor([[0., -inf],
                 [0., 0.]])
 
-    Source: a floating-point ``attn_mask`` of
-    ``torch.nn.functional.scaled_dot_product_attention``.
+    Source: a floating-point ``attn_mask`` of ``torch.nn.functional.scaled_dot_product_attention``.
+    Compared in the page on conventions.
     """
     check_bool("mask", mask)
     if not dtype.is_floating_point:
@@ -236,9 +241,9 @@ def from_additive(additive: Tensor) -> Tensor:
         >>> from_additive(torch.tensor([0.0, -torch.inf, torch.finfo(torch.float32).min]))
         tensor([ True, False, False])
 
-    Source: a floating-point ``attn_mask`` of
-    ``torch.nn.functional.scaled_dot_product_attention``; the lowest finite number is the package
-    transformers' choice.
+    Source: a floating-point ``attn_mask`` of ``torch.nn.functional.scaled_dot_product_attention``;
+    the lowest finite number is the package transformers' choice. Compared in the page on
+    conventions.
     """
     if not isinstance(additive, Tensor) or not additive.is_floating_point():
         raise TypeError(f"an additive mask must be a floating-point tensor, got {found(additive)}")
@@ -272,6 +277,7 @@ def to_binary(mask: Tensor) -> Tensor:
                 [1, 1]])
 
     Source: Hugging Face's ``attention_mask``, as tokenizers of the package transformers return it.
+    Compared in the page on conventions.
     """
     check_bool("mask", mask)
     if mask.dim() != 4 or mask.shape[1:3] != (1, 1):
@@ -297,6 +303,7 @@ def from_binary(binary: Tensor) -> Tensor:
         tensor([[[[ True, False]]]])
 
     Source: Hugging Face's ``attention_mask``, as tokenizers of the package transformers return it.
+    Compared in the page on conventions.
     """
     if isinstance(binary, Tensor) and binary.dtype == torch.bool:
         binary = binary.long()

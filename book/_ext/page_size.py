@@ -101,7 +101,7 @@ def _finish(app: Sphinx, exception: Exception | None) -> None:
     index = json.loads((out / INDEX).read_text().removeprefix(SET).removesuffix(")"))
     index["excerpts"] = {name: excerpts(app.env.get_doctree(name)) for name in index["docnames"]}
     (out / INDEX).write_text(f"{SET}{json.dumps(index, sort_keys=True)})")
-    pages = [path for folder in (out, out / "book") for path in folder.glob("*.html")]
+    pages = sorted(out.rglob("*.html"))
     written = {path: fix_page(path.read_text(), path.parent) for path in pages}
     name = f"_static/styles/{ONE}"
     linked = re.findall(STYLE, written[out / "search.html"])
@@ -116,7 +116,7 @@ def _finish(app: Sphinx, exception: Exception | None) -> None:
     for path in (out / "_static/searchtools.js", *(out / "_static").glob("scripts/[ps]*.js")):
         path.write_text(fix_script(path.read_text()))
     for path, html in written.items():
-        up = "" if path.parent == out else "../"
+        up = "../" * len(path.relative_to(out).parts[1:])
         path.write_text(fix_styles(html, f"{up}{name}?v={version}"))
 
 

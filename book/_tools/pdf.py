@@ -88,10 +88,9 @@ def contents(root: Path = ROOT) -> list[Page]:
     pages = [Page(Path(toc["root"]).name)]
     for part in toc["parts"]:
         captions = [part["caption"], *[""] * (len(part["chapters"]) - 1)]
-        pages += [
-            Page(Path(chapter["file"]).name, caption, "numbered" in part)
-            for chapter, caption in zip(part["chapters"], captions, strict=True)
-        ]
+        for chapter, caption in zip(part["chapters"], captions, strict=True):
+            pages.append(Page(Path(chapter["file"]).name, caption, "numbered" in part))
+            pages += [Page(Path(one["file"]).name) for one in chapter.get("sections", [])]
     return pages
 
 

@@ -491,7 +491,10 @@ RULES = [
 def not_in_contents(contents: dict, present: list[str]) -> list[str]:
     """Pages missing from the table of contents, and entries without a page."""
     listed = [contents["root"]]
-    listed += [chapter["file"] for part in contents["parts"] for chapter in part["chapters"]]
+    chapters = [chapter for part in contents["parts"] for chapter in part["chapters"]]
+    listed += [
+        one["file"] for chapter in chapters for one in (chapter, *chapter.get("sections", []))
+    ]
     return sorted(set(listed) ^ set(present))
 
 

@@ -1,0 +1,222 @@
+"""The reference as it is built: each name in a table, each parameter a line, each link alive."""
+
+import html
+import importlib
+import inspect
+import pkgutil
+import re
+
+import api
+import pages
+import pytest
+from tables import for_each
+
+MODULES = sorted(path.stem for path in pages.BOOK.glob("attn_*.md"))
+PROJECTS = sorted((pages.BOOK / "_ext").glob("*.inv"))
+INVENTORY = [line.split() for path in PROJECTS for line in path.read_text().splitlines()[3:]]
+ENTRY = r'<dt class="sig sig-object py" id="([\w.]+)">'
+
+
+def plain(text: str) -> str:
+    """The words of HTML, or of a docstring: letters and digits alone."""
+    text = re.sub(r'<span class="math[^>]*>.*?</span>|<math.*?</math>', "", text, flags=re.DOTALL)
+    return re.sub(r"\W|_", "", html.unescape(re.sub("<[^>]*>", "", text)))
+
+
+def names_of(module: str) -> list[str]:
+    """The public names that a page lists, as its source says."""
+    text = (pages.BOOK / f"{module}.md").read_text()
+    listed = re.search(r":members:(.*)", text)[1].replace(" ", "")
+    members = listed.split(",") if listed else api.ALL
+    return api.public(importlib.import_module(module), members)
+
+
+def entries(page: str) -> dict[str, str]:
+    """Each entry of a page, from its heading to that of the next."""
+    _, *rest = re.split(ENTRY, page)
+    return dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def parameters(thing) -> list[str]:
+    """What a docstring has to explain: the arguments, if it has a section for them."""
+    doc = inspect.getdoc(thing) or ""
+    if "\nArgs:\n" not in doc:
+        return []
+    names = inspect.signature(thing.__init__ if inspect.isclass(thing) else thing).parameters
+    return [name for name in names if name != "self"]
+
+
+def faults(module: str, page: str) -> list[str]:
+    """What the page of a module lacks."""
+    imported, found = importlib.import_module(module), []
+    table = re.search(r'(?s)<table class="autosummary.*?</table>', page)
+    row = r'(?s)<tr.*?href="#([\w.]+)".*?</td>\s*<td>(.*?)</td>'
+    rows = dict(re.findall(row, table[0])) if table else {}
+    shown = entries(page)
+    names = names_of(module)
+    if list(rows) != [f"{module}.{name}" for name in names]:
+        found.append(f"the table lists {list(rows)}")
+    for name in names:
+        thing, full = getattr(imported, name), f"{module}.{name}"
+        entry = shown.get(full, "")
+        if not entry:
+            found.append(f"{name} has no entry")
+        if callable(thing):
+            found += [f"{name}: {fault}" for fault in faults_of(thing, entry, rows.get(full, ""))]
+    return found
+
+
+def faults_of(thing, entry: str, row: str) -> list[str]:
+    """What the entry of a function or class lacks."""
+    first, found = re.split(r"\n\n", inspect.getdoc(thing))[0], []
+    if plain(row) not in plain(api_words(first)) or not row:
+        found.append(f"the table says {plain(row)!r}")
+    heading, _, text = entry.partition("</dt>\n<dd>")
+    if 'href="../_modules/' not in heading:
+        found.append("no source")
+    explained = re.findall(r"<strong>([^<]*)</strong>", text)
+    explained = {name.strip("*") for names in explained for name in names.split(", ")}
+    found += [f"{name} has no line" for name in parameters(thing) if name not in explained]
+    typed = re.findall(r'<em class="sig-param">(.*?)</em>', heading)
+    untyped = [one for one in map(words, typed) if ":" not in one and one not in "*/"]
+    return found + [f"{one} has no type" for one in untyped]
+
+
+def words(text: str) -> str:
+    return html.unescape(re.sub("<[^>]*>", "", text))
+
+
+def api_words(text: str) -> str:
+    """A docstring without its roles and formulas."""
+    return re.sub(
+        r":\w+:`[~.]*([^`]*)`", r"\1", re.sub(r":math:`[^`]*`", "", api.set_formulas(text))
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_each_name_is_in_the_table_and_each_parameter_has_a_line(site, module):
+    assert faults(module, (site / f"book/{module}.html").read_text()) == []
+
+
+@for_each(
+    ("#attn_lib.masks.causal_mask", "#attn_lib.masks.other_mask", "the table lists"),
+    ('id="attn_lib.masks.causal_mask"', 'id="attn_lib.masks.x"', "causal_mask has no entry"),
+    ("<strong>offset</strong>", "<strong>offsets</strong>", "offset has no line"),
+    ('href="../_modules/', 'href="../gone/', "causal_mask: no source"),
+    ('<span class="p"><span class="pre">:</span></span>', "", "has no type"),
+    ("Let query i, at position", "Let key i, at position", "the table says"),
+)
+def test_what_a_page_lacks_is_seen(old, new, fault, site):
+    page = (site / "book/attn_lib.masks.html").read_text()
+    assert old in page
+    assert any(fault in line for line in faults("attn_lib.masks", page.replace(old, new)))
+
+
+def test_every_public_name_has_one_entry_and_every_module_a_page(site):
+    built = "".join((site / f"book/{module}.html").read_text() for module in MODULES)
+    ids = re.findall(ENTRY, built)
+    assert len(ids) == len(set(ids)) > 80
+    index = (site / "book/reference.html").read_text()
+    assert "pip install ." in words(index)
+    assert {name for name in MODULES if f'href="{name}.html#module-{name}"' not in index} == set()
+    package = pages.ROOT / "attn_lib"
+    public = {f"attn_lib.{path.stem}" for path in package.iterdir() if path.stem[0] not in "_."}
+    assert set(MODULES) == public - {"attn_lib.data", "attn_lib.py"} | {"attn_check"}
+
+
+def test_what_is_said_once_stands_once(site):
+    page = (site / "book/attn_lib.functional.html").read_text()
+    entry = words(entries(page)["attn_lib.functional.attention"])
+    assert "mask, attn_bias, scale, softcap, causal – as in attention_weights()." in entry
+    assert api.merged("* **a** -- x\n  * **b** -- x\n") == "* **a**, **b** -- x\n"
+    assert api.merged("* **a** -- x\n  * **b** -- xy\n") == "* **a** -- x\n  * **b** -- xy\n"
+
+
+# ---------------------------------------------------------------- links
+
+
+def test_sources_lead_to_the_definition(site):
+    links = set()
+    for module in MODULES:
+        page = (site / f"book/{module}.html").read_text()
+        links |= set(re.findall(r'href="\.\./(_modules/[^"#]*)#([^"]*)"', page))
+    assert len(links) > 80
+    for name, place in links:
+        assert f'id="{place}"' in (site / name).read_text(), (name, place)
+
+
+def lost_links(told: str, page: str) -> list[str]:
+    """Pages that docstrings name, and that no link of the built page leads to."""
+    stems = re.findall(r":doc:`/book/(\w+)`", api.linked(told))
+    assert not re.search(r"\bpages? on \w", " ".join(api.linked(told).split()))
+    linked = re.findall(r'<a class="reference internal" href="(\w+)\.html"><span class="doc"', page)
+    return [stem for stem in set(stems) if stems.count(stem) > linked.count(stem)]
+
+
+def docstrings(module: str) -> str:
+    imported = importlib.import_module(module)
+    things = [getattr(imported, name) for name in names_of(module)]
+    return "\n\n".join(inspect.getdoc(thing) or "" for thing in [imported, *things])
+
+
+def test_a_page_that_a_docstring_names_is_a_link(site):
+    count = 0
+    for module in MODULES:
+        told, page = docstrings(module), (site / f"book/{module}.html").read_text()
+        assert lost_links(told, page) == [], module
+        count += len(re.findall(r":doc:", api.linked(told)))
+    assert count > 30
+    told, page = docstrings("attn_lib.masks"), (site / "book/attn_lib.masks.html").read_text()
+    link = 'href="02_masks.html"><span class="doc"'
+    assert lost_links(told, page.replace(link, "", 1)) == ["02_masks"]
+    assert api.linked("in the book's\npage on masks") == "in :doc:`/book/02_masks`"
+    assert api.linked("in the page on the\nencoder and decoder").endswith("/10_encoder_decoder`")
+
+
+def unused(built: str) -> list[str]:
+    """Names of the inventories to which no page has a link."""
+    return [
+        name for name, kind, place in INVENTORY if f"/{place}#{anchor(name, kind)}" not in built
+    ]
+
+
+def anchor(name: str, kind: str) -> str:
+    return f"module-{name}" if kind == "mod" else name
+
+
+def test_every_name_of_an_inventory_is_used_and_every_link_is_of_one(site):
+    """The strict build already refuses a name that no inventory holds."""
+    built = "".join((site / f"book/{module}.html").read_text() for module in MODULES)
+    assert unused(built) == []
+    first = INVENTORY[0]
+    assert unused(built.replace(f"#{first[0]}", "#gone")) == [first[0]]
+    torch = [name for name, *_ in INVENTORY if name.startswith("torch.")]
+    assert len(torch) > 10
+    for name in torch:
+        assert pkgutil.resolve_name(name) is not None
+    missing = [
+        name
+        for module in MODULES
+        for name in re.findall(r":py:obj:`[^<]*<([\w.]+)>`", api.linked(docstrings(module)))
+        if name not in torch
+    ]
+    assert missing == []
+
+
+# ---------------------------------------------------------------- formulas
+
+
+def letters(text: str) -> str:
+    """The letters and digits of a formula, in order."""
+    text = re.sub(r"\\(operatorname|mathit|cdot|top|tilde)\b", "", text.replace("Ã", "A"))
+    return re.sub(r"[\W_]", "", text.replace("ᵀ", "")).lower()
+
+
+def test_formulas_say_the_same_in_both_forms_and_each_is_used():
+    told = "\n".join(map(docstrings, MODULES))
+    for plain_form, tex in api.formulas().items():
+        assert plain_form in told, plain_form
+        assert letters(plain_form) == letters(tex)
+    assert letters("1/sqrt(d_k)") != letters(r"1/\sqrt{d_v}")
+    assert api.set_formulas(">>> 1/sqrt(d_k)") == ">>> 1/sqrt(d_k)"
+    assert api.set_formulas("default 1/sqrt(d_k).") == r"default :math:`1/\sqrt{d_k}`."
