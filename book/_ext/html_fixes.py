@@ -24,7 +24,7 @@ _HAN = re.compile(
     r"[\u3400-\u9fff\uf900-\ufaff][\u3000-\u303f\u3400-\u9fff\uf900-\ufaff\uff00-\uff60]*"
 )
 _TOGETHER = re.compile(
-    r'(\(?<span class="math[^>]*>[^<]*</span>(?:[.,;:!?)\]’”]|-\w+)+)'  # also "n-th"
+    r'(\(?<span class="math[^>]*>(?:(?!</span>).)*</span>(?:[.,;:!?)\]’”]|-\w+)+)'  # also "n-th"
 )
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # and the bibliography's roles are no longer roles
@@ -80,7 +80,6 @@ def _aligned(lines: list[str]) -> bool:
 NEEDED = {
     "fontawesome.js": None,
     "design-tabs.js": "sd-tab",
-    "tex-chtml.js": 'class="math',
     "live_data.js": 'id="fig-',
     "live.js": 'id="fig-',
     "copybutton.js": "highlight",
@@ -109,7 +108,6 @@ def fix_page(html: str, folder: Path) -> str:
         return ""
 
     html = re.sub(_SCRIPT, script, _PRELOAD.sub("", html))
-    late.sort(key=lambda wanted: "tex-chtml.js" in wanted)  # the largest, for which all would wait
     html = html.replace("</body>", "\n".join([*late, "</body>"]))
     return _IMAGE.sub(lambda found: _sized(found, folder), html)
 
