@@ -7,6 +7,7 @@ their sizes, large ones stored again without loss; :func:`fix_styles` leaves it 
 a ✓ stands at the output of a cell that compares something.
 """
 
+import json
 import re
 from datetime import date
 from pathlib import Path
@@ -22,7 +23,7 @@ _HAN = re.compile(
     r"[\u3400-\u9fff\uf900-\ufaff][\u3000-\u303f\u3400-\u9fff\uf900-\ufaff\uff00-\uff60]*"
 )
 _TOGETHER = re.compile(
-    r'(\(?<span class="math[^>]*>[^<]*</span>(?:[.,;:!?)\]’”]|-\w+)+)'  # also "n-th"
+    r'(\(?<span class="math[^>]*>(?:(?!</span>).)*</span>(?:[.,;:!?)\]’”]|-\w+)+)'  # also "n-th"
 )
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # and the bibliography's roles are no longer roles
@@ -52,7 +53,6 @@ def _chinese(text: re.Match) -> str:
 NEEDED = {
     "fontawesome.js": None,
     "design-tabs.js": "sd-tab",
-    "tex-chtml.js": 'class="math',
     "live_data.js": 'id="fig-',
     "live.js": 'id="fig-',
     "copybutton.js": "highlight",
@@ -76,6 +76,11 @@ _CHOSEN = """<script>
       dataset.theme = dataset.mode === "auto" ? (dark.matches ? "dark" : "light") : mode;
     })(document.documentElement);
   </script>"""
+_EARLY = """<script>
+    if (location.protocol !== "file:") for (const href of ADDRESSES) document.head.append(Object.assign(
+      document.createElement("link"), {rel: "preload", as: "font", crossOrigin: "", href}));
+  </script>
+"""
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
 _IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
 
@@ -91,7 +96,6 @@ def fix_page(html: str, folder: Path) -> str:
 
     html = re.sub(r"(?s)<script>.*?</script>", lambda found: fix_script(found[0]), html)
     html = re.sub(_SCRIPT, script, _PRELOAD.sub("", _COLOURS.sub(_CHOSEN, html)))
-    late.sort(key=lambda wanted: "tex-chtml.js" in wanted)  # the largest, for which all would wait
     html = html.replace("</body>", "\n".join([*late, "</body>"]))
     return _IMAGE.sub(lambda found: _sized(found, folder), html)
 
@@ -102,8 +106,14 @@ def fix_script(script: str) -> str:
 
 
 def fix_styles(html: str, address: str) -> str:
-    """A page with one stylesheet in place of all."""
+    """A page with one stylesheet in place of all, and its fonts fetched beside it, not after it.
+
+    A page that is read from disk may not ask for them so early, and need not.
+    """
     link = f'<link rel="stylesheet" href="{address}" />\n'
+    fonts = ["inter-regular", *(["formulas"] if "<math " in html else [])]
+    addresses = [f"{address.partition('styles/')[0]}fonts/{name}.woff2" for name in fonts]
+    link += _EARLY.replace("ADDRESSES", json.dumps(addresses))
     return re.sub(STYLE, "", html).replace("</head>", f"{link}</head>", 1)
 
 

@@ -28,7 +28,7 @@ LOADED = """() => Promise.all([...document.images].map(image => {
   image.loading = "eager";
   return image.complete || new Promise(done => { image.onload = image.onerror = done; });
 })).then(() => 0)"""
-SET = "window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)"
+SET = "document.fonts.ready.then(() => 0)"
 
 # names of places begin with that of their page, and links follow; solutions go to the page's end
 JOIN = """() => document.querySelectorAll("section.page").forEach(page => {
@@ -64,8 +64,7 @@ FAULTS = """() => {
   return Object.entries({
     "no font, such as Debian's fonts-wqy-microhei, has": unknown.length
       ? [new Text(unknown.join(""))] : [],
-    "not set": all(".math").filter(formula => !formula.querySelector("mjx-container")),
-    "an error in a formula": all("mjx-merror"),
+    "not set": all(".math").filter(formula => !formula.querySelector("math")),
     "no picture": all("img").filter(image => !image.naturalWidth),
     "leads nowhere": all("a[href]").filter(nowhere),
     "numbered otherwise than in the contents": all("h1")
@@ -95,7 +94,7 @@ def contents(root: Path = ROOT) -> list[Page]:
 
 
 def whole(folder: Path, pages: list[Page]) -> str:
-    """One page with the articles of all, in the frame of one that loads MathJax."""
+    """One page with the articles of all, in the frame of one that loads the font of formulas."""
     texts = [(folder / f"{page.name}.html").read_text() for page in pages]
     sections = ""
     for page, text in zip(pages, texts, strict=True):
@@ -104,7 +103,7 @@ def whole(folder: Path, pages: list[Page]) -> str:
         part = f'<p style="font-size: 1.2rem">{page.part}</p>' * bool(page.part)
         opening = f'<section class="{kind}" id="{page.name}" style="break-before: page">'
         sections += f"{opening}{part}{article}</section>\n"
-    frame = next(text for text in texts if "tex-chtml.js" in text)
+    frame = next(text for text in texts if "formulas.woff2" in text)
     frame = re.sub(r'<script[^>]* src="[^"]*/live(_data)?\.js[^>]*></script>', "", frame)
     start, end = re.search(r"(?s)<article[^>]*>(.*)</article>", frame).span(1)
     return frame[:start] + sections + frame[end:]

@@ -132,7 +132,7 @@ def _note(name: str, text: str, place: int, note: str) -> str:
 def _texts(root: Path) -> list[Path]:
     """The files that may name a page."""
     inner = (path for folder in FOLDERS for path in (root / folder).rglob("*"))
-    files = [path for path in [*root.iterdir(), *inner] if "mathjax" not in path.parts]
+    files = [*root.iterdir(), *inner]
     return sorted(path for path in files if path.suffix in ENDINGS or path.name in PLAIN)
 
 

@@ -30,7 +30,7 @@
       scrolls ? formula.setAttribute(key, ["0", "group", "formula"][i]) : formula.removeAttribute(key));
   });
   addEventListener("resize", reach);
-  addEventListener("load", () => window.MathJax && MathJax.startup && MathJax.startup.promise.then(reach));
+  addEventListener("load", () => document.fonts.ready.then(reach));
   // what a search has found is marked in the text of the page to which it led, and in nothing else; a button hides it
   const words = localStorage.getItem("marks"), article = document.querySelector("article"), {highlights} = CSS;
   localStorage.removeItem("marks");

@@ -115,7 +115,7 @@ def visit(page, address, width=1280, scheme="light"):
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.goto(address)
-    page.evaluate("window.MathJax && MathJax.startup && MathJax.startup.promise.then(() => 0)")
+    page.evaluate("document.fonts.ready.then(() => 0)")
     page.evaluate(LOADED)
     page.clock.fast_forward("01:00:00")
 

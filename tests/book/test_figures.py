@@ -138,7 +138,6 @@ def figure(browser, site, name, width=1280, scheme="light", where=None):
     """
     what, first, *_ = FIGURES[name]
     with opened(browser, site.as_uri(), has_touch=width < 500) as page:
-        page.route("**/mathjax/**", lambda call: call.abort())  # formulas take longer than figures
         visit(page, (site / f"book/{where or first}.html").as_uri(), width, scheme)
         drawn = page.locator(f"#{name}")
         drawn.scroll_into_view_if_needed()

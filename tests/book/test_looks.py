@@ -69,7 +69,7 @@ CUT = """phone => {
     sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))],
     letters: innerWidth > 600 ? letters() : 70,
     broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
-    orphans: all("mjx-container:not([display])").filter(orphaned).length,
+    orphans: all("math:not([display])").filter(orphaned).length,
     narrow: all("figure img").filter(image => innerWidth < 600 && image.clientWidth)
       .filter(image => drawn(image) < Math.min(phone, parseFloat(image.style.width) || phone))
       .map(image => image.closest("figure").id),
@@ -85,7 +85,7 @@ UNFIT = {
     "broken": ".bd-article table code .pre.pre { white-space: normal !important;"
     "word-break: break-all !important } .bd-article table { width: 80px !important;"
     "table-layout: fixed }",
-    "orphans": "mjx-container { margin-right: 90vw !important }"
+    "orphans": "span.math { margin-right: 90vw !important }"
     ".together { white-space: normal !important }",
     "narrow": ".cell_output figure > a { margin-inline: 0 !important }",
 }
@@ -342,18 +342,16 @@ def heavy(html: str, folder) -> list[str]:
     waiting = re.findall(r'<script(?![^>]*\bdefer\b)[^>]* src="([^"]*)"', html)
     styles = re.findall(r'<link rel="stylesheet" href="([^"?]*)', html)
     first = html.find("<h1") + sum((folder / name).stat().st_size for name in styles)
-    math, linked = 'class="math' in html[html.find("<body") :], "tex-chtml.js" in html
+    math, linked = html.count("<math "), html.count("formulas.woff2")
     found = {
         f"{size} bytes": size > 1_500_000,
         f"{first} bytes before the first text": first > SECOND,
         f"waits for {waiting}": waiting,
         "pictures without a size": not all(map(re.compile(SIZE).search, images)),
         "pictures that come before the text": [i for i in images if ' loading="lazy"' not in i],
-        "formulas without MathJax, or the reverse": math != linked,
+        "formulas without their font, or the reverse": linked != (2 if math else 0),
         "links of stylesheets": len(styles) != 1,
         "no scripts": not scripts,
-        "scripts that wait for MathJax": "tex-chtml.js" in html
-        and "<script" in html.rpartition("tex-chtml.js")[2],
     }
     return [what for what, wrong in found.items() if wrong]
 
@@ -367,8 +365,8 @@ def test_pages_are_light(site):
     (' height="', ' data-height="', "without a size"),
     (' loading="lazy"', "", "come before the text"),
     (" defer src=", " src=", "waits for"),
-    ("</body>", "<script defer src='late.js'></script></body>", "wait for MathJax"),
-    ('class="math', 'class="other', "formulas"),
+    ("formulas.woff2", "lost.woff2", "formulas"),
+    ("<math ", "<other ", "formulas"),
     ("</body>", "x" * 1_500_000 + "</body>", "bytes"),
     ("<h1", "x" * 200_000 + "<h1", "before"),
 )
@@ -397,7 +395,7 @@ LOOK = """() => {
 }"""
 
 
-# others where it was: behind those of MathJax, which come later, they would overrule them
+# others where it was: behind the page's own they would overrule it
 INSTEAD = """styles => {
   const own = document.querySelector("link[rel=stylesheet]");
   const loaded = styles.map(href => new Promise(done => {

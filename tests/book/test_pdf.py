@@ -24,7 +24,7 @@ UNFIT = """() => {
     "for a mouse": all("button, input, .headerlink, .live, details:not([open])"),
     "an empty frame": all("figure, .cell, .cell_output, pre")
       .filter(block => !image(block) && (block.matches("figure") || !block.textContent.trim())),
-    "cut at the right": all("pre, table, img, mjx-container, .admonition")
+    "cut at the right": all("pre, table, img, math, .admonition")
       .filter(part => part.getBoundingClientRect().right > right + 1 || scrolls(part)),
     "a link like the text": all("a[href]:not(.front-cards a)")
       .filter(link => getComputedStyle(link).textDecorationLine !== "underline"),
@@ -158,9 +158,8 @@ UNFINISHED = {
     'class="section-number">4. </span>Why': ('class="other">4. </span>Why', "numbered otherwise"),
     'href="#exercises"': ('href="#nowhere"', "leads nowhere: #planted--nowhere"),
     'src="../_images/': ('src="../_images/lost', "no picture: "),
-    "sqrt{d_k}": ("frac{1}", "an error in a formula"),
     "<h2>": ('<h2 lang="zh">\ue001', "no font, such as"),
-    "mathjax/es5": ("mathjax/lost", "not set: "),
+    "<math ": ("<code ", "not set: "),
 }
 
 

@@ -1,0 +1,274 @@
+"""Formulas in the built pages: all of them, as MathML, by another converter's word the same."""
+
+import hashlib
+import html
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import chain
+from xml.etree import ElementTree
+
+import mathml
+import pages
+import pytest
+from browsing import loaded, opened
+from docutils.utils.math.latex2mathml import tex2mathml
+from fontTools.ttLib import TTFont
+from markdown_it import MarkdownIt
+from mdit_py_plugins.amsmath import amsmath_plugin
+from mdit_py_plugins.dollarmath import dollarmath_plugin
+from tables import for_each, raises_for_each
+
+MARKDOWN = MarkdownIt().enable("table").use(dollarmath_plugin).use(amsmath_plugin)
+SOURCES = {path.stem: path for path in [*pages.NOTEBOOKS, *pages.TEXTS]}
+ASSETS = pages.BOOK / "assets"
+
+
+def formulas(text: str) -> list[str]:
+    """The TeX of a text, that inside directives too."""
+    found = []
+    for token in MARKDOWN.parse(text):
+        for part in [token, *(token.children or [])]:
+            if part.type.startswith(("math_", "amsmath")):
+                found.append(part.content)
+            elif part.type == "fence" and part.info.startswith("{"):
+                found += formulas(part.content)
+    return found
+
+
+def written(name: str) -> list[str]:
+    path = SOURCES[name]
+    if path.suffix == ".md":
+        return formulas(path.read_text())
+    cells = pages.read(path).cells
+    return [tex for c in cells if c.cell_type == "markdown" for tex in formulas(c.source)]
+
+
+def bare(tex: str) -> str:
+    """A formula without its number and its box, which are no MathML."""
+    tex = " ".join(re.sub(r"\\tag\{.*?\}", "", tex).split())
+    return re.sub(r"^\\boxed\{(.*)\}$", r"\1", tex)
+
+
+def missing(tex: list[str], page: str) -> list[str]:
+    """The formulas that a built page lacks, and those that nobody wrote."""
+    article = re.search(r"(?s)<article.*</article>", page)[0]
+    assert article.count("<math ") == article.count("</math>")
+    shown = Counter(map(html.unescape, re.findall(r'<math alttext="([^"]*)"', article)))
+    wanted = Counter(map(bare, tex))
+    return [*(wanted - shown), *(shown - wanted)]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_formula_of_a_page_is_mathml(site, name):
+    page, tex = (site / f"book/{name}.html").read_text(), written(name)
+    assert missing(tex, page) == []
+    assert "mathjax" not in page.lower()
+    assert (
+        re.findall(r"\\\(|\\\[|\$\$", re.sub(r'(?s)<pre.*?</pre>|alttext="[^"]*"', "", page)) == []
+    )
+    numbers = re.findall(r"\\tag\{(.*?)\}", " ".join(tex))
+    found = (
+        r'<div class="math[^"]*" id="formula-([\d.]+)">(?:(?!</div>).)*\(([\d.]+)\)</span></div>'
+    )
+    assert re.findall(found, page) == [(n, n) for n in numbers]
+
+
+def test_a_formula_that_is_dropped_or_changed_is_seen(site):
+    page, tex = (site / "book/04_scaling.html").read_text(), written("04_scaling")
+    assert len(tex) > 150
+    assert missing(tex, re.sub(r"<math .*?</math>", "", page, count=1)) == [bare(tex[0])]
+    assert len(missing([*tex[1:], tex[0] + "^2"], page)) == 2
+
+
+# ---------------------------------------------------------------- what a formula says
+
+SAME = str.maketrans("'¯‾ˉ_˜·∣‖", "′‾‾‾‾~⋅|∥")  # drawn alike
+# what docutils cannot read, or reads as something else
+FOR_DOCUTILS = {
+    r"\\(t?frac)(\d)(\d)": r"\\\1{\2}{\3}",
+    r"\\tfrac(\d) ": r"\\tfrac\1",
+    r"\\(cd)ots|\\dots(?= \+)": r"\\cdots",
+    r"\\dots": r"\\ldots",
+    r"\\big(?=[\\()])": "",
+    r"\\cr\b": r"\\\\",
+    r"(\w)'": r"\1^\\prime ",
+}
+
+
+def leaves(part: ElementTree.Element) -> list:
+    """What is said: signs in rows, and which of them stand above, below or in the root of which."""
+    inside = [leaves(child) for child in part]
+    row = [*chain.from_iterable(inside)]
+    kind = part.tag.rpartition("}")[2].replace("munder", "msub").replace("mover", "msup")
+    kind = kind.replace("msubover", "msubsup")
+    if part.get("class") == "overline":
+        return [("msup", tuple(row), ("‾",))]
+    if kind in ("math", "mrow", "mstyle", "mpadded"):
+        return primed(row)
+    if kind in ("mtd", "msqrt"):
+        return [(kind, *primed(row))]
+    if kind == "msub" and inside[0][0][0] == "msup":  # what is above and below, in one step
+        (_, base, above), below = inside[0][0], inside[1]
+        return [("msubsup", base, tuple(below), above)]
+    if inside:
+        return [(kind, *map(tuple, inside))]
+    text = (part.text or "").replace("\u2061", "").replace("\xa0", " ").translate(SAME)
+    return [text] if text.strip() else []
+
+
+def primed(row: list) -> list:
+    """A prime stands above what is before it."""
+    made: list = []
+    for sign in row:
+        made.append(("msup", (made.pop(),), ("′",)) if sign == "′" and made else sign)
+    return made
+
+
+def by_docutils(tex: str) -> str:
+    for pattern, instead in FOR_DOCUTILS.items():
+        tex = re.sub(pattern, instead, tex)
+    return html.unescape(tex2mathml(tex).replace("&lt;", "&amp;lt;").replace("&gt;", "&amp;gt;"))
+
+
+ALL = sorted({bare(tex) for name in SOURCES for tex in written(name)})
+
+
+def both(tex: str, other: str) -> tuple[list, list]:
+    parsed = (ElementTree.fromstring(one) for one in (mathml.to_mathml(tex), by_docutils(other)))  # noqa: S314
+    return tuple(map(leaves, parsed))
+
+
+def test_every_formula_says_the_same_by_another_converter():
+    assert len(ALL) > 350
+    found = {tex: both(tex, tex) for tex in ALL}
+    assert {tex: pair for tex, pair in found.items() if pair[0] != pair[1]} == {}
+
+
+@for_each(
+    (r"\log S - \tfrac12 r^2", r"\log S - \frac{12}{r}^2"),
+    (r"z'_l", r"z_l"),
+    (r"\sqrt{d_k}", r"\sqrt{d}_k"),
+    (r"\sum_h o_h W^O_h", r"\sum_h o_h W_O^h"),
+)
+def test_another_formula_is_told_from_it(tex, other):
+    assert any(tex in one for one in ALL)
+    one, same = both(tex, tex)
+    assert one == same
+    assert one != both(tex, other)[1]
+
+
+@raises_for_each(
+    (r"\alhpa x", ValueError, r"\\alhpa, which book/_ext/mathml.py lacks"),
+    (r"\mathrm{y}", ValueError, r"has \\mathrm"),
+    (r"\begin{gather} x \end{gather}", ValueError, "has gather, gather"),
+    (r"a + \boxed{x}", ValueError, r"has \\boxed"),
+    (r"\frac{1}", ValueError, "is not finished"),
+    (r"a & b", ValueError, "is not finished"),
+    (r"\sqrt", ValueError, "cannot be read"),
+    (r"x^", ValueError, "cannot be read"),
+    (r"\left( x", ValueError, "cannot be read"),
+    (r"{x", ValueError, "the braces of"),
+    (r"x}", ValueError, "the braces of"),
+)
+def test_what_cannot_be_set_is_refused(tex):
+    mathml.displayed(tex)
+
+
+@for_each((r"$\alhpa$", r"\alhpa"), (r"$$\frac{1}\tag{1.1}$$", "is not finished"), ("$x^2$", ""))
+def test_a_strict_build_fails_on_a_formula(text, said, tmp_path):
+    (tmp_path / "index.md").write_text(f"# Title\n\n{text}\n")
+    settings = "extensions = ['myst_parser', 'mathml']\nhtml_math_renderer = 'mathml'\n"
+    settings += "myst_enable_extensions = ['dollarmath']\nhtml_theme = 'basic'\n"
+    path = f"import sys; sys.path.insert(0, {str(pages.BOOK / '_ext')!r})\n"
+    (tmp_path / "conf.py").write_text(path + settings)
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "-q",
+        "--keep-going",
+        tmp_path,
+        tmp_path / "out",
+    ]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert (run.returncode == 0) == (said == ""), run.stderr
+    assert said in run.stderr
+
+
+# ---------------------------------------------------------------- how it is shown
+
+
+def italic(letter: str) -> str:
+    """The letter as a browser draws it, alone in an ``mi``."""
+    for first, start in (("A", 0x1D434), ("a", 0x1D44E), ("Α", 0x1D6E2), ("α", 0x1D6FC)):
+        if 0 <= ord(letter) - ord(first) < 26:
+            made = chr(start + ord(letter) - ord(first))
+            return "ℎ" if letter == "h" else made
+    return letter
+
+
+def lacking(font: TTFont, all_mathml: list[str]) -> set[str]:
+    """The characters of formulas that a font does not have."""
+    letters = set()
+    for part in (part for one in all_mathml for part in ElementTree.fromstring(one).iter()):  # noqa: S314
+        text = part.text or ""
+        letters.update([italic(text)] if part.tag == "mi" and len(text) == 1 else text)
+    return {letter for letter in letters if ord(letter) not in font.getBestCmap()}
+
+
+def test_the_font_has_every_character_and_is_what_its_note_says():
+    content, note = (
+        (ASSETS / "fonts/formulas.woff2").read_bytes(),
+        (ASSETS / "fonts/formulas.txt").read_text(),
+    )
+    assert note.splitlines()[1] == hashlib.sha256(content).hexdigest()
+    with TTFont(ASSETS / "fonts/formulas.woff2") as font:
+        assert "MATH" in font
+        assert lacking(font, [mathml.to_mathml(tex) for tex in ALL]) == set()
+        assert lacking(font, ["<math><mi>x</mi><mo>∮</mo></math>"]) == {"∮"}
+
+
+# what the browser took for the formulas, and how wide it drew one
+DRAWN = """() => ({
+  fonts: [...document.fonts].filter(font => font.status === "loaded").map(font => font.family),
+  width: document.querySelector("[id='formula-4.7'] math").getBoundingClientRect().width,
+})"""
+
+
+def test_formulas_need_no_script_and_no_network(browser, site):
+    with loaded(browser, site, "04_scaling") as page:
+        own = page.evaluate(DRAWN)
+        assert page.outside == []
+        page.add_style_tag(content="math { font-family: monospace }")
+        assert page.evaluate(DRAWN)["width"] != own["width"]
+    with opened(browser, site.as_uri(), java_script_enabled=False) as page:
+        page.goto(f"{site.as_uri()}/book/04_scaling.html")
+        assert page.evaluate(DRAWN) == own
+        assert "formulas" in own["fonts"]
+
+
+SCROLLS = """() => {
+  const box = document.querySelector("[id='formula-4.7']"), formula = box.querySelector("math");
+  const more = () => [...formula.children].map(part => part.cloneNode(true));
+  for (let n = 0; n < 2; n++) formula.append(...more());
+  dispatchEvent(new Event("resize"));
+  return {
+    page: document.documentElement.scrollWidth,
+    scrolls: box.scrollWidth > box.clientWidth + 100
+      && getComputedStyle(box).overflowX === "auto",
+    start: formula.getBoundingClientRect().left >= box.getBoundingClientRect().left,
+    reached: box.tabIndex === 0,
+  };
+}"""
+
+
+def test_a_wide_formula_scrolls_inside_its_box(browser, site):
+    fine = {"page": 390, "scrolls": True, "start": True, "reached": True}
+    with loaded(browser, site, "04_scaling", 390) as page:
+        assert page.evaluate(SCROLLS) == fine
+    with loaded(browser, site, "04_scaling", 390) as page:
+        page.add_style_tag(content=".bd-content div.math { overflow: clip !important }")
+        assert page.evaluate(SCROLLS) != fine
