@@ -77,8 +77,10 @@ _CHOSEN = """<script>
     })(document.documentElement);
   </script>"""
 _EARLY = """<script>
-    if (location.protocol !== "file:") for (const href of ADDRESSES) document.head.append(Object.assign(
-      document.createElement("link"), {rel: "preload", as: "font", crossOrigin: "", href}));
+    if (location.protocol !== "file:") for (const href of ADDRESSES) {
+      const link = {rel: "preload", as: "font", type: "font/woff2", crossOrigin: "", href};
+      document.head.append(Object.assign(document.createElement("link"), link));
+    }
   </script>
 """
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')

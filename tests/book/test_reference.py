@@ -208,7 +208,7 @@ def test_every_name_of_an_inventory_is_used_and_every_link_is_of_one(site):
 
 def letters(text: str) -> str:
     """The letters and digits of a formula, in order."""
-    text = re.sub(r"\\(operatorname|mathit|cdot|top|tilde)\b", "", text.replace("Ã", "A"))
+    text = re.sub(r"\\(operatorname|text|cdot|top|tilde)\b", "", text.replace("Ã", "A"))
     return re.sub(r"[\W_]", "", text.replace("ᵀ", "")).lower()
 
 
