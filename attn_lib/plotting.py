@@ -20,10 +20,10 @@ from torch import Tensor
 from attn_lib import files
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; dark grey text on white
-COLORS = {"blue": "#0072B2", "orange": "#E69F00", "green": "#009E73", "red": "#D55E00"}
+COLORS = {"blue": "#0072B2", "amber": "#E69F00", "green": "#009E73", "orange": "#D55E00"}
 ROLES = {
-    "query": COLORS["red"],
-    "key": COLORS["orange"],
+    "query": COLORS["orange"],
+    "key": COLORS["amber"],
     "value": COLORS["green"],
     "weight": COLORS["blue"],  # as the colour map of `plot_weights`
     "output": "#CC79A7",

@@ -208,7 +208,8 @@ def load(path: Path):
     name = path.resolve().relative_to(ROOT).as_posix()
     lines = json.loads(TEXTS.read_text()).get(name)
     metadata = {"numbers": lines} if lines else {}
-    cell = nbformat.v4.new_markdown_cell(path.read_text(), id=path.stem, metadata=metadata)
+    label = path.stem.replace(".", "-")
+    cell = nbformat.v4.new_markdown_cell(path.read_text(), id=label, metadata=metadata)
     return nbformat.v4.new_notebook(cells=[cell])
 
 

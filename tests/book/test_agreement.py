@@ -399,7 +399,7 @@ def test_another_title_and_another_work_are_seen():
 
 # ---------------------------------------------------------------- colours in words and in pictures
 
-HUES = {"purple": 327, "blue": 202, "green": 164, "orange": 41, "red": 26, "yellow": 56}
+HUES = {"purple": 327, "blue": 202, "green": 164, "amber": 41, "orange": 26, "yellow": 56, "red": 3}
 
 
 def hues(png: bytes) -> set[str]:

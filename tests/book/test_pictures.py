@@ -63,7 +63,7 @@ def names(weights=HONEST, swapped=False):
     """What the lines know of: a map on the left, two curves on the right."""
     figure, axes = plt.subplots(1, 2)
     plotting.plot_weights(torch.tensor(weights), ax=axes[1 if swapped else 0])
-    colors = ("red", "blue") if swapped else ("blue", "red")
+    colors = ("orange", "blue") if swapped else ("blue", "orange")
     for name, color, line in zip(("honest", "peeking"), colors, (":", "--"), strict=True):
         other = {":": "--", "--": ":"}[line] if swapped else line
         plot = axes[0 if swapped else 1].plot
@@ -77,7 +77,7 @@ def names(weights=HONEST, swapped=False):
 
 @for_each(
     lambda it: it.colour("honest") == "blue",
-    lambda it: it.colour("peeking") == "red" == it.colour(it.mark("peeking")),
+    lambda it: it.colour("peeking") == "orange" == it.colour(it.mark("peeking")),
     lambda it: it.style("honest") == "dotted" and it.style("peeking") == "dashed",
     lambda it: it.shows(it.panel("left"), HONEST),
     lambda it: "curves" in it.texts_in("right"),
