@@ -1,8 +1,9 @@
 """What the front page shows of the other pages, read from where it stands: nothing is typed twice.
 
-``{front-moving}`` shows a figure that moves, ``{front-cards}`` a chapter for each figure that it
-names, ``{front-cell}`` the source of cells and the start of what the last one printed,
-``{front-byline}`` and ``{front-cite}`` whose the book is, ``{front-install}`` how it runs.
+``{front-moving}`` shows a figure that moves, ``{front-still}`` one that does not, and what was
+printed beside it, ``{front-cards}`` the chapters with their icons, ``{front-cell}`` the source of
+cells and the start of what the last one printed, ``{front-byline}`` and ``{front-cite}`` whose the
+book is, ``{front-install}`` how it runs.
 """
 
 import base64
@@ -23,7 +24,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 PAGE = "book/index"
-SIZE = 480, 300  # of a picture on a card, twice what is shown
+ROWS, COLUMNS = 5, 8  # of an icon
 
 
 # ---------------------------------------------------------------- what the pages hold
@@ -93,27 +94,28 @@ def quoted(names: list[str], until: str | None, cells: dict[str, list]) -> tuple
 # ---------------------------------------------------------------- what is made of it
 
 
-def small(png: bytes) -> bytes:
-    """A stored figure as a card shows it: whole, without its margins, on white."""
-    picture = Image.open(io.BytesIO(png)).convert("RGB")
-    inked = picture.convert("L").point(lambda grey: 255 * (grey < 250)).getbbox()
-    picture = picture.crop(inked)
-    picture.thumbnail((SIZE[0] - 24, SIZE[1] - 24), Image.Resampling.LANCZOS)
-    card = Image.new("RGB", SIZE, "white")
-    card.paste(picture, [(all_ - own) // 2 for all_, own in zip(SIZE, picture.size, strict=True)])
-    made = io.BytesIO()
-    card.quantize(96).save(made, "png", optimize=True)
-    return made.getvalue()
+def icon(rows: list[str]) -> str:
+    """A mosaic: letters are what the roles' begin with, digits weights in tenths, s is closed."""
+    kinds = dict(zip("qkvwo", ("query", "key", "value", "weight", "output"), strict=True))
+    tiles = []
+    for y, row in enumerate(rows):
+        for x, letter in enumerate(row):
+            if letter != ".":
+                kind = kinds.get(letter, "closed" if letter == "s" else "weight")
+                shade = f' style="--w:.{letter}"' if letter.isdigit() else ""
+                tiles.append(f'<rect class="{kind}"{shade} x="{x}" y="{y}" width="1" height="1"/>')
+    view = f'viewBox="-.1 -.1 {len(rows[0]) + 0.2} {len(rows) + 0.2}"'
+    return f'<svg {view} aria-hidden="true">{"".join(tiles)}</svg>'
 
 
-def card(name: str, cells: dict[str, list]) -> str:
-    """The chapter of a figure: picture, number, title, time, needs."""
-    page = figure(name, cells)[0]
+def card(line: str, cells: dict[str, list]) -> str:
+    """A chapter: its icon, number, title, time, needs."""
+    page, *rows = line.split()
+    if page not in cells or len(rows) != ROWS or {len(row) for row in rows} != {COLUMNS}:
+        raise ValueError(f"a page, and {ROWS} rows of {COLUMNS} tiles: {line}")
     time, asked = needs(cells[page])
     return (
-        f'<li><a href="{page}.html"><img src="../_images/front-{name}.png" alt=""'
-        f' width="{SIZE[0] // 2}" height="{SIZE[1] // 2}" loading="lazy">'
-        '<span class="card-words">'
+        f'<li><a href="{page}.html">{icon(rows)}<span class="card-words">'
         f"<strong>{int(page[:2])}. {html.escape(title(cells[page]))}</strong>"
         f'<span class="needs">{time} · {html.escape(asked)}</span></span></a></li>'
     )
@@ -224,45 +226,65 @@ class Front(SphinxDirective):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(png)
 
+    def colours(self) -> str:
+        """The colour of each role."""
+        script = Path(self.env.srcdir, "book", "assets", "live_data.js").read_text()
+        roles = json.loads(re.search(r'"roles": (\{.*?\})', script)[1])
+        return "; ".join(f"--{role}: {colour}" for role, colour in roles.items())
+
     def raw(self, text: str) -> nodes.raw:
         """Text for the page as it is."""
         return nodes.raw("", text, format="html")
 
 
-class Moving(Front):
-    """``{front-moving} NAME``: the figure of that name, which the book's script lets you move."""
+class Still(Front):
+    """``{front-still} NAME``: the figure of that name, lines that a cell printed, a caption.
+
+    ``:said: CELL 1 4`` are its first and fourth line, ``:as: honest, peeking`` who said them.
+    """
 
     required_arguments = 1
+    option_spec = {"said": str, "as": str}  # noqa: RUF012 - docutils' own form
 
     def nodes(self) -> list[nodes.Node]:
-        """The still picture, over the caption."""
-        name = self.arguments[0]
-        _, cell, png = figure(name, self.cells())
+        """The picture, what was said, the caption."""
+        name, cells = self.arguments[0], self.cells()
+        _, cell, png = figure(name, cells)
         self.picture(name, png)
         width, height = Image.open(io.BytesIO(png)).size
         alt = html.escape(cell["metadata"]["mystnb"]["image"]["alt"])
         image = f'<img src="../_images/front-{name}.png" alt="{alt}"'
         image += f' width="{width // 2}" height="{height // 2}" loading="lazy">'
-        script = Path(self.env.srcdir, "book", "assets", "live_data.js").read_text()
-        roles = json.loads(re.search(r'"roles": (\{.*?\})', script)[1])
-        colours = "; ".join(f"--{role}: {colour}" for role, colour in roles.items())
-        opening = f'<figure id="{name}" class="front-figure" style="{colours}">'
-        start = self.raw(f"{opening}{image}<figcaption>")
+        opening = f'<figure id="{name}" class="front-figure" style="{self.colours()}">'
+        start = self.raw(f"{opening}{image}{self.said(cells)}<figcaption>")
         caption = nodes.container()
         self.state.nested_parse(self.content, self.content_offset, caption)
         return [start, *caption.children, self.raw("</figcaption></figure>")]
 
+    def said(self, cells: dict[str, list]) -> str:
+        """Lines that a cell printed, up to the first two spaces."""
+        if "said" not in self.options:
+            return ""
+        name, *numbers = self.options["said"].split()
+        printed = quoted([name], None, cells)[1].splitlines()
+        said = [printed[int(number) - 1].partition("  ")[0].strip(" .") for number in numbers]
+        rows = zip(self.options["as"].split(", "), said, strict=True)
+        lines = (f"<dt>{who}</dt><dd>{html.escape(what)}</dd>" for who, what in rows)
+        return f"<dl>{''.join(lines)}</dl>"
+
+
+class Moving(Still):
+    """``{front-moving} NAME``: the figure of that name, which the book's script lets you move."""
+
 
 class Cards(Front):
-    """``{front-cards}``: on each line a figure, the picture of its chapter."""
+    """``{front-cards}``: on each line a page, and the rows of its icon."""
 
     def nodes(self) -> list[nodes.Node]:
         """A list of links."""
-        cells, names = self.cells(), [line for line in self.content if line.strip()]
-        for name in names:
-            self.picture(name, small(figure(name, cells)[2]))
-        cards = "\n".join(card(name, cells) for name in names)
-        return [self.raw(f'<ul class="front-cards">\n{cards}\n</ul>')]
+        cells = self.cells()
+        cards = "\n".join(card(line, cells) for line in self.content if line.strip())
+        return [self.raw(f'<ul class="front-cards" style="{self.colours()}">\n{cards}\n</ul>')]
 
 
 class Cell(Front):
@@ -325,7 +347,7 @@ def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: obj
 
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
-    for directive in (Moving, Cards, Cell, Byline, Install, Cite):
+    for directive in (Still, Moving, Cards, Cell, Byline, Install, Cite):
         app.add_directive(f"front-{directive.__name__.lower()}", directive)
     app.connect("html-page-context", _describe)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

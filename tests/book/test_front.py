@@ -15,7 +15,7 @@ import tomllib
 import yaml
 from browsing import loaded, opened, visit
 from copies import edit, run_nbval
-from PIL import Image, ImageChops, ImageStat
+from PIL import Image, ImageChops
 from tables import for_each
 
 INDEX = (pages.BOOK / "index.md").read_text()
@@ -27,9 +27,10 @@ GITHUB = "https://github.com/someone/attention-checked"
 PICTURE = pages.BOOK / "assets" / "page.png"
 
 
-def figures(text):
-    """The figures that stand for chapters, as the page lists them."""
-    return re.search(r"```\{front-cards\}\n(.*?)\n```", text, re.DOTALL)[1].splitlines()
+def icons(text):
+    """The icons of the chapters, as the page lists them: a page, and its rows."""
+    lines = re.search(r"```\{front-cards\}\n(.*?)\n```", text, re.DOTALL)[1].splitlines()
+    return {page: rows for page, *rows in map(str.split, lines)}
 
 
 def numbered():
@@ -39,18 +40,32 @@ def numbered():
     return [name.removeprefix("book/") for name in files]
 
 
-def of_pages(names):
-    return [front.figure(name, CELLS)[0] for name in names]
-
-
 # ---------------------------------------------------------------- what is read from the pages
 
 
-def test_each_chapter_has_its_card_in_its_order():
-    names = figures(INDEX)
-    assert of_pages(names) == numbered() == [path.stem for path in pages.CHAPTERS]
-    for planted in (names[1:], names[::-1], [*names, names[0]]):
-        assert of_pages(planted) != numbered()
+def test_each_chapter_has_its_card_in_its_order_and_an_icon_of_its_own():
+    found = icons(INDEX)
+    assert [*found] == numbered() == [path.stem for path in pages.CHAPTERS]
+    assert len({*map(tuple, found.values())}) == len(found)
+    first = next(line for line in INDEX.splitlines() if line.startswith("01_one_head "))
+    swapped = INDEX.replace("02_masks  ", "03_many_heads  ")
+    for planted in (INDEX.replace(f"{first}\n", ""), swapped):
+        assert [*icons(planted)] != numbered()
+
+
+def test_an_icon_is_what_its_rows_say():
+    drawn = front.icon(["q.7", "s.o"])
+    assert re.findall(r'class="(\w+)"(?: style="--w:(\.\d)")? x="(\d)" y="(\d)"', drawn) == [
+        ("query", "", "0", "0"),
+        ("weight", ".7", "2", "0"),
+        ("closed", "", "0", "1"),
+        ("output", "", "2", "1"),
+    ]
+    rows = " ".join(5 * ["q......."])
+    assert "<rect" in front.card(f"01_one_head {rows}", CELLS)
+    for planted in (f"01_one_hat {rows}", f"01_one_head {rows}.", f"01_one_head {rows[:-9]}"):
+        with pytest.raises(ValueError, match="a page, and 5 rows of 8 tiles"):
+            front.card(planted, CELLS)
 
 
 @for_each(
@@ -79,7 +94,7 @@ def test_what_a_page_needs(need, read):
 def test_a_card_shows_what_its_page_says(browser, site):
     with loaded(browser, site, "index") as page:
         cards = page.locator(".front-cards a").all()
-        for card, path, name in zip(cards, pages.CHAPTERS, figures(INDEX), strict=True):
+        for card, path in zip(cards, pages.CHAPTERS, strict=True):
             cells = CELLS[path.stem]
             heading = front.title(cells)
             shown = card.locator("strong").inner_text()
@@ -91,22 +106,27 @@ def test_a_card_shows_what_its_page_says(browser, site):
             if "](" in need.partition("about")[0]:
                 numbers = {int(n) for n in re.findall(r"\((\d\d)_", need.partition("about")[0])}
                 assert {int(n) for n in re.findall(r"\d+", asked)} == numbers
-            stored = (site / "_images" / f"front-{name}.png").read_bytes()
-            assert stored == front.small(front.figure(name, CELLS)[2])
-            assert card.locator("img").get_attribute("src").endswith(f"front-{name}.png")
+            tiles = "".join(icons(INDEX)[path.stem]).replace(".", "")
+            assert card.locator("rect").count() == len(tiles)
             assert card.get_attribute("href") == f"{path.stem}.html"
 
 
-def test_pictures_of_cards_have_one_size_and_no_margins():
-    """And what is gone is an error, not a gap."""
-    made = {front.small(front.figure(name, CELLS)[2]) for name in figures(INDEX)}
-    assert len(made) == len(figures(INDEX))
-    for png in made:
-        picture = Image.open(io.BytesIO(png)).convert("RGB")
-        assert picture.size == front.SIZE
-        inked = ImageChops.invert(picture).point(lambda v: 255 * (v > 9)).getbbox()
-        left, top, right, bottom = inked
-        assert min(left + picture.width - right, top + picture.height - bottom) <= 26
+CRIME, SAID = "fig-masks-crime", "ch02-code-14"
+
+
+def test_what_the_models_write_is_what_the_page_prints(browser, site):
+    """An honest one, and one that peeks: the same that the figure beside it shows."""
+    notebook = pages.read(pages.BOOK / "02_masks.ipynb")
+    lines = next(cell for cell in notebook.cells if cell.id == SAID).outputs[0].text.splitlines()
+    with loaded(browser, site, "index") as page:
+        shown = page.locator(f"#{CRIME} dd").all_inner_texts()
+        named = page.locator(f"#{CRIME} dt").all_inner_texts()
+        source = page.locator(f"#{CRIME} img").get_attribute("src")
+    assert [line.split("right:")[0].strip(" .") for line in (lines[0], lines[3])] == shown
+    assert "over 180" in lines[0]  # are sentences
+    assert "under 20" in lines[3]
+    assert named == ["honest", "peeking"]
+    assert (site / "book" / source).read_bytes() == front.figure(CRIME, CELLS)[2]
     with pytest.raises(ValueError, match="no page has a figure fig-nowhere"):
         front.figure("fig-nowhere", CELLS)
 
@@ -220,20 +240,22 @@ def test_the_icon_has_the_colour_of_weights():
 
 
 def test_one_screen_and_one_order(browser, site):
-    parts = ["article h1", ".byline", ".front-first > p", f"#{DRAG} .live"]
-    parts += [".front-paths dl", ".front-cards"]
+    """What a visitor can do comes first, whole on a phone's first screen; then what there is."""
+    parts = ["article h1", ".byline", ".front-first > p", ".front-actions"]
+    parts += [f"#{CRIME}", f"#{DRAG} .live", ".front-cards"]
     with opened(browser, site.as_uri()) as page:
-        for width in (1280, 390):
+        for width, height in ((1280, 900), (390, 844)):
             visit(page, f"{site.as_uri()}/book/index.html", width)
             boxes = [page.locator(part).first.bounding_box() for part in parts]
             tops, lefts = ([box[key] for box in boxes] for key in ("y", "x"))
-            bottoms = [box["y"] + box["height"] for box in boxes]
-            if width == 1280:  # words and figure side by side, and the first cards below
-                assert max(bottoms[:-1]) < tops[-1] < 900
-                assert lefts[3] > lefts[2] + boxes[2]["width"]
+            assert boxes[3]["y"] + boxes[3]["height"] < height
+            assert page.locator(".front-actions a").count() == 3
+            if width == 1280:  # the two figures side by side
+                assert max(tops[4:6]) < height / 2
+                assert lefts[5] > lefts[4] + boxes[4]["width"]
             else:
                 assert tops == sorted(tops)
-                assert tops[3] < 900  # the figure is on the first screen
+                assert tops[4] < height  # the figure begins on the first screen
 
 
 def test_without_scripts_the_page_is_whole(browser, site):
@@ -264,7 +286,7 @@ def test_every_symptom_leads_somewhere(browser, site):
         rows = page.locator(".front-symptoms dd").all()
         assert len(rows) == page.locator(".front-symptoms dt").count() > 12
         assert all(row.locator("a").count() for row in rows)
-        leads = page.locator(".front-symptoms a, .front-paths a")
+        leads = page.locator(".front-symptoms a, .front-actions a")
         assert leads.count() > len(rows) + 5
 
 
@@ -286,29 +308,38 @@ def test_after_the_front_page_comes_chapter_1(browser, site):
 # ---------------------------------------------------------------- the README
 
 
-def coarse(picture):
-    """What of a picture does not hang on fonts."""
-    return picture.convert("RGB").resize((40, 25), Image.Resampling.BOX)
+BLOCK = 20  # pixels; a word is as high
 
 
-def far(one, other):
-    """How far two pictures are apart, of 255."""
-    return sum(ImageStat.Stat(ImageChops.difference(coarse(one), coarse(other))).mean) / 3
+def differing(one, other) -> int:
+    """In how many blocks two pictures differ by more than how edges are smoothed."""
+    apart = ImageChops.difference(one.convert("L"), other.convert("L"))
+    small = apart.resize((one.width // BLOCK, one.height // BLOCK), Image.Resampling.BOX)
+    return sum(count for value, count in enumerate(small.histogram()) if value > 12)
 
 
 def test_the_readme_shows_today_s_page(browser, site, tmp_path):
     """If it is meant, the picture that this test leaves is the new one."""
     taken = {}
     with opened(browser, site.as_uri()) as page:
-        for name in ("index", "notation"):
-            visit(page, f"{site.as_uri()}/book/{name}.html")
-            page.set_viewport_size({"width": 1280, "height": 800})
-            page.screenshot(path=tmp_path / f"{name}.png")
-            taken[name] = Image.open(tmp_path / f"{name}.png")
-    stored = Image.open(PICTURE)
+        page.set_viewport_size({"width": 1280, "height": 800})
+        visit(page, f"{site.as_uri()}/book/index.html")
+        page.set_viewport_size({"width": 1280, "height": 800})
+        page.evaluate(OTHERWISE)
+        for name, change in (("index", "0"), ("planted", PLANTED)):
+            page.evaluate(change)
+            shot = page.screenshot(path=tmp_path / f"{name}.png")
+            taken[name] = Image.open(io.BytesIO(shot))
+    stored = Image.open(io.BytesIO(PICTURE.read_bytes()))
     assert stored.size == (1280, 800)
-    assert far(taken["index"], stored) < 3, f"book/assets/page.png is not {tmp_path / 'index.png'}"
-    assert far(taken["notation"], stored) > 6
+    apart = differing(taken["index"], stored)
+    assert apart == 0, f"book/assets/page.png is not {tmp_path / 'index.png'}"
+    assert differing(taken["planted"], stored) > 0
+
+
+# the day, which is another every day, is that of the version; and a word that is another
+OTHERWISE = f"document.querySelector('time').textContent = '{CITATION['date-released']}'"
+PLANTED = "document.querySelector('.front-actions strong').textContent = 'Begin'"
 
 
 def red_run():
