@@ -178,6 +178,16 @@ def reference(citation: dict, address: str) -> str:
     return f"@software{{attention_checked,\n{inside}\n}}"
 
 
+def colophon(citation: dict) -> str:
+    """Whose a page is, and under which licence: at its end, on a screen and on paper."""
+    (author,) = [html.escape(one["name"]) for one in citation["authors"]]
+    return (
+        f'<p class="colophon"><cite>{html.escape(citation["title"])}</cite> {citation["version"]},'
+        f" by {author}. Text and figures: CC BY 4.0; code: MIT."
+        ' <a href="index.html#about-this-book">Licence, citation</a></p>'
+    )
+
+
 def described(citation: dict, base: str | None) -> str:
     """What search engines, and who passes the address on, are told of the page."""
     start = f"{base.rstrip('/')}/" if base else "../"
@@ -340,8 +350,10 @@ class Cite(Front):
 
 
 def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+    citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
+    if page.startswith("book/"):
+        context["body"] += colophon(citation)
     if page == PAGE:
-        citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
         context["metatags"] += f"\n{described(citation, app.config.html_baseurl)}"
 
 

@@ -8,11 +8,13 @@ import io
 import re
 
 import checked
+import front
 import html_fixes
 import page_size
 import pages
 import pytest
 import under_figures
+import yaml
 from browsing import loaded, luminance, opened, styled, visit
 from PIL import Image
 from tables import for_each
@@ -186,6 +188,18 @@ def test_a_page_says_when_its_outputs_were_compared(site):
     assert said == {name: int(name in NOTEBOOKS) for name in NAMES}
     assert line not in html_fixes._checked("<h1>A</h1>", None)
     assert line in html_fixes._checked("<h1>A</h1>", day)
+
+
+def test_each_page_ends_with_whose_it_is_and_under_which_licence(site):
+    citation = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
+    said = front.colophon(citation)
+    assert [citation[name] in said for name in ("title", "version")] == [True, True]
+    for licence in citation["license"]:  # MIT, CC-BY-4.0
+        assert licence.replace("CC-BY-", "CC BY ") in said
+    assert {name: (site / name).read_text().count(said) for name in NAMES} == dict.fromkeys(
+        NAMES, 1
+    )
+    assert said != front.colophon({**citation, "version": "0.0"})
 
 
 WEBSITE = r"\b(website|built page)\b"
