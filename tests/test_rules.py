@@ -114,8 +114,28 @@ def passing_all(tree: ast.Module) -> list[int]:
     ]
 
 
+def always_full(tree: ast.Module) -> list[int]:
+    """Lines that assert a name which the function gave to a list with something in it."""
+    lines = []
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        given = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and getattr(node.value, "elts", None)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        lines += [
+            node.lineno
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assert) and isinstance(node.test, ast.Name)
+            if node.test.id in given
+        ]
+    return lines
+
+
 RULES = (always_true, expected_to_fail, compared_with_itself, without_a_check, ending_early)
-RULES += (computed_twice, passing_all)
+RULES += (computed_twice, passing_all, always_full)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -142,6 +162,7 @@ def test_each_test_can_fail(rule):
     (computed_twice, "a, b = f(1, **c)\n    d, e = f(1, **c)\n    assert a == d"),
     (passing_all, "assert x == pytest.approx(y, abs=10)"),
     (passing_all, "assert_close(x, y, atol=1e-3, rtol=0.5)"),
+    (always_full, "x = [f(1), f(2)]\n    assert x"),
     (ending_early, "return\n    assert f()"),
     (ending_early, "if x:\n        return\n    assert f()"),
 )
@@ -152,6 +173,7 @@ def test_each_broken_rule_is_seen(rule, body):
 
 @for_each(
     "assert f() or x",
+    "x = [f(a) for a in b]\n    assert x",
     "assert str(f()) == str(f())",
     "assert torch.equal(a.b, b.a)",
     "x = f(1)\n    y = f(2)\n    assert x == pytest.approx(y, abs=0.1)",
