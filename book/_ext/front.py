@@ -95,14 +95,15 @@ def quoted(names: list[str], until: str | None, cells: dict[str, list]) -> tuple
 
 
 def icon(rows: list[str]) -> str:
-    """A mosaic: letters are what the roles' begin with, digits weights in tenths, s is closed."""
+    """A mosaic: q, k, v, o and w are the roles, a to i small to large weights, s is closed."""
     kinds = dict(zip("qkvwo", ("query", "key", "value", "weight", "output"), strict=True))
     tiles = []
     for y, row in enumerate(rows):
         for x, letter in enumerate(row):
             if letter != ".":
                 kind = kinds.get(letter, "closed" if letter == "s" else "weight")
-                shade = f' style="--w:.{letter}"' if letter.isdigit() else ""
+                tenths = "abcdefghi".find(letter) + 1
+                shade = f' style="--w:.{tenths}"' if tenths else ""
                 tiles.append(f'<rect class="{kind}"{shade} x="{x}" y="{y}" width="1" height="1"/>')
     view = f'viewBox="-.1 -.1 {len(rows[0]) + 0.2} {len(rows) + 0.2}"'
     return f'<svg {view} aria-hidden="true">{"".join(tiles)}</svg>'

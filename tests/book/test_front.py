@@ -54,7 +54,7 @@ def test_each_chapter_has_its_card_in_its_order_and_an_icon_of_its_own():
 
 
 def test_an_icon_is_what_its_rows_say():
-    drawn = front.icon(["q.7", "s.o"])
+    drawn = front.icon(["q.g", "s.o"])
     assert re.findall(r'class="(\w+)"(?: style="--w:(\.\d)")? x="(\d)" y="(\d)"', drawn) == [
         ("query", "", "0", "0"),
         ("weight", ".7", "2", "0"),
