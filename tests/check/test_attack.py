@@ -276,3 +276,27 @@ def of_integers(q, k, v, mask=None):
 def test_right_attentions_that_were_refused(fn, options):
     report = diagnose(fn, **options)
     assert report.ok, report
+
+
+# ---------------------------------------------------------------- queries as the first positions
+
+
+def by_first(turned, base=1e4):
+    """As callers of torch's causal mask: queries and keys begin at position 0 alike."""
+
+    def fn(q, k, v):
+        turn = {"qk": (q, k), "qkv": (q, k, v)}[turned]
+        q, k, *rest = (apply_rope(x, torch.arange(x.shape[2]), base=base) for x in turn)
+        return F.scaled_dot_product_attention(q, k, *(rest or [v]), is_causal=True)
+
+    return fn
+
+
+@for_each(
+    (by_first("qk"), []),
+    (by_first("qkv"), ["rope_on_values"]),
+    (by_first("qk", base=100.0), ["rope_base"]),
+)
+def test_queries_that_are_the_first_positions_are_rotated_as_such(fn, mistakes):
+    report = diagnose(fn, causal="top_left", rope_base=1e4, layout="BHTd")
+    assert report.mistakes == mistakes, report
