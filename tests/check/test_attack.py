@@ -300,3 +300,32 @@ def by_first(turned, base=1e4):
 def test_queries_that_are_the_first_positions_are_rotated_as_such(fn, mistakes):
     report = diagnose(fn, causal="top_left", rope_base=1e4, layout="BHTd")
     assert report.mistakes == mistakes, report
+
+
+# ---------------------------------------------------------------- words that fit what is wrong
+
+
+class FromX(nn.Module):
+    """Cross-attention that projects keys, values or both from its own input."""
+
+    def __init__(self, roles):
+        super().__init__()
+        torch.manual_seed(0)
+        self.roles, self.num_heads = roles, 3
+        self.to_q, self.to_kv, self.to_out = (nn.Linear(12, n) for n in (12, 24, 12))
+
+    def forward(self, x, context=None):
+        sources = (x if role in self.roles or context is None else context for role in "kv")
+        k, v = (self.to_kv(y).chunk(2, -1)[i] for i, y in enumerate(sources))
+        q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in (self.to_q(x), k, v))
+        return self.to_out(plain(q, k, v).transpose(1, 2).flatten(2))
+
+
+@for_each(
+    ("k", "keys are projected from x", "self.k_proj(context)"),
+    ("v", "values are projected from x", "self.v_proj(context)"),
+    ("kv", "keys and values are projected from x", "self.k_proj(context), self.v_proj(context)"),
+)
+def test_whether_keys_values_or_both_are_from_x(roles, name, repair):
+    (failure,) = diagnose(FromX(roles)).failures
+    assert (failure.name, failure.repair) == (name, repair)
