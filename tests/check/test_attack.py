@@ -329,3 +329,39 @@ class FromX(nn.Module):
 def test_whether_keys_values_or_both_are_from_x(roles, name, repair):
     (failure,) = diagnose(FromX(roles)).failures
     assert (failure.name, failure.repair) == (name, repair)
+
+
+def of_keys(T, S):
+    """A bias for each head that later keys get more of."""
+    ahead = torch.arange(S) - torch.arange(S - T, S)[:, None]
+    return torch.tensor([1.0, -0.5, 0.2]).double()[:, None, None] * ahead.clamp(-4, 4)
+
+
+def biased(bias, of=lambda scores, bias: scores + bias):
+    def fn(q, k, v):
+        T, S = q.shape[-2], k.shape[-2]
+        return of(scores_of(q, k), bias(T, S).to(q)).softmax(-1) @ v
+
+    return fn
+
+
+@for_each(
+    (biased(of_keys), []),
+    (biased(of_keys, lambda s, bias: s + bias / math.sqrt(8)), ["bias_scaled"]),
+    (biased(lambda T, S: -of_keys(T, S)), ["bias_transposed"]),
+    (plain, ["bias_missing"]),
+)
+def test_what_is_wrong_with_a_bias_that_is_meant(fn, mistakes):
+    report = diagnose(fn, attn_bias=of_keys, **BEHIND)
+    assert report.mistakes == mistakes, report
+
+
+def test_what_was_passed_is_not_proposed():
+    def wrong(q, k, v):
+        return scores_of(q, k).sin().softmax(-1) @ v
+
+    for given in ({}, {"attn_bias": of_keys, "rope_base": 1e4, "rope_dims": 4}):
+        (failure,) = diagnose(wrong, **given, **BEHIND).failures
+        for name in ("attn_bias=", "rope_dims="):
+            assert (name in failure.likely) == (not given)
+        assert failure.likely.endswith("a residual around it.")
