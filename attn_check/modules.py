@@ -113,18 +113,17 @@ def read_names(
 ) -> tuple[Tensors, Names]:
     """All parameters, and the names of the matrices of each role."""
     parameters: Tensors = dict(module.named_parameters(remove_duplicate=not aliases))
-    by_role: Names = {}
-    if projections is not None:
-        for role, given in projections.items():
-            name = given if given in parameters else f"{given}.weight"
-            if role not in NAMES["projections"] or name not in parameters:
-                raise ValueError(
-                    f"projections must map {', '.join(NAMES['projections'])} to names of "
-                    f"parameters; got {role!r}: {name!r}, and there are {', '.join(parameters)}"
-                )
-            by_role[role] = [name]
-        return parameters, by_role
+    by_role, given = Names(), Names()
+    for role, said in (projections or {}).items():
+        name = said if said in parameters else f"{said}.weight"
+        if role not in NAMES["projections"] or name not in parameters:
+            raise ValueError(
+                f"projections must map {', '.join(NAMES['projections'])} to names of "
+                f"parameters; got {role!r}: {name!r}, and there are {', '.join(parameters)}"
+            )
+        given[role] = [name]
     found = [n for n, p in parameters.items() if p.dim() >= 2 and not n.endswith("bias")]
+    found = [name for name in found if [name] not in given.values()]
     for name in found:
         parts = [p for p in name.split(".") if p not in ("weight", "bias") and not p.isdigit()]
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", parts[-1] if parts else "")
@@ -137,11 +136,12 @@ def read_names(
                 by_role.setdefault(meant, []).append(name)
                 break
     listed = [n for n in found if re.search(r"\.\d+\.weight$", n)]  # as the Annotated Transformer's
-    if not by_role.keys() & {"q", "qkv"} and len(listed) in (3, 4):
+    if not {*by_role, *given} & {"q", "qkv"} and len(listed) in (3, 4):
         by_role = {r: [n] for r, n in zip(("q", "k", "v", "out"), listed, strict=False)}
     if "out" in by_role:
         by_role["out"] = by_role["out"][-1:]
-    return parameters, by_role
+    parts = {*"".join(given)}  # letters: qkv is given with q, k and v
+    return parameters, given | {role: n for role, n in by_role.items() if not parts & {*role}}
 
 
 def _biases(parameters: Tensors, by_role: Names) -> Names:

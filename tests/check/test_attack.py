@@ -365,3 +365,37 @@ def test_what_was_passed_is_not_proposed():
         for name in ("attn_bias=", "rope_dims="):
             assert (name in failure.likely) == (not given)
         assert failure.likely.endswith("a residual around it.")
+
+
+# ---------------------------------------------------------------- names and shapes of projections
+
+
+class Concat(nn.Module):
+    """As hyunwoongko's Transformer, but for the name of the last projection."""
+
+    def __init__(self, out="w_concat", make=nn.Linear):
+        super().__init__()
+        torch.manual_seed(0)
+        self.n_head, self.out = 3, out
+        for name in ("w_q", "w_k", "w_v", out):
+            self.add_module(name, make(12, 12))
+
+    def forward(self, x):
+        parts = (f(x).unflatten(-1, (3, 4)).transpose(1, 2) for f in (self.w_q, self.w_k, self.w_v))
+        return self.get_submodule(self.out)(plain(*parts).transpose(1, 2).flatten(2))
+
+
+@for_each(
+    (Concat(), {}),
+    (Concat("mixer"), {"projections": {"out": "mixer"}}),
+    (Concat("mixer"), {"projections": {"q": "w_q", "out": "mixer"}}),
+)
+def test_projections_that_are_named_join_those_that_are_found(fn, given):
+    assert diagnose(fn, **given).ok
+
+
+def test_a_name_that_is_given_wins():
+    swapped = {"k": "w_v", "v": "w_k"}
+    assert diagnose(Concat(), projections=swapped).mistakes == ["key_value_swapped"]
+    packed = diagnose(Spelled(), projections={"qkv": "to_vkq", "out": "attn_out"})
+    assert packed.ok, packed
