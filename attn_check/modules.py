@@ -15,6 +15,8 @@ _ROLES = {word: role for role, words in NAMES["projections"].items() for word in
 _NORM = re.compile(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)")
 _OF_NORMS = {"q": {"q", "query", "queries"}, "k": {"k", "key", "keys"}}
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+_LINEAR = (nn.Linear, nn.MultiheadAttention, *_CONVOLUTIONS)
 Names = dict[str, list[str]]  # of parameters, by role
 Tensors = dict[str, Tensor]  # by role, or all parameters by name
 Projections = Mapping[str, str] | None
@@ -37,8 +39,7 @@ def read_layer(
     raw = {  # a parameter that stands by itself may multiply from either side
         role
         for role, (parent, _, last) in paths
-        if last != "in_proj_weight"
-        and not isinstance(module.get_submodule(parent), nn.Linear | nn.MultiheadAttention)
+        if last != "in_proj_weight" and not isinstance(module.get_submodule(parent), _LINEAR)
     }
     readings = product(
         (raw, set[str]()) if raw else (raw,),
@@ -113,6 +114,10 @@ def read_names(
 ) -> tuple[Tensors, Names]:
     """All parameters, and the names of the matrices of each role."""
     parameters: Tensors = dict(module.named_parameters(remove_duplicate=not aliases))
+    for name, part in module.named_modules():
+        own, full = getattr(part, "weight", None), f"{name}.weight"
+        if isinstance(part, _CONVOLUTIONS) and full in parameters and own[0, 0].numel() == 1:
+            parameters[full] = own.flatten(1)  # of width 1
     by_role, given = Names(), Names()
     for role, said in (projections or {}).items():
         name = said if said in parameters else f"{said}.weight"

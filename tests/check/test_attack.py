@@ -399,3 +399,30 @@ def test_a_name_that_is_given_wins():
     assert diagnose(Concat(), projections=swapped).mistakes == ["key_value_swapped"]
     packed = diagnose(Spelled(), projections={"qkv": "to_vkq", "out": "attn_out"})
     assert packed.ok, packed
+
+
+class Convolved(Concat):
+    """Projections by convolutions of width 1, over (B, C, T)."""
+
+    def __init__(self, make):
+        super().__init__("proj", lambda c, n: make(c, n, 1))
+
+    def forward(self, x):
+        wide = (1,) * isinstance(self.w_q, nn.Conv2d)
+        y = x.mT.reshape(len(x), 12, -1, *wide)
+        parts = (f(y).view(len(x), 3, 4, -1).mT for f in (self.w_q, self.w_k, self.w_v))
+        return self.proj(plain(*parts).mT.reshape(y.shape)).flatten(2).mT
+
+
+@for_each(nn.Conv1d, nn.Conv2d)
+def test_convolutions_of_width_1_are_read(make):
+    report = diagnose(Convolved(make))
+    assert report.ok, report
+    assert "gradients to the projections are those of the reference" in report.holds
+    exchanged = {"k": "w_v", "v": "w_k"}
+    assert diagnose(Convolved(make), projections=exchanged).mistakes == ["key_value_swapped"]
+
+
+def test_a_wider_convolution_is_no_projection():
+    with pytest.raises(ValueError, match=r"w_q\.weight \(12, 12, 3\)"):
+        diagnose(Concat("proj", lambda c, n: nn.Conv1d(c, n, 3, padding=1)))
