@@ -444,6 +444,10 @@ FORMS: dict[str, Forms] = {
         lambda r: r.weights.mean(1, keepdim=True) @ r.v,
         lambda r: _spread((r.weights @ r.v).mean(1, keepdim=True), r),
     ),
+    "batch_exchanged": _together(
+        project=lambda r: [x.transpose(0, -2) for x in r.project()],
+        end=lambda r: r.out.transpose(0, -2),
+    ),
     # ---------------------------------------------------------------- projections
     "keys_reshaped": _of("score", lambda r: r.q @ r.k.reshape(*r.k.shape[:2], *r.k.mT.shape[2:])),
     "values_summed": _of(

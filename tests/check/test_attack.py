@@ -426,3 +426,40 @@ def test_convolutions_of_width_1_are_read(make):
 def test_a_wider_convolution_is_no_projection():
     with pytest.raises(ValueError, match=r"w_q\.weight \(12, 12, 3\)"):
         diagnose(Concat("proj", lambda c, n: nn.Conv1d(c, n, 3, padding=1)))
+
+
+# ---------------------------------------------------------------- batch and positions
+
+
+class WithoutBatchFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(12, 3)
+
+    def forward(self, x):
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+def over_the_first_axis(q, k, v):
+    weights = (torch.einsum("tbhd,sbhd->bhts", q, k) / math.sqrt(q.shape[-1])).softmax(-1)
+    return torch.einsum("bhts,sbhd->tbhd", weights, v)
+
+
+@for_each(
+    (WithoutBatchFirst(), "BTd"),
+    (nn.MultiheadAttention(12, 3), "BTd"),
+    (over_the_first_axis, "BTHd"),
+)
+def test_positions_in_the_place_of_the_batch_are_named(fn, layout):
+    (failure,) = diagnose(fn, layout=layout).failures
+    assert failure.mistake == "batch_exchanged", failure
+    assert "batch_first" in failure.repair
+
+
+@for_each((WithoutBatchFirst(), "TBd"), (over_the_first_axis, "TBHd"))
+def test_positions_that_are_assumed_to_come_first_stand_in_the_headline(fn, layout):
+    report = diagnose(fn)
+    assert report.ok
+    assert f"the layout is {layout}" in report.assumed
+    assert "if you mean what is assumed below" in str(report).partition("\n\n")[0]
+    assert "if you mean" not in str(diagnose(fn, layout=layout))
