@@ -463,3 +463,13 @@ def test_positions_that_are_assumed_to_come_first_stand_in_the_headline(fn, layo
     assert f"the layout is {layout}" in report.assumed
     assert "if you mean what is assumed below" in str(report).partition("\n\n")[0]
     assert "if you mean" not in str(diagnose(fn, layout=layout))
+
+
+def test_a_repair_fits_what_gives_the_same_numbers():
+    def twice(q, k, v):
+        return F.scaled_dot_product_attention(q / math.sqrt(q.shape[-1]), k, v)
+
+    (failure,) = diagnose(twice, **BEHIND).failures
+    assert (failure.mistake, failure.alike) == ("scale_by_d_k", ("scale_twice",))
+    assert "once" in failure.repair
+    assert "scaled_dot_product_attention" in failure.repair
