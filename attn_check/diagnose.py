@@ -90,7 +90,7 @@ def diagnose(
             (H, T, S), as ALiBi does; for the last T of S positions.
         prenorm: the name of the module's part that norms its input first, as ``"norm"``.
         projections: from roles (q, k, v, out, qkv, kv) to names of a module's parameters, where
-            their own names do not say it.
+            their own names do not say it; the others are found.
         module: the module that ``fn`` calls, if ``fn`` is a function around one.
         step: ``step(x, cache)``, or ``step(q, k, v, cache)``, that returns ``(out, cache)`` for a
             piece of a sequence; ``cache`` is None in the first call of each sequence.

@@ -19,6 +19,7 @@ from attn_check.subject import Given, Subject
 # not meant, if only they explain the answers
 _NOT_MEANT = {"causal_not_meant", "rope_missing", "rope_base", "rope_pairing"}
 _PROPERTIES = {"batch_leak", "closed_key_reaches_output"}
+_OF_LAYOUTS = {None, "batch_exchanged", *_PROPERTIES}  # another layout may explain them
 # with these the rest can still be judged
 _APART = {"dropout_in_evaluation", "mask_fill_overflows_half", "output_dtype"}
 _APART |= {"dropout_before_softmax"}
@@ -69,7 +70,7 @@ def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
             _check_further(exam)
             properties.check_again(exam)
         found.unchecked = grouped(found.unchecked)
-        if {None, *_PROPERTIES}.isdisjoint(found.mistakes):
+        if _OF_LAYOUTS.isdisjoint(found.mistakes):
             return found
         reports.append(found)
     return reports[0]

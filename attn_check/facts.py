@@ -13,10 +13,12 @@ from attn_check.reference import Case
 from attn_check.report import largest
 from attn_check.search import Answered, compared, open_rows
 
-_OR = (
-    "Or it has a part that is not known here: a bias of its own, as ALiBi (pass attn_bias=), RoPE "
-    "on some channels (rope_dims=), a norm before the projections (prenorm=), a residual around it."
-)
+_UNKNOWN = {  # by what can be passed of the intent
+    "attn_bias": "a bias of its own, as ALiBi (pass attn_bias=)",
+    "rope_dims": "RoPE on some channels (rope_dims=)",
+    "prenorm": "a norm before the projections (prenorm=)",
+    "": "a residual around it",
+}
 Call = tuple[Case, Tensor, Tensor]  # with the output, and with the one that is expected
 
 
@@ -56,7 +58,9 @@ def report_unknown(exam: Exam) -> None:
     right = [call for call in right if call[0].lengths[1] > 1]  # with one key, most are right
     wrong.sort(key=lambda call: (call[0].closes, call[0].single, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
-    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong), _OR]
+    parts = [text for part, text in _UNKNOWN.items() if getattr(exam.intent, part, None) is None]
+    more = f"Or it has a part that is not known here: {', '.join(parts)}."
+    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong), more]
     exam.found.broken("the output is not attention's", " ".join(texts), shown(exam, *wrong[0]))
 
 
@@ -120,7 +124,7 @@ def _facts(exam: Exam, wrong: list[Call]) -> list[str]:
     if subject.projects and subject.module is not None:
         if others := unexplained(subject.module, subject.projections):
             text = f"The module also has {', '.join(others[:6])}, not used in this comparison: "
-            text += "if this is a block, pass its attention alone; if they project, pass "
+            text += "if this is a block, pass its attention alone; if they project, name them in "
             texts.append(f"{text}projections=.")
     elif not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
         text = f"Its inputs were passed in the layout {subject.layout}: if they are "

@@ -107,6 +107,12 @@ def _filled(*values: float, adds: tuple[bool, ...] = (False,)) -> Forms:
     return every + [_closing(partial(lambda pair, r: put(r, r.given, *pair), p)) for p in pairs]
 
 
+def _turned_bias(r: Run) -> Tensor:
+    """The bias of all positions, keys and queries exchanged, for the last T and S of them."""
+    n = max(r.T, r.S)
+    return r.intent.attn_bias(n, n).mT[..., n - r.T :, n - r.S :]
+
+
 def _within(n: int, r: Run) -> Tensor:
     """Later keys are closed within the first n positions alone."""
     rows = torch.arange(r.T)[:, None] + r.first < n
@@ -405,6 +411,9 @@ FORMS: dict[str, Forms] = {
         lambda r: r.scores.clamp(-r.intent.softcap, r.intent.softcap),
         lambda r: r.capped(r.scores) / r.intent.softcap,
     ),
+    "bias_missing": _of("bias", lambda r: r.scores),
+    "bias_scaled": _of("bias", lambda r: r.scores + r.factor * r.intent.attn_bias(r.T, r.S)),
+    "bias_transposed": _of("bias", lambda r: r.scores + _turned_bias(r)),
     # ---------------------------------------------------------------- heads
     "heads_split_without_transpose": [
         {"split": _each(_viewed)},
@@ -434,6 +443,10 @@ FORMS: dict[str, Forms] = {
         "mix",
         lambda r: r.weights.mean(1, keepdim=True) @ r.v,
         lambda r: _spread((r.weights @ r.v).mean(1, keepdim=True), r),
+    ),
+    "batch_exchanged": _together(
+        project=lambda r: [x.transpose(0, -2) for x in r.project()],
+        end=lambda r: r.out.transpose(0, -2),
     ),
     # ---------------------------------------------------------------- projections
     "keys_reshaped": _of("score", lambda r: r.q @ r.k.reshape(*r.k.shape[:2], *r.k.mT.shape[2:])),

@@ -15,6 +15,8 @@ _ROLES = {word: role for role, words in NAMES["projections"].items() for word in
 _NORM = re.compile(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)")
 _OF_NORMS = {"q": {"q", "query", "queries"}, "k": {"k", "key", "keys"}}
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+_LINEAR = (nn.Linear, nn.MultiheadAttention, *_CONVOLUTIONS)
 Names = dict[str, list[str]]  # of parameters, by role
 Tensors = dict[str, Tensor]  # by role, or all parameters by name
 Projections = Mapping[str, str] | None
@@ -37,8 +39,7 @@ def read_layer(
     raw = {  # a parameter that stands by itself may multiply from either side
         role
         for role, (parent, _, last) in paths
-        if last != "in_proj_weight"
-        and not isinstance(module.get_submodule(parent), nn.Linear | nn.MultiheadAttention)
+        if last != "in_proj_weight" and not isinstance(module.get_submodule(parent), _LINEAR)
     }
     readings = product(
         (raw, set[str]()) if raw else (raw,),
@@ -113,18 +114,21 @@ def read_names(
 ) -> tuple[Tensors, Names]:
     """All parameters, and the names of the matrices of each role."""
     parameters: Tensors = dict(module.named_parameters(remove_duplicate=not aliases))
-    by_role: Names = {}
-    if projections is not None:
-        for role, given in projections.items():
-            name = given if given in parameters else f"{given}.weight"
-            if role not in NAMES["projections"] or name not in parameters:
-                raise ValueError(
-                    f"projections must map {', '.join(NAMES['projections'])} to names of "
-                    f"parameters; got {role!r}: {name!r}, and there are {', '.join(parameters)}"
-                )
-            by_role[role] = [name]
-        return parameters, by_role
+    for name, part in module.named_modules():
+        own, full = getattr(part, "weight", None), f"{name}.weight"
+        if isinstance(part, _CONVOLUTIONS) and full in parameters and own[0, 0].numel() == 1:
+            parameters[full] = own.flatten(1)  # of width 1
+    by_role, given = Names(), Names()
+    for role, said in (projections or {}).items():
+        name = said if said in parameters else f"{said}.weight"
+        if role not in NAMES["projections"] or name not in parameters:
+            raise ValueError(
+                f"projections must map {', '.join(NAMES['projections'])} to names of "
+                f"parameters; got {role!r}: {name!r}, and there are {', '.join(parameters)}"
+            )
+        given[role] = [name]
     found = [n for n, p in parameters.items() if p.dim() >= 2 and not n.endswith("bias")]
+    found = [name for name in found if [name] not in given.values()]
     for name in found:
         parts = [p for p in name.split(".") if p not in ("weight", "bias") and not p.isdigit()]
         spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", parts[-1] if parts else "")
@@ -137,11 +141,12 @@ def read_names(
                 by_role.setdefault(meant, []).append(name)
                 break
     listed = [n for n in found if re.search(r"\.\d+\.weight$", n)]  # as the Annotated Transformer's
-    if not by_role.keys() & {"q", "qkv"} and len(listed) in (3, 4):
+    if not {*by_role, *given} & {"q", "qkv"} and len(listed) in (3, 4):
         by_role = {r: [n] for r, n in zip(("q", "k", "v", "out"), listed, strict=False)}
     if "out" in by_role:
         by_role["out"] = by_role["out"][-1:]
-    return parameters, by_role
+    parts = {*"".join(given)}  # letters: qkv is given with q, k and v
+    return parameters, given | {role: n for role, n in by_role.items() if not parts & {*role}}
 
 
 def _biases(parameters: Tensors, by_role: Names) -> Names:

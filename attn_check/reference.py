@@ -280,7 +280,7 @@ def compute(
         run = Run(tensors=t, x=x, context=t.get("context", x), T=T, S=S)
         run.intent, run.layer, run.training, run.reach = intent, layer, case.training, None
         run.H, run.H_kv = (layer or case).heads, (layer or case).kv_heads
-        run.places = torch.arange(S - T, S) + case.start, torch.arange(S) + case.start
+        run.places = torch.arange(T) + run.first + case.start, torch.arange(S) + case.start
         run.given = mask if mask is None or mask.dim() == 4 else mask[:, None]
         run.fill = -1e9 if intent.empty == "uniform" else -math.inf  # of closed cells
         has = {**vars(intent), "": True, "merged": layer is not None or case.merged}

@@ -11,7 +11,8 @@ from attn_check.mistakes import MISTAKES
 from attn_check.reference import Case, Intent
 from attn_check.search import allowed, open_rows
 
-MEANT = ("what the mask means", "it is meant")  # assumptions that only the author can confirm
+# assumptions that only the author can confirm
+MEANT = ("what the mask means", "it is meant", "the layout is TB")
 
 
 @dataclass(frozen=True)

@@ -276,3 +276,200 @@ def of_integers(q, k, v, mask=None):
 def test_right_attentions_that_were_refused(fn, options):
     report = diagnose(fn, **options)
     assert report.ok, report
+
+
+# ---------------------------------------------------------------- queries as the first positions
+
+
+def by_first(turned, base=1e4):
+    """As callers of torch's causal mask: queries and keys begin at position 0 alike."""
+
+    def fn(q, k, v):
+        turn = {"qk": (q, k), "qkv": (q, k, v)}[turned]
+        q, k, *rest = (apply_rope(x, torch.arange(x.shape[2]), base=base) for x in turn)
+        return F.scaled_dot_product_attention(q, k, *(rest or [v]), is_causal=True)
+
+    return fn
+
+
+@for_each(
+    (by_first("qk"), []),
+    (by_first("qkv"), ["rope_on_values"]),
+    (by_first("qk", base=100.0), ["rope_base"]),
+)
+def test_queries_that_are_the_first_positions_are_rotated_as_such(fn, mistakes):
+    report = diagnose(fn, causal="top_left", rope_base=1e4, layout="BHTd")
+    assert report.mistakes == mistakes, report
+
+
+# ---------------------------------------------------------------- words that fit what is wrong
+
+
+class FromX(nn.Module):
+    """Cross-attention that projects keys, values or both from its own input."""
+
+    def __init__(self, roles):
+        super().__init__()
+        torch.manual_seed(0)
+        self.roles, self.num_heads = roles, 3
+        self.to_q, self.to_kv, self.to_out = (nn.Linear(12, n) for n in (12, 24, 12))
+
+    def forward(self, x, context=None):
+        sources = (x if role in self.roles or context is None else context for role in "kv")
+        k, v = (self.to_kv(y).chunk(2, -1)[i] for i, y in enumerate(sources))
+        q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in (self.to_q(x), k, v))
+        return self.to_out(plain(q, k, v).transpose(1, 2).flatten(2))
+
+
+@for_each(
+    ("k", "keys are projected from x", "self.k_proj(context)"),
+    ("v", "values are projected from x", "self.v_proj(context)"),
+    ("kv", "keys and values are projected from x", "self.k_proj(context), self.v_proj(context)"),
+)
+def test_whether_keys_values_or_both_are_from_x(roles, name, repair):
+    (failure,) = diagnose(FromX(roles)).failures
+    assert (failure.name, failure.repair) == (name, repair)
+
+
+def of_keys(T, S):
+    """A bias for each head that later keys get more of."""
+    ahead = torch.arange(S) - torch.arange(S - T, S)[:, None]
+    return torch.tensor([1.0, -0.5, 0.2]).double()[:, None, None] * ahead.clamp(-4, 4)
+
+
+def biased(bias, of=lambda scores, bias: scores + bias):
+    def fn(q, k, v):
+        T, S = q.shape[-2], k.shape[-2]
+        return of(scores_of(q, k), bias(T, S).to(q)).softmax(-1) @ v
+
+    return fn
+
+
+@for_each(
+    (biased(of_keys), []),
+    (biased(of_keys, lambda s, bias: s + bias / math.sqrt(8)), ["bias_scaled"]),
+    (biased(lambda T, S: -of_keys(T, S)), ["bias_transposed"]),
+    (plain, ["bias_missing"]),
+)
+def test_what_is_wrong_with_a_bias_that_is_meant(fn, mistakes):
+    report = diagnose(fn, attn_bias=of_keys, **BEHIND)
+    assert report.mistakes == mistakes, report
+
+
+def test_what_was_passed_is_not_proposed():
+    def wrong(q, k, v):
+        return scores_of(q, k).sin().softmax(-1) @ v
+
+    for given in ({}, {"attn_bias": of_keys, "rope_base": 1e4, "rope_dims": 4}):
+        (failure,) = diagnose(wrong, **given, **BEHIND).failures
+        for name in ("attn_bias=", "rope_dims="):
+            assert (name in failure.likely) == (not given)
+        assert failure.likely.endswith("a residual around it.")
+
+
+# ---------------------------------------------------------------- names and shapes of projections
+
+
+class Concat(nn.Module):
+    """As hyunwoongko's Transformer, but for the name of the last projection."""
+
+    def __init__(self, out="w_concat", make=nn.Linear):
+        super().__init__()
+        torch.manual_seed(0)
+        self.n_head, self.out = 3, out
+        for name in ("w_q", "w_k", "w_v", out):
+            self.add_module(name, make(12, 12))
+
+    def forward(self, x):
+        parts = (f(x).unflatten(-1, (3, 4)).transpose(1, 2) for f in (self.w_q, self.w_k, self.w_v))
+        return self.get_submodule(self.out)(plain(*parts).transpose(1, 2).flatten(2))
+
+
+@for_each(
+    (Concat(), {}),
+    (Concat("mixer"), {"projections": {"out": "mixer"}}),
+    (Concat("mixer"), {"projections": {"q": "w_q", "out": "mixer"}}),
+)
+def test_projections_that_are_named_join_those_that_are_found(fn, given):
+    assert diagnose(fn, **given).ok
+
+
+def test_a_name_that_is_given_wins():
+    swapped = {"k": "w_v", "v": "w_k"}
+    assert diagnose(Concat(), projections=swapped).mistakes == ["key_value_swapped"]
+    packed = diagnose(Spelled(), projections={"qkv": "to_vkq", "out": "attn_out"})
+    assert packed.ok, packed
+
+
+class Convolved(Concat):
+    """Projections by convolutions of width 1, over (B, C, T)."""
+
+    def __init__(self, make):
+        super().__init__("proj", lambda c, n: make(c, n, 1))
+
+    def forward(self, x):
+        wide = (1,) * isinstance(self.w_q, nn.Conv2d)
+        y = x.mT.reshape(len(x), 12, -1, *wide)
+        parts = (f(y).view(len(x), 3, 4, -1).mT for f in (self.w_q, self.w_k, self.w_v))
+        return self.proj(plain(*parts).mT.reshape(y.shape)).flatten(2).mT
+
+
+@for_each(nn.Conv1d, nn.Conv2d)
+def test_convolutions_of_width_1_are_read(make):
+    report = diagnose(Convolved(make))
+    assert report.ok, report
+    assert "gradients to the projections are those of the reference" in report.holds
+    exchanged = {"k": "w_v", "v": "w_k"}
+    assert diagnose(Convolved(make), projections=exchanged).mistakes == ["key_value_swapped"]
+
+
+def test_a_wider_convolution_is_no_projection():
+    with pytest.raises(ValueError, match=r"w_q\.weight \(12, 12, 3\)"):
+        diagnose(Concat("proj", lambda c, n: nn.Conv1d(c, n, 3, padding=1)))
+
+
+# ---------------------------------------------------------------- batch and positions
+
+
+class WithoutBatchFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(12, 3)
+
+    def forward(self, x):
+        return self.attn(x, x, x, need_weights=False)[0]
+
+
+def over_the_first_axis(q, k, v):
+    weights = (torch.einsum("tbhd,sbhd->bhts", q, k) / math.sqrt(q.shape[-1])).softmax(-1)
+    return torch.einsum("bhts,sbhd->tbhd", weights, v)
+
+
+@for_each(
+    (WithoutBatchFirst(), "BTd"),
+    (nn.MultiheadAttention(12, 3), "BTd"),
+    (over_the_first_axis, "BTHd"),
+)
+def test_positions_in_the_place_of_the_batch_are_named(fn, layout):
+    (failure,) = diagnose(fn, layout=layout).failures
+    assert failure.mistake == "batch_exchanged", failure
+    assert "batch_first" in failure.repair
+
+
+@for_each((WithoutBatchFirst(), "TBd"), (over_the_first_axis, "TBHd"))
+def test_positions_that_are_assumed_to_come_first_stand_in_the_headline(fn, layout):
+    report = diagnose(fn)
+    assert report.ok
+    assert f"the layout is {layout}" in report.assumed
+    assert "if you mean what is assumed below" in str(report).partition("\n\n")[0]
+    assert "if you mean" not in str(diagnose(fn, layout=layout))
+
+
+def test_a_repair_fits_what_gives_the_same_numbers():
+    def twice(q, k, v):
+        return F.scaled_dot_product_attention(q / math.sqrt(q.shape[-1]), k, v)
+
+    (failure,) = diagnose(twice, **BEHIND).failures
+    assert (failure.mistake, failure.alike) == ("scale_by_d_k", ("scale_twice",))
+    assert "once" in failure.repair
+    assert "scaled_dot_product_attention" in failure.repair

@@ -42,6 +42,26 @@ class Layer(nn.Module):
         return (out, weights) if self.returns_weights else out
 
 
+class Relative(nn.Module):
+    """A learned bias for each head and distance, as T5's."""
+
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.table = heads, nn.Embedding(17, heads)
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim) for _ in range(4))
+
+    def bias(self, T, S):
+        ahead = torch.arange(S) - torch.arange(S - T, S)[:, None]
+        return self.table(ahead.clamp(-8, 8) + 8).permute(2, 0, 1)
+
+    def forward(self, x):
+        parts = (self.to_q(x), self.to_k(x), self.to_v(x))
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
+        bias = self.bias(q.shape[2], k.shape[2])
+        weights = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]) + bias, dim=-1)
+        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
+
+
 class Local(nn.Module):
     """Causal, with a window, a softcap or sinks."""
 

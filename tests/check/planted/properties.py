@@ -35,6 +35,9 @@ RETURNED = {
     "weights_wrong": ("@ v, weights", "@ v, scores.softmax(-1)"),
 }
 edit(with_weights, "function", RETURNED, causal=True)
+EXCHANGED = [("bthd,bshd->bhts", "tbhd,sbhd->bhts"), ("bhts,bshd->bthd", "bhts,sbhd->tbhd")]
+edit(behind, "einsum", {"batch_exchanged": EXCHANGED}, layout="BTHd")
+edit(Layer, "layer", {"batch_exchanged": EXCHANGED}, layout="BTd", arguments="x")
 STRIDED = "value.as_strided(v.shape, torch.empty(v.shape).stride())).to"
 edit(behind, "einsum", {"not_contiguous": ("value).to", STRIDED)}, layout="BTHd")
 edit(plain, "function", {"size_of_one": ("(weights, v)", "(weights, v).squeeze()")})

@@ -1,7 +1,7 @@
 """Wrong scales and wrong softmaxes."""
 
-from planted.functions import by_einsum, masked, plain, scaled
-from planted.layers import CausalSelfAttention, CrossAttention, Layer
+from planted.functions import by_einsum, distances, masked, plain, scaled, with_bias
+from planted.layers import CausalSelfAttention, CrossAttention, Layer, Relative
 from planted.plants import edit
 
 # ---------------------------------------------------------------- the scale
@@ -52,6 +52,22 @@ CHUNKS = (
 )
 wide = {"scale_by_model_width": ("alpha=self.scale", "alpha=x.size(-1) ** -0.5")}
 edit(CrossAttention, "chunks", wide, before=CHUNKS, arguments="x, context=context")
+
+# ---------------------------------------------------------------- a bias
+
+BIAS = "distances(q.size(-2), k.size(-2)).to(q)"
+BIASES = {
+    "bias_missing": (f"scores + {BIAS}", "scores"),
+    "bias_scaled": (BIAS, f"{BIAS} / math.sqrt(k.size(-1))"),
+    "bias_transposed": (f"+ {BIAS}", f"- {BIAS}"),
+}
+edit(with_bias, "function", BIASES, layout="BHTd", attn_bias=lambda fn: distances)
+BIASES = {
+    "bias_missing": ("+ bias, dim", ", dim"),
+    "bias_scaled": ("+ bias, dim", "+ bias * q.shape[-1] ** -0.5, dim"),
+    "bias_transposed": ("+ bias, dim", "+ bias.mT, dim"),
+}
+edit(Relative, "layer", BIASES, causal=False, attn_bias=lambda layer: layer.bias)
 
 # ---------------------------------------------------------------- the softmax
 
