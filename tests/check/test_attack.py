@@ -397,8 +397,29 @@ def test_projections_that_are_named_join_those_that_are_found(fn, given):
 def test_a_name_that_is_given_wins():
     swapped = {"k": "w_v", "v": "w_k"}
     assert diagnose(Concat(), projections=swapped).mistakes == ["key_value_swapped"]
-    packed = diagnose(Spelled(), projections={"qkv": "to_vkq", "out": "attn_out"})
-    assert packed.ok, packed
+    layer = Concat()
+    layer.other = nn.Linear(12, 12)
+    assert diagnose(layer).ok
+    assert not diagnose(layer, projections={"v": "other"}).ok
+
+
+class Listed(Concat):
+    """Projections in a list, as the Annotated Transformer's, but in an order of its own."""
+
+    def __init__(self):
+        super().__init__("proj")
+        self.all = nn.ModuleList([self.w_k, self.w_q, self.w_v, self.proj])
+        del self.w_k, self.w_q, self.w_v, self.proj
+        self.out = "all.3"
+
+    w_k, w_q, w_v = (property(lambda self, i=i: self.all[i]) for i in range(3))
+
+
+def test_of_a_list_the_rest_is_not_guessed_where_one_is_named():
+    with pytest.raises(ValueError, match="no projections of queries, keys and values are found"):
+        diagnose(Listed(), projections={"q": "all.1"})
+    named = {"q": "all.1", "k": "all.0", "v": "all.2", "out": "all.3"}
+    assert diagnose(Listed(), projections=named).ok
 
 
 class Convolved(Concat):
