@@ -157,7 +157,8 @@ def colab(address: str) -> str:
     """How a chapter is opened in Colab."""
     if UNSET in address:
         return (
-            "Colab has to install the library from a public address, which this copy has not yet."
+            "In Colab, upload a notebook, drop the library, which stands in the download menu of "
+            "every page, into Files, and run the first cell."
         )
     at_top = "https://github.com/" in address
     opened = "open a chapter with the button at its top" if at_top else "upload a notebook"

@@ -1,8 +1,8 @@
 """Set the book's public address everywhere: ``python book/_tools/address.py URL``.
 
-``_config.yml``'s ``repository.url`` is the single source; the README repeats it, and each notebook,
-in its first cell and in links (`colab.py`). With an address set, the launch buttons for Colab
-are switched on.
+``_config.yml``'s ``repository.url`` is the single source; the README repeats it, the library's own
+metadata, and each notebook, in its first cell and in links (`colab.py`). With an address set, the
+launch buttons for Colab are switched on.
 """
 
 import re
@@ -22,11 +22,17 @@ def set_address(url: str, root: Path = ROOT) -> None:
         raise ValueError(f"an https address of a git repository is wanted, got {url!r}")
     config = root / "_config.yml"
     old = re.search(r"^repository:\n  url: (\S+)$", config.read_text(), re.MULTILINE).group(1)
-    for path in (config, root / "README.md"):
+    readme = root / "README.md"
+    for path in (config, readme):
         path.write_text(path.read_text().replace(old, url))
+    shown = r"<!-- \1 -->" if url == UNSET else r"\1"
+    line = r"(?m)^(?:<!-- )?(Or from anywhere: .*?)(?: -->)?$"
+    readme.write_text(re.sub(line, shown, readme.read_text()))
     button = COLAB if url != UNSET else ""
     text = re.sub(r'colab_url: "[^"]*"', f'colab_url: "{button}"', config.read_text())
     config.write_text(text)
+    project, urls = root / "pyproject.toml", f'{{ Source = "{url}" }}' if url != UNSET else "{}"
+    project.write_text(re.sub(r"(?m)^urls = \{.*?\}", f"urls = {urls}", project.read_text()))
     colab.write(root)
 
 

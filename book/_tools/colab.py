@@ -6,8 +6,9 @@ the command writes the same into every notebook:
 * a folded cell is folded there too, and begins with its name, ``# @title Solution 1.1``;
 * the caption of a figure, which is the Markdown cell below it with the tag ``caption``, begins with
   its number, ``**Fig. 1.2.** …``;
-* the first cell installs the library from the book's public address, and links to other pages are
-  whole; as long as there is no address, that cell says what to do instead.
+* the first cell installs the library, if it is not there in the notebook's own version: from the
+  folder above, from a wheel beside the notebook, from the book's public address, or, as long as
+  there is none, says what to do; and links to other pages are whole.
 
 A notebook is read as it is stored. The website alone reads it through :func:`for_website`.
 """
@@ -21,6 +22,7 @@ import nbformat
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
+INIT = ROOT / "attn_lib" / "__init__.py"  # where the version stands
 UNSET = ".invalid/"  # in the address, as long as there is none
 GITHUB, COLAB = "https://github.com/", "https://colab.research.google.com/github/"
 # how the website folds a cell -> how JupyterLab does; Colab calls a cell without source a form
@@ -30,7 +32,7 @@ FOLDS = {
 }
 _LINK = re.compile(r"(?<=\]\()(\w+\.(?:ipynb|md))\b")
 _WHOLE = re.compile(r"(?<=\]\()https://[^)\s]+/blob/\w+/book/(?=\w+\.(?:ipynb|md)\b)")
-_SET_UP = re.compile(r"\Atry:\n    import attn_lib\nexcept .*\n(?:    .*(?:\n|\Z))+")
+_SET_UP = re.compile(r"\Afrom importlib\.util .*\n(?:.+(?:\n|\Z))+")
 
 
 # ---------------------------------------------------------------- what is stored
@@ -107,18 +109,34 @@ def _set_up(source: str, address: str) -> str:
 
 def bootstrap(data: list[str], address: str) -> str:
     """What the first cell of every notebook begins with; ``data``: the weight files of its page."""
-    wanted = "no address yet: run `pip install -r requirements.txt` in the book's folder"
-    unset = [f"    wanted = {wanted!r}", "    raise ImportError(wanted) from None"]
-    fetches = [f'    files.fetch("{name}")' for name in data]
+    version = re.search(r'^__version__ = "(.*)"$', INIT.read_text(), re.MULTILINE)[1]
+    wanted = [
+        "    wanted = source.as_uri()",
+        "    if not source.exists():",
+        "        raise ImportError(",
+        '            f"download {wheel} from any page\'s menu, drop it into "',
+        '            "Files (Jupyter: beside this notebook), run this cell again")',
+    ]
+    if UNSET not in address:
+        wanted = [
+            f'    address = "git+{address}"',
+            "    wanted = source.as_uri() if source.exists() else address",
+        ]
     return "\n".join(
         [
-            "try:",
+            "from importlib.util import find_spec",
+            "from pathlib import Path",
+            f'version = "{version}"  # of attn_lib, on this page',
+            'found = find_spec("attn_lib")',
+            "if not found or f'\"{version}\"' not in Path(found.origin).read_text():",
+            '    wheel = f"attn_lib-{version}-py3-none-any.whl"  # in this folder',
+            '    source = Path(".." if Path("../attn_lib").is_dir() else wheel).resolve()',
+            *wanted,
+            '    %pip install -q "attn_lib[book] @ {wanted}"',
             "    import attn_lib",
-            "except ModuleNotFoundError:  # in Colab: install the library, fetch weights",
-            f'    address = "git+{address}"',
-            *(unset if UNSET in address else []),
-            '    %pip install -q "attn_lib[book] @ {address}"',
-            *(["    from attn_lib import files", *fetches] if data else []),
+            "    assert attn_lib.__version__ == version, attn_lib.__version__",
+            *(["    from attn_lib import files"] if data else []),
+            *[f'    files.fetch("{name}")' for name in data],
         ]
     )
 

@@ -87,7 +87,7 @@ def in_words(text: str) -> list[str]:
 def _parts(text: str) -> list[tuple[str, bool]]:
     """The text, cut where code and formulas begin and end; True for these."""
     text = re.sub(r"\[([^]]*)\]\(([^)\s]*)\)", _link, html.unescape(text))
-    text = re.sub(r"https?://\S+|\[\^\w+\]|\\tag\{[^}]*\}|\b\d\d_[a-z]\w*", " ", text)
+    text = re.sub(r"https?://[^\s`]+|\[\^\w+\]|\\tag\{[^}]*\}|\b\d\d_[a-z]\w*", " ", text)
     text = re.sub(r"^\s*(?:> ?)*\d+[.)] ", " ", text, flags=re.MULTILINE)  # a numbered list
     return [(part, bool(n % 2)) for n, part in enumerate(_MARKED.split(text))]
 

@@ -102,7 +102,7 @@ def licences(text: dict[str, str]) -> dict[str, tuple[str, str]]:
         "README.md": (readme[1], readme[2]),
         "book/index.md": (front[2], front[1]),
         "CITATION.cff": (citation[0], re.sub(r"^CC-(.*)-(\S+)$", r"CC \1 \2", citation[1])),
-        "pyproject.toml": (project["license"]["text"], words[1]),
+        "pyproject.toml": (project["license"], words[1]),
     }
 
 

@@ -14,6 +14,7 @@ from importlib.metadata import metadata
 import nbformat
 import pages
 import pytest
+import tomllib
 import yaml
 from packaging.specifiers import SpecifierSet
 from tables import for_each
@@ -377,11 +378,12 @@ def test_readme_leads_to_what_it_names(old, new):
 
 
 def test_one_address_everywhere():
-    """`_config.yml` holds it; the README's links and each notebook's first cell repeat it."""
-    assert f"git+{pages.address()}" in README
-    for path in pages.NOTEBOOKS:
-        assert f'"git+{pages.address()}"' in pages.code_cells(pages.read(path))[0].source
+    """`_config.yml` holds it; first cells, README and metadata repeat it, once it is set."""
     published = not pages.address().startswith("https://attention-checked.invalid/")
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
+    texts = [pages.code_cells(pages.read(path))[0].source for path in pages.NOTEBOOKS]
+    texts += [re.sub("<!--.*?-->", "", README), project["urls"].get("Source", "")]
+    assert {pages.address() in text for text in texts} == {published}
     assert bool(pages.config()["launch_buttons"]["colab_url"]) == published
 
 

@@ -11,12 +11,13 @@ import live
 import nbformat
 import pages
 import pytest
-import tomllib
 import yaml
 from browsing import loaded, opened, visit
 from copies import edit, run_nbval
 from PIL import Image, ImageChops
 from tables import for_each
+
+import attn_lib
 
 INDEX = (pages.BOOK / "index.md").read_text()
 README = (pages.ROOT / "README.md").read_text()
@@ -161,14 +162,13 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
 
 
 def test_the_byline_says_whose_which_and_when(browser, site):
-    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
     seconds = (site.parent / "checked.json").stat().st_mtime
     day = datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
     with loaded(browser, site, "index") as page:
         said = page.locator(".byline").inner_text()
     assert said.split(" · ") == [
         "The Attention, Checked authors",
-        f"version {project['version']}",
+        f"version {attn_lib.__version__}",
         f"every output checked on {day.day} {day:%B %Y}",
         "licence, citation",
     ]
@@ -186,7 +186,7 @@ def test_the_day_is_that_of_the_check(tmp_path):
 
 
 @for_each(
-    (front.UNSET, [], "which this copy has not yet"),
+    (front.UNSET, [], "drop the library, which stands in the download menu"),
     ("https://codeberg.org/someone/book", ["https://codeberg.org/someone/book"], "upload a"),
     (GITHUB, [GITHUB], "button at its top: its first cell installs"),
 )
