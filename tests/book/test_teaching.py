@@ -1,0 +1,326 @@
+"""Slides and exercise sheets: all that the notebook has, in its order, and each mistake is seen."""
+
+import base64
+import contextlib
+import html
+import io
+import re
+from types import SimpleNamespace
+
+import colab
+import front
+import pages
+import teaching
+import yaml
+from browsing import opened, styled, visit
+from PIL import Image
+from tables import for_each
+
+CITATION = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
+AUTHOR = CITATION["authors"][0]["name"]
+WITH_FIRST = for_each(*pages.CHAPTERS, ids=lambda path: path.stem)
+
+
+def words(text):
+    """What is read of HTML."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", text)).split())
+
+
+def taken(site, path, what):
+    return (site / "teach" / f"{path.stem[:2]}-{what}.html").read_text()
+
+
+def between(start, end, text):
+    return re.findall(f"(?s){start}(.*?){end}", text)
+
+
+def differing(expected, found, what):
+    """Where two lists are not the same."""
+    pairs = zip(expected, found, strict=False)
+    faults = [f"{what}: {one!r} is {other!r}" for one, other in pairs if one != other]
+    counted = f"{what}: {len(expected)} are {len(found)}"
+    return faults + [counted] * (len(expected) != len(found))
+
+
+# ---------------------------------------------------------------- slides
+
+
+def pixels(png):
+    return Image.open(io.BytesIO(png)).convert("RGBA").tobytes()
+
+
+def slide_faults(site, path, text):
+    """What the slides of a chapter have otherwise than its notebook and its page."""
+    notebook = pages.read(path)
+    page = (site / "book" / f"{path.stem}.html").read_text()
+    first, *slides = between("<section ", "</section>", text)
+    cells = [cell for cell, _ in pages.figures(notebook)]
+    shown = [cell.metadata.mystnb for cell in cells]
+    stored = [
+        pixels(base64.b64decode(output.data["image/png"]))
+        for cell in cells
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    sources = [site / "book" / between('src="', '"', slide)[0] for slide in slides]
+    drawn = [pixels(source.read_bytes()) for source in sources if source.is_file()]
+    alts = [html.unescape(between('alt="', '"', slide)[0]) for slide in slides]
+    moving = [f"{path.stem}.html#{one.figure.name}" for one in shown if one.figure.name in LIVE]
+    at_page = [words(c).removesuffix("#") for c in between("<figcaption>", "</figcaption>", page)]
+    here = [words(c) for c in between("<figcaption>", "</figcaption>", text)]
+    count = len(shown) + 1
+    numbers = [f"CC BY 4.0 · {at} / {count}" for at in range(1, count + 1)]
+    faults = differing([one.image.alt for one in shown], alts, "alt")
+    faults += differing(numbers, [words(one) for one in between("<footer>", "</f", text)], "number")
+    faults += differing(at_page, [one.removesuffix(" Move it") for one in here], "caption")
+    faults += differing(moving, re.findall(r'<a href="([^"]*)">Move it', text), "moves")
+    if stored != drawn:
+        faults.append("picture: another, or none")
+    titled = words(first)
+    needed = [front.title(notebook.cells), AUTHOR, CITATION["title"], "CC BY 4.0", "To cite: "]
+    needed += [CITATION["version"], str(CITATION["date-released"].year)]
+    faults += [f"title slide: no {one}" for one in needed if one not in titled]
+    question = words(between('question">', "</p>", first)[0])
+    bold = [words(one) for one in between("<strong>", "</strong>", page)]
+    if question not in bold or question[-1] != "?":
+        faults.append(f"title slide: asks {question}")
+    return faults
+
+
+LIVE = {
+    cell.metadata.mystnb.figure.name
+    for path in pages.CHAPTERS
+    for cell in pages.code_cells(pages.read(path))
+    if "live" in cell.metadata
+}
+
+
+@WITH_FIRST
+def test_each_figure_has_its_slide(path, site):
+    text = taken(site, path, "slides")
+    assert text.count("<section ") > 4
+    assert slide_faults(site, path, text) == []
+
+
+def swapped(text):
+    one, other = re.findall(r'(?s)<section id="[23]".*?</section>', text)
+    return text.replace(one, "\0").replace(other, one).replace("\0", other)
+
+
+SLIDES = {
+    "number: 'CC BY 4.0 · 2 / 7'": swapped,
+    "caption: 6 are 5": lambda text: re.sub(r'(?s)<section id="7".*?</section>', "", text),
+    "alt: ": lambda text: re.sub(r'alt="[^"]*"', 'alt="a picture"', text, count=1),
+    "caption: ": lambda text: text.replace("they sum to 1", "they sum to 2").replace(
+        "row sums", ""
+    ),
+    "moves: 2 are 1": lambda text: re.sub(r" <a [^>]*>Move it</a>", "", text, count=1),
+    "picture: ": lambda text: re.sub(
+        r'src="[^"]*"', f'src="{re.findall("src=.([^ >]*)[^ >]", text)[1]}"', text, count=1
+    ),
+    f"no {AUTHOR}": lambda text: text.replace(AUTHOR, "Somebody"),
+    "no CC BY 4.0": lambda text: text.replace("CC BY 4.0", "CC0"),
+    "no To cite: ": lambda text: text.replace("To cite: ", ""),
+    "asks How": lambda text: text.replace("How can matrices decide", "How can they decide"),
+}
+
+
+@for_each(*SLIDES)
+def test_each_mistake_in_slides_is_seen(fault, site):
+    text = taken(site, pages.CHAPTERS[0], "slides")
+    faults = slide_faults(site, pages.CHAPTERS[0], SLIDES[fault](text))
+    assert [one for one in faults if fault in one] != [], faults
+
+
+@contextlib.contextmanager
+def projected(browser, site, name="01-slides.html", **options):
+    with opened(browser, site.as_uri(), **options) as page:
+        visit(page, f"{site.as_uri()}/teach/{name}")
+        yield page
+
+
+SEEN = """() => [...document.querySelectorAll("section")]
+  .filter(slide => Math.abs(slide.getBoundingClientRect().left) < 2).map(slide => slide.id)"""
+CUT = """() => [...document.querySelectorAll("img, figcaption, h1, p, footer")].filter(part => {
+  const box = part.getBoundingClientRect();
+  const left = part.closest("section").getBoundingClientRect().left;
+  return box.top < 0 || box.bottom > innerHeight + 1 || box.left < left - 1
+    || box.right > left + innerWidth + 1 || box.height < 10 || part.scrollHeight > box.height + 2;
+}).map(part => part.outerHTML.slice(0, 60))"""
+
+
+def after(page, key):
+    """The slide that is seen after a key, and the one that the address names."""
+    page.keyboard.press(key)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    return page.evaluate(SEEN), page.url.partition("#")[2]
+
+
+KEYS = {"ArrowRight": 2, "ArrowDown": 3, "PageDown": 4, "Space": 5, "Shift+Space": 4, "PageUp": 3}
+KEYS |= {"End": 7, "ArrowLeft": 6, "ArrowUp": 5, "Home": 1}
+
+
+def test_keys_go_on_and_back(browser, site):
+    with projected(browser, site) as page:
+        for key, slide in KEYS.items():
+            assert after(page, key) == ([str(slide)], str(slide)), key
+        assert after(page, "ArrowLeft") == after(page, "Home") == (["1"], "1")
+        after(page, "Control+ArrowRight")
+        assert page.evaluate(SEEN) == ["1"]
+        assert (page.errors, page.outside) == ([], [])
+    with projected(browser, site, java_script_enabled=False) as page:
+        assert page.locator("section").count() == 7
+        page.keyboard.press("End")
+        assert "#" not in page.url
+
+
+def test_a_click_a_finger_and_an_address_go_to_a_slide(browser, site):
+    with projected(browser, site, "01-slides.html#3", has_touch=True) as page:
+        assert page.evaluate(SEEN) == ["3"]
+        for x, slide in ((900, "4"), (900, "5"), (100, "4")):
+            page.mouse.click(x, 60)
+            assert page.evaluate(SEEN) == [slide]
+        devtools = page.context.new_cdp_session(page)
+        for x in (*range(900, 200, -50), None):
+            touch = {"touchStart": [{"x": 900, "y": 300}], "touchMove": [{"x": x, "y": 300}]}
+            kind = {900: "touchStart", None: "touchEnd"}.get(x, "touchMove")
+            event = {"type": kind, "touchPoints": touch.get(kind, [])}
+            devtools.send("Input.dispatchTouchEvent", event)
+        page.wait_for_function(f"({SEEN})()[0] === '5'")
+
+
+@for_each((1280, 720), (390, 844), (1920, 1080))
+def test_each_slide_is_whole_on_its_screen(width, height, browser, site):
+    with opened(browser, site.as_uri()) as page:
+        for path in pages.CHAPTERS:
+            visit(page, f"{site.as_uri()}/teach/{path.stem[:2]}-slides.html", width)
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate(CUT) == [], path.stem
+            assert page.evaluate("[...document.images].every(image => image.naturalWidth)")
+        with styled(page, "img { height: 90vh; flex-shrink: 0 !important }"):
+            assert page.evaluate(CUT) != []
+
+
+def sheets_of_paper(page):
+    file = page.pdf(prefer_css_page_size=True)
+    return len(re.findall(rb"/Type /Page\n", file)), re.search(rb"/MediaBox \[(.*?)\]", file)[1]
+
+
+def test_slides_are_printed_one_a_page(browser, site):
+    with projected(browser, site) as page:
+        assert sheets_of_paper(page)[0] == page.locator("section").count() == 7
+        with styled(page, "section { height: 80mm !important; break-after: auto !important }"):
+            assert sheets_of_paper(page)[0] < 7
+
+
+# ---------------------------------------------------------------- exercises
+
+
+def sheet_faults(site, path, text):
+    """What the sheet of a chapter has otherwise than its notebook and its page."""
+    page = (site / "book" / f"{path.stem}.html").read_text()
+    asked, cut, solved = text.partition('<div class="solutions">')
+    notebook = pages.read(path)
+    tagged = {tag: cell for cell in pages.code_cells(notebook) for tag in pages.tags(cell)}
+    faults = [] if cut else ["no break"]
+    boxes = between('<div class="exercise.*?title">', "</div>", page)
+    expected = [(box.partition("</p>")[0], words(box.partition("</p>")[2])) for box in boxes]
+    sections = [one.partition("</h2>") for one in between('asked"><h2>', "</section>", asked)]
+    found = [(title, words(re.sub(r"(?s)<pre>.*?</pre>", "", box))) for title, _, box in sections]
+    faults += differing(expected, found, "exercise")
+    for kind, half in (("exercise", asked), ("solution", solved)):
+        cells = [cell for tag, cell in tagged.items() if tag.startswith(f"{kind}-")]
+        blocks = [html.unescape(block) for block in between("<pre>", "</pre>", half)]
+        wanted = [colab.untitled(cell.source).strip() for cell in cells]
+        faults += [f"{kind}: no {source}" for source in wanted if source not in blocks]
+    given = [cell.source for tag, cell in tagged.items() if tag.startswith("exercise-")]
+    given += between("```python\n", "```", "\n".join(cell.source for cell in notebook.cells))
+    told = html.unescape("\n".join(between("<pre>", "</pre>", asked))).splitlines()
+    known = "\n".join(given).splitlines()
+    faults += [f"told too early: {line}" for line in told if line not in known]
+    needed = (AUTHOR, "CC BY 4.0", "MIT", html.escape(front.title(notebook.cells)))
+    faults += [f"no {one}" for one in needed for half in (asked, solved) if one not in half]
+    return faults
+
+
+@WITH_FIRST
+def test_each_exercise_is_on_the_sheet_and_its_solution_behind_the_break(path, site):
+    assert sheet_faults(site, path, taken(site, path, "exercises")) == []
+
+
+SHEETS = {
+    "exercise: 4 are 3": lambda text: text.replace('class="asked"', "", 1),
+    "exercise: ('Exercise 1.3'": lambda text: text.replace("from memory", "by heart"),
+    "exercise: no weights_by_hand": lambda text: text.replace("= ...  # for example", "="),
+    "solution: no # products": lambda text: text.replace("[0.47, 0.47, 0.06]", "[0.5, 0.5, 0]"),
+    "told too early: query =": lambda text: text.replace("query = ...", "query = [0.0, 8.0]"),
+    "told too early: # the direct": lambda text: text.replace("query = ...", "# the direction"),
+    "no break": lambda text: text.replace('"solutions"', '"more"'),
+    f"no {AUTHOR}": lambda text: text.replace(AUTHOR, "Somebody", 1),
+    "no CC BY 4.0": lambda text: text.replace("CC BY 4.0", "CC0", 1),
+    "no Build one": lambda text: text.replace("Build one", "Build no"),
+}
+
+
+@for_each(*SHEETS)
+def test_each_mistake_on_a_sheet_is_seen(fault, site):
+    text = SHEETS[fault](taken(site, pages.CHAPTERS[0], "exercises"))
+    faults = sheet_faults(site, pages.CHAPTERS[0], text)
+    assert [one for one in faults if fault in one] != [], faults
+
+
+def test_a_sheet_is_printed_with_its_solutions_on_a_new_page(browser, site):
+    """Whatever stands before them takes as many pages with them as without, and A4 it is."""
+    away = ".solutions { display: none }"
+    joined = ".solutions { break-before: auto !important }"
+    with projected(browser, site, "04-exercises.html") as page:
+        whole, size = sheets_of_paper(page)
+        assert [round(float(x)) for x in size.split()] == [0, 0, 595, 842]
+        with styled(page, away):
+            asked, _ = sheets_of_paper(page)
+        with styled(page, "main > :not(.solutions) { display: none }"):
+            solved, _ = sheets_of_paper(page)
+        assert whole == asked + solved
+        short = (
+            ".asked { padding: 0 !important } .asked ~ .asked, .solutions section { display: none }"
+        )
+        with styled(page, short):
+            assert sheets_of_paper(page)[0] == 2
+            with styled(page, joined):
+                assert sheets_of_paper(page)[0] == 1
+        assert (page.errors, page.outside) == ([], [])
+
+
+# ---------------------------------------------------------------- the page, and the folder
+
+
+def test_the_page_has_a_row_for_each_chapter(site):
+    text = (site / "book/teach.html").read_text()
+    _, *rows = between("<tr", "</tr>", between('<table class="table"', "</table>", text)[0])
+    for path, row in zip(pages.CHAPTERS, rows, strict=True):
+        links = re.findall(r'href="([^"]*)"', row)
+        number = path.stem[:2]
+        assert links[0] == f"{path.stem}.html"
+        assert links[1:] == [f"../teach/{number}-{kind}.html" for kind in ("slides", "exercises")]
+        assert all((site / "book" / link).is_file() for link in links)
+        cells = pages.read(path).cells
+        time = front.needs(cells)[0].replace("minutes", "min")
+        assert words(row).startswith(f">{int(number)}. {front.title(cells)}{time}slides")
+
+
+def test_what_an_earlier_build_left_is_no_page(tmp_path):
+    """The files are as they were written: nobody put the book's style into them."""
+    (tmp_path / "teach").mkdir()
+    (tmp_path / "teach" / "99-slides.html").touch()
+    for _ in range(2):  # there, and not there
+        teaching._forget(SimpleNamespace(outdir=tmp_path))
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_keep_the_style_of_their_frames(site):
+    for frame, kind in (("slides", "slides"), ("sheet", "exercises")):
+        (style,) = between("<style>", "</style>", (teaching.HERE / f"{frame}.html").read_text())
+        text = taken(site, pages.CHAPTERS[0], kind)
+        assert style in text
+        assert "stylesheet" not in text
+        assert "$" not in re.sub(r"#\.\*\|\$", "", text)
