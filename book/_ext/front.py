@@ -22,7 +22,6 @@ from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-PAGE = "book/index"
 SIZE = 480, 300  # of a picture on a card, twice what is shown
 
 
@@ -176,18 +175,6 @@ def reference(citation: dict, address: str) -> str:
     return f"@software{{attention_checked,\n{inside}\n}}"
 
 
-def described(citation: dict, base: str | None) -> str:
-    """What search engines, and who passes the address on, are told of the page."""
-    start = f"{base.rstrip('/')}/" if base else "../"
-    abstract = html.escape(" ".join(citation["abstract"].split()))
-    named = html.escape(citation["title"])
-    properties = {"type": "book", "title": named, "description": abstract}
-    properties["image"] = f"{start}_static/page.png"
-    lines = [f'<meta name="description" content="{abstract}">']
-    lines += [f'<meta property="og:{key}" content="{value}">' for key, value in properties.items()]
-    return "\n".join(lines)
-
-
 # ---------------------------------------------------------------- the directives
 
 
@@ -317,15 +304,8 @@ class Cite(Front):
         return [nodes.literal_block(text, text, language="bibtex")]
 
 
-def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
-    if page == PAGE:
-        citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
-        context["metatags"] += f"\n{described(citation, app.config.html_baseurl)}"
-
-
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
     for directive in (Moving, Cards, Cell, Byline, Install, Cite):
         app.add_directive(f"front-{directive.__name__.lower()}", directive)
-    app.connect("html-page-context", _describe)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
