@@ -23,7 +23,6 @@ from PIL import Image
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-PAGE = "book/index"
 ROWS, COLUMNS = 5, 8  # of an icon
 
 
@@ -190,18 +189,6 @@ def colophon(citation: dict) -> str:
     )
 
 
-def described(citation: dict, base: str | None) -> str:
-    """What search engines, and who passes the address on, are told of the page."""
-    start = f"{base.rstrip('/')}/" if base else "../"
-    abstract = html.escape(" ".join(citation["abstract"].split()))
-    named = html.escape(citation["title"])
-    properties = {"type": "book", "title": named, "description": abstract}
-    properties["image"] = f"{start}_static/page.png"
-    lines = [f'<meta name="description" content="{abstract}">']
-    lines += [f'<meta property="og:{key}" content="{value}">' for key, value in properties.items()]
-    return "\n".join(lines)
-
-
 # ---------------------------------------------------------------- the directives
 
 
@@ -351,17 +338,15 @@ class Cite(Front):
         return [nodes.literal_block(text, text, language="bibtex")]
 
 
-def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+def _sign(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
     citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
     if page.startswith("book/"):
         context["body"] += colophon(citation)
-    if page == PAGE:
-        context["metatags"] += f"\n{described(citation, app.config.html_baseurl)}"
 
 
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
     for directive in (Still, Moving, Cards, Cell, Byline, Install, Cite):
         app.add_directive(f"front-{directive.__name__.lower()}", directive)
-    app.connect("html-page-context", _describe)
+    app.connect("html-page-context", _sign)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -80,10 +80,14 @@ def excerpts(doctree: nodes.document) -> dict[str, str]:
     for section in doctree.findall(nodes.section):
         paragraph = next(section.findall(nodes.paragraph), None)
         if paragraph is not None:
-            text = "".join(map(_words, paragraph.findall(nodes.Text)))
-            begins = textwrap.shorten(text, EXCERPT, placeholder=" …")
+            begins = textwrap.shorten(plain(paragraph), EXCERPT, placeholder=" …")
             found |= dict.fromkeys([*([] if found else [""]), *section["ids"]], begins)
     return found
+
+
+def plain(paragraph: nodes.paragraph) -> str:
+    """The words of a paragraph."""
+    return " ".join("".join(map(_words, paragraph.findall(nodes.Text))).split())
 
 
 def _words(text: nodes.Text) -> str:

@@ -31,10 +31,51 @@
   });
   addEventListener("resize", reach);
   addEventListener("load", () => document.fonts.ready.then(reach));
+  // what is typed is looked up at once, by the scripts of the search page, which are fetched when the dialog opens
+  const root = document.documentElement, SHOWN = 8;
+  all("#pst-search-dialog", dialog => {
+    if (document.getElementById("search-results")) return; // which has a field of its own
+    dialog.insertAdjacentHTML("beforeend",
+      '<section id="search-results" class="bd-search-container empty"><p role="status"></p><ul class="search"></ul></section>');
+    const [field, status, list] = ["input", "[role=status]", "ul"].map(which => dialog.querySelector(which));
+    let typed = "", waiting, fetched;
+    const fetch = source => new Promise(done => document.head.append(Object.assign(document.createElement("script"), {
+      src: root.dataset.content_root + source,
+      onload: () => { field.value = typed; done(); }, // the first of them empties it
+    })));
+    const scripts = () => fetched ??= ["_static/searchtools.js", "_static/language_data.js", "searchindex.js"]
+      .reduce((before, source) => before.then(() => fetch(source)), Promise.resolve());
+    const show = () => scripts().then(() => {
+      const found = typed.trim() ? Search.list(typed) : [];
+      list.replaceChildren(...found.slice(0, SHOWN));
+      const counted = `${found.length || "no"} result${found.length === 1 ? "" : "s"}`;
+      status.textContent = !typed.trim() ? "" : found.length > SHOWN ? `${SHOWN} of ${counted}: Enter shows all` : counted;
+    });
+    field.addEventListener("focus", scripts);
+    field.addEventListener("input", () => {
+      typed = field.value;
+      list.parentElement.classList.toggle("empty", !typed.trim());
+      clearTimeout(waiting);
+      waiting = setTimeout(show, 150);
+    });
+    dialog.addEventListener("keydown", event => {
+      const places = [field, ...list.querySelectorAll("a")], step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+      const next = step && places[places.indexOf(document.activeElement) + step];
+      if (next) { event.preventDefault(); next.focus(); }
+    });
+    list.addEventListener("click", ({target}) => {
+      if (target.closest("a")?.pathname !== location.pathname) return;
+      dialog.close();
+      setTimeout(mark);
+    });
+  });
   // what a search has found is marked in the text of the page to which it led, and in nothing else; a button hides it
-  const words = localStorage.getItem("marks"), article = document.querySelector("article"), {highlights} = CSS;
-  localStorage.removeItem("marks");
+  const article = document.querySelector("article"), {highlights} = CSS;
   const mark = () => {
+    const words = localStorage.getItem("marks");
+    localStorage.removeItem("marks");
+    all("button.marks", button => button.remove());
+    if (!words || !article || !highlights) return;
     const sought = new RegExp(`(?<![\\p{L}\\p{N}])(?:${words.replaceAll(" ", "|")})[\\p{L}\\p{N}]*`, "giu"), found = new Highlight();
     const texts = document.createTreeWalker(article, NodeFilter.SHOW_TEXT);
     for (let text = texts.nextNode(); text; text = texts.nextNode()) {
@@ -55,9 +96,8 @@
     if (found.size) document.querySelector(".article-header-buttons").prepend(button);
     show(found.size > 0);
   };
-  if (words && article && highlights) addEventListener("load", mark);
+  addEventListener("load", mark);
   // on paper the page is light
-  const root = document.documentElement;
   let scheme;
   addEventListener("beforeprint", () => { scheme = root.dataset.theme; root.dataset.theme = "light"; });
   addEventListener("afterprint", () => { root.dataset.theme = scheme; });

@@ -3,15 +3,66 @@
 Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the headings that fit: exact names, then pages
 (() => {
   const stemmer = new Stemmer(), stem = word => stemmer.stemWord(word);
-  const split = text => splitQuery(text.toLowerCase()).filter(word => !stopwords.includes(word) && !/^\d+$/.test(word));
+  const split = text => splitQuery(text.normalize("NFKC").toLowerCase()).filter(word => !stopwords.includes(word) && !/^\d+$/.test(word));
   // d_k is found as dk, too, and need_weights by its parts
   const whole = word => stem(word.replaceAll("_", ""));
   const parts = word => word.includes("_") ? word.split("_").filter(part => part.length > 2).map(stem) : [];
   const words = text => new Set(split(text).flatMap(word => [whole(word), ...parts(word)]));
 
+  // what the book says: what visitors type
+  const SYNONYMS = {
+    "about book": "pdf, slide, license, licence, copyright, cite, citation, bibtex",
+    "install run": "download, github, clone, gpu, cuda, requirements",
+    "package attn_lib": "api, docs, documentation, reference",
+    "key terms": "glossary, dictionary, vocabulary",
+    "main libraries": "jax, onnx",
+    "keras flax": "tensorflow",
+    "grouped-query attention": "gqa, mqa, multi query",
+    "KV cache holds": "memory, vram",
+    "every size": "complexity, flops, quadratic",
+    "MultiheadAttention": "mha",
+    "same mask six calls": "sdpa",
+    "formula kernel": "flash attention, flashattention",
+    "future hidden": "leak, leakage, leaking",
+    "causal mask": "lookahead mask, look ahead, subsequent mask, future mask",
+    "number closed cells": "inf, 1e9, 1e4, finfo, fp16, float16, half precision, overflow, masked_fill",
+    "true means masked": "key_padding_mask, src_key_padding_mask",
+    "window": "swa, local attention",
+    "positional encodings": "positional embedding, position embedding, sinusoidal",
+    "read longer texts": "context length, long context, extrapolation, yarn, rope scaling",
+    "knob start": "initialization, initialisation, init, xavier",
+    "LayerNorm RMSNorm": "layer norm, layer normalization",
+    "feed-forward SwiGLU": "ffn, mlp, feedforward",
+    "train with warm-up": "warmup",
+    "MiniLM": "bert, sbert, sentence transformer",
+    "search meaning embeddings": "similarity, retrieval",
+    "attention sink": "bos, cls",
+    "pretrained weights": "huggingface, hugging face, safetensors",
+    "libraries models": "qwen, mistral, olmo",
+    "tokenize byte pair": "tokenizer, tokenization, bpe",
+    "temperature top-p": "sampling, nucleus, top k",
+    "greedy decoding": "beam",
+    "guess next word": "autoregressive",
+    "language model": "decoder only, llm",
+    "encoder decoder": "seq2seq, sequence to sequence, translation, machine translation",
+    "look inside": "interpretability, explainability, mechanistic",
+    "map object": "saliency, heatmap",
+    "DINOv2": "dino",
+    "forecast": "time series, timeseries",
+  };
+  Search.synonyms = new Map(Object.entries(SYNONYMS).flatMap(([said, typed]) => typed.split(", ").map(word => [word, said])));
+  const meant = query => {
+    const {terms, docnames} = Search._index, typed = [...Search.synonyms.keys()].sort((a, b) => b.length - a.length);
+    const known = new RegExp(`(?<![\\p{L}\\p{N}_])(${typed.join("|")})s?(?![\\p{L}\\p{N}_])`, "giu");
+    const told = term => [terms[term]].flat().some(file => docnames[file].endsWith("/notation"));
+    return query.replace(/[-\s]+/g, " ").replace(known, (_, word) => Search.synonyms.get(word.toLowerCase()))
+      // Chinese has no spaces: a word is found inside those that the notation explains
+      .replace(/\p{Script=Han}+/gu, word => Object.keys(terms).some(term => term.includes(word) && told(term)) ? "key terms Chinese" : word);
+  };
+
   const headings = ({alltitles, titles}) => {
     const all = Object.entries(alltitles).flatMap(([title, places]) => places
-      .filter(([file, id]) => id !== null || titles[file].endsWith(title)) // not those of boxes
+      .filter(([file, id]) => id !== null || titles[file].replace(/<[^>]*>/g, "").endsWith(title)) // not those of boxes
       .map(([file, id]) => ({title, file, id, words: words(title)})));
     const first = new Map(all.filter(one => one.id === null).map(one => [one.file, one.words]));
     return all.map(one => ({...one, page: first.get(one.file) || new Set()}));
@@ -21,11 +72,14 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     const {docnames, filenames, titles, terms, titleterms} = Search._index, all = headings(Search._index);
     const listed = ({file}) => docnames[file].endsWith("/known_mistakes"); // a list for those who know what they look for
     const told = all.filter(one => !listed(one));
+    const often = Object.create(null);
+    told.forEach(one => one.words.forEach(word => { often[word] = (often[word] || 0) + 1; }));
     const holding = word => [terms[stem(word)], titleterms[stem(word)]].flat().filter(file => file !== undefined);
-    const asked = split(query).map(word => {
-      const often = told.filter(one => one.words.has(whole(word))).length, files = holding(word);
-      return {word, files, worth: often || files.length || parts(word).length ? Math.log(1 + told.length / (often || 1)) : 0};
-    });
+    const known = word => often[whole(word)] || holding(word).length || parts(word).length;
+    const full = word => known(word) || word.length < 3 ? word // half a word is the commonest that begins so
+      : Object.keys(often).filter(other => other.startsWith(word)).sort((a, b) => often[b] - often[a])[0] || word;
+    const asked = split(meant(query)).map(full).map(word =>
+      ({word, files: holding(word), worth: known(word) ? Math.log(1 + told.length / (often[whole(word)] || 1)) : 0}));
     const total = asked.reduce((sum, {worth}) => sum + worth, 0);
     const found = all.map(one => {
       const fit = ({word, files}) => {
@@ -60,24 +114,29 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
   Search.performTermsSearch = (...terms) => [...sections(asked), ...find(...terms)];
 
   // a result is a section, once; then its page, and how it begins, which the index holds: from disk no page can be read
+  const root = document.documentElement.dataset.content_root;
   const item = ([file, title, anchor, said]) => {
     const make = (name, rest) => Object.assign(document.createElement(name), rest);
     const [page, section] = title.split(" > "), result = make("li");
     const begins = (Search._index.excerpts[file] || {})[anchor.slice(1)];
-    result.append(make("a", {innerHTML: section || page, href: file + DOCUMENTATION_OPTIONS.LINK_SUFFIX + anchor}));
+    result.append(make("a", {innerHTML: section || page, href: root + file + DOCUMENTATION_OPTIONS.LINK_SUFFIX + anchor}));
     if (section || said) result.append(make("p", {className: "page", innerHTML: section ? page : said}));
     if (begins && !said) result.append(make("p", {className: "context", textContent: begins}));
     return result;
   };
+  Search.list = query => {
+    const seen = new Set();
+    return Search._performSearch(...Search._parseQuery(query)).reverse()
+      .filter(([file, , anchor]) => !seen.has(file + anchor) && seen.add(file + anchor)).map(item);
+  };
   Search.query = query => {
-    const seen = new Set(), results = Search._performSearch(...Search._parseQuery(query)).reverse()
-      .filter(([file, , anchor]) => !seen.has(file + anchor) && seen.add(file + anchor));
-    Search.output.append(...results.map(item));
-    _finishSearch(results.length); // which counts pages
-    if (results.length) Search.status.innerText = `${results.length} result${results.length > 1 ? "s" : ""}`;
+    const found = Search.list(query);
+    Search.output.append(...found);
+    _finishSearch(found.length); // which counts pages
+    if (found.length) Search.status.innerText = `${found.length} result${found.length > 1 ? "s" : ""}`;
     (Search.output.querySelector("a") || field).focus();
   };
   ["click", "auxclick"].forEach(kind => document.addEventListener(kind, ({target}) =>
     target.closest("ul.search a") && localStorage.setItem("marks", marks)));
-  field.focus(); // until there are results
+  if (field) field.focus(); // until there are results
 })();

@@ -11,7 +11,7 @@ from tables import for_each
 AXE = (Path(axe_playwright_python.__path__[0]) / "axe.min.js").read_text()
 KINDS = ("slides", "exercises")
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
-NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html"]
+NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html", "404.html"]
 NAMES += [f"teach/{path.stem[:2]}-{kind}.html" for path in pages.CHAPTERS for kind in KINDS]
 SOME = [f"book/{name}.html" for name in ("index", "02_masks", "12_large_vision", "notation")]
 SOME += ["book/conventions.html", "search.html?q=per-head weights"]
@@ -68,6 +68,19 @@ def test_axe_finds_nothing(browser, site, request):
             for width, scheme in SETTINGS if everything else [SETTINGS[n % len(SETTINGS)]]:
                 visit(page, f"{site.as_uri()}/{name}", width, scheme)
                 assert violations(page) == [], (name, width, scheme)
+
+
+@pytest.mark.parametrize(("width", "scheme"), SETTINGS[:2])
+def test_axe_finds_nothing_in_what_one_types(browser, site, width, scheme):
+    """And it looks there."""
+    with loaded(browser, site, "13_weather", width, scheme) as page:
+        page.keyboard.press("Control+k")
+        page.keyboard.type("per-head wei")
+        page.locator("dialog ul.search a").first.wait_for()
+        assert violations(page) == []
+        pale = "dialog .page { color: #999 !important; background: #aaa }"
+        page.add_style_tag(content=pale)
+        assert {line.partition(":")[0] for line in violations(page)} == {"color-contrast"}
 
 
 def test_axe_finds_what_is_planted(browser, site):

@@ -214,23 +214,6 @@ def test_the_page_says_what_its_address_allows(browser, site):
         assert shown.strip() == front.install(address)
 
 
-def test_what_others_are_told_of_the_page(site):
-    """Description, picture, icon."""
-    head = (site / "book/index.html").read_text().partition("</head>")[0]
-    told = dict(re.findall(r'<meta (?:name|property)="([\w:]+)" content="(.*?)"', head))
-    (icon,) = re.findall(r'<link rel="icon" href="(.*?)"', head)
-    abstract = " ".join(CITATION["abstract"].split())
-    assert told["description"] == told["og:description"] == abstract
-    assert 50 < len(abstract) < 300
-    assert told["og:title"] == CITATION["title"]
-    assert (site / "book" / told["og:image"]).read_bytes() == PICTURE.read_bytes()
-    assert (site / "book" / icon).read_text() == (PICTURE.parent / "favicon.svg").read_text()
-    other = (site / "book/notation.html").read_text()
-    assert "og:image" not in other
-    based = front.described(CITATION, "https://book.example/a/")
-    assert 'content="https://book.example/a/_static/page.png"' in based
-
-
 def test_the_icon_has_the_colour_of_weights():
     colours = set(re.findall(r"#\w{3,6}", (PICTURE.parent / "favicon.svg").read_text()))
     assert colours == {"#fff", live.stored()["roles"]["weight"]}

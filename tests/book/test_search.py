@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from browsing import opened
+from browsing import loaded, opened, styled
 
 # a section, words of its answer -> what visitors type: the answer is the first result, or near it
 ANSWERS = json.loads(Path(__file__).with_name("questions.json").read_text())
@@ -37,8 +37,9 @@ THERE = """() => {
 def text_of(root, address) -> str:
     """The text of a section, without those inside it."""
     name, _, anchor = address.partition("#")
-    _, *rest = (root / "book" / name).read_text().split(f'<section id="{anchor}">')
-    return re.sub("<[^>]*>", "", rest[0].partition("<section ")[0]) if rest else ""
+    start = f'<section id="{anchor}">' if anchor else "</h1>"
+    _, *rest = (root / "book" / name).read_text().split(start)
+    return re.sub("<[^>]*>", "", rest[-1].partition("<section ")[0]) if rest else ""
 
 
 def asked(answer) -> list[str]:
@@ -81,9 +82,37 @@ def test_the_search_field_leads_to_the_answer(browser, site, served, disk):
         assert page.errors + page.outside == []
 
 
+# typed words without which all questions are answered as well
+NEEDLESS = """asked => [...Search.synonyms].filter(([typed, said]) => {
+  Search.synonyms.delete(typed);
+  const links = question => Search.list(question).map(one => one.querySelector("a").href);
+  const plain = question => question.toLowerCase().replaceAll("-", " ");
+  const lost = asked.filter(([question]) => plain(question).includes(typed))
+    .filter(([question, link, first]) => !links(question).slice(0, first ? 1 : 3).includes(link));
+  Search.synonyms.set(typed, said);
+  return !lost.length;
+}).map(([typed]) => typed)"""
+
+
+def test_without_any_synonym_a_question_is_lost(browser, site):
+    with opened(browser, site.as_uri()) as page:
+        page.goto(f"{site.as_uri()}/search.html")
+        page.wait_for_function("Search.hasIndex()")
+        links = [(f"{site.as_uri()}/book/{answer['section']}", answer) for answer in ANSWERS]
+        questions = [
+            (question, link, kind == "first")
+            for link, answer in links
+            for kind in ("first", "among three")
+            for question in answer[kind]
+        ]
+        assert page.evaluate(NEEDLESS, questions) == []
+        page.evaluate("Search.synonyms.set('query', 'query')")
+        assert page.evaluate(NEEDLESS, questions) == ["query"]
+
+
 def test_each_answer_that_is_lost_is_seen(browser, site, tmp_path):
     """Headings renamed in the index, all but the first; that one's section has lost the answer."""
-    first, *others = ANSWERS
+    first, *others = [answer for answer in ANSWERS if "#" in answer["section"]]
     name = first["section"].partition("#")[0]
     anchors = {answer["section"].partition("#")[2] for answer in others}
     index = (site / "searchindex.js").read_text()
@@ -160,6 +189,63 @@ def test_the_keyboard_goes_on_from_the_first_result(browser, site, width):
         for address in ("?q=qqqq", ""):
             page.goto(f"{site.as_uri()}/search.html{address}")
             assert page.evaluate("document.activeElement.matches('.bd-search-container input')")
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), (1280, "dark")])
+def test_results_come_while_one_types(browser, site, width, scheme):
+    """With half a word; by keyboard from the field through them and back; Escape closes all."""
+    with loaded(browser, site, "13_weather", width, scheme) as page:
+        dialog, found = page.locator("#pst-search-dialog"), page.locator("dialog ul.search a")
+        said = dialog.get_by_role("status")
+        page.keyboard.press("Control+k")
+        page.keyboard.type("grouped qu")
+        found.first.wait_for()
+        assert found.first.get_attribute("href").endswith("-grouped-query-attention")
+        assert said.inner_text().endswith(": Enter shows all")
+        assert found.count() == int(said.inner_text().split()[0]) == 8
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for key, at in zip(("Down", "Down", "Up"), (0, 1, 0), strict=True):
+            page.keyboard.press(f"Arrow{key}")
+            assert found.nth(at).evaluate("link => link === document.activeElement")
+        page.keyboard.press("ArrowUp")
+        assert dialog.locator("input").evaluate("field => field === document.activeElement")
+        dialog.locator("input").fill("qqqq")
+        page.wait_for_function("!document.querySelector('dialog ul.search a')")
+        assert said.inner_text() == "no results"
+        dialog.locator("input").fill("")
+        said.wait_for(state="hidden")
+        page.keyboard.type("simple rivals")
+        found.first.wait_for()
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("Escape")
+        assert not dialog.is_visible()
+        assert page.errors + page.outside == []
+
+
+def test_a_result_on_the_same_page_is_marked_there(browser, site):
+    with loaded(browser, site, "05_positions") as page:
+        for word in ("ALiBi", "dial"):
+            page.keyboard.press("Control+k")
+            page.locator("dialog input").fill(word)
+            page.locator("dialog ul.search a", has_text=word).first.click()
+            page.wait_for_function("CSS.highlights.has('found')")
+            assert set(marked(page)) <= {"alibi", "dial", "dials"}
+            assert word.lower() in marked(page)
+            assert page.locator("button.marks").count() == 1
+            assert not page.locator("#pst-search-dialog").is_visible()
+        assert page.evaluate("localStorage.getItem('marks')") is None
+        page.goto(f"{site.as_uri()}/book/13_weather.html")
+        assert marked(page) == []
+
+
+def test_a_heading_that_a_link_led_to_has_no_bar(browser, site):
+    back = "heading => getComputedStyle(heading).backgroundColor"
+    with loaded(browser, site, "05_positions") as page:
+        page.goto(f"{site.as_uri()}/book/05_positions.html#read-longer-texts")
+        heading = page.locator(":target > h2")
+        assert heading.evaluate(back) == "rgba(0, 0, 0, 0)"
+        with styled(page, ":target > h2 { background: #fbe54e !important }"):
+            assert heading.evaluate(back) != "rgba(0, 0, 0, 0)"
 
 
 # what is marked, and the parts of the page where no mark may be
