@@ -83,6 +83,7 @@ _EARLY = """<script>
     }
   </script>
 """
+_CHEVRON = '<summary><span class="toctree-toggle"'  # in the contents, where a screen reader hears it
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
 _IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
 
@@ -96,6 +97,7 @@ def fix_page(html: str, folder: Path) -> str:
         late.extend([wanted] if wanted else [])
         return ""
 
+    html = html.replace(_CHEVRON, f'{_CHEVRON[:8]} aria-label="its pages"{_CHEVRON[8:]}')
     html = re.sub(r"(?s)<script>.*?</script>", lambda found: fix_script(found[0]), html)
     html = re.sub(_SCRIPT, script, _PRELOAD.sub("", _COLOURS.sub(_CHOSEN, html)))
     html = html.replace("</body>", "\n".join([*late, "</body>"]))

@@ -2,8 +2,8 @@
 
 ``_config.yml``'s ``repository.url`` is the single source; the README repeats it, the library's own
 metadata, and each notebook, in its first cell and in links (`colab.py`). With an address set, the
-launch buttons for Colab are switched on. ``PAGES`` is where the pages are read, in ``html.baseurl``;
-for a repository on GitHub it is that of GitHub Pages.
+launch buttons for Colab are switched on. ``PAGES`` is where the pages are read, in
+``html.baseurl``; for a repository on GitHub it is that of GitHub Pages.
 """
 
 import re
