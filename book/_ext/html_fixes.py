@@ -83,7 +83,7 @@ _EARLY = """<script>
     }
   </script>
 """
-_CHEVRON = '<summary><span class="toctree-toggle"'  # in the contents, where a screen reader hears it
+_CHEVRON = '<summary><span class="toctree-toggle"'  # in the contents
 _PRELOAD = re.compile(r'<link rel="preload" as="script"[^>]*>\n?')
 _IMAGE = re.compile(r'<img ([^>]*?)src="([^":]*)"([^>]*?) ?/?>')
 

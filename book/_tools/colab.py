@@ -30,8 +30,8 @@ FOLDS = {
     "hide-input": {"source_hidden": True},
     "hide-cell": {"source_hidden": True, "outputs_hidden": True},
 }
-_LINK = re.compile(r"(?<=\]\()(\w+\.(?:ipynb|md))\b")
-_WHOLE = re.compile(r"(?<=\]\()https://[^)\s]+/blob/\w+/book/(?=\w+\.(?:ipynb|md)\b)")
+_LINK = re.compile(r"(?<=\]\()(\w[\w.]*\.(?:ipynb|md))\b")
+_WHOLE = re.compile(r"(?<=\]\()https://[^)\s]+/blob/\w+/book/(?=\w[\w.]*\.(?:ipynb|md)\b)")
 _SET_UP = re.compile(r"\Afrom importlib\.util .*\n(?:.+(?:\n|\Z))+")
 
 

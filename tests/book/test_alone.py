@@ -11,18 +11,22 @@ import re
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
 
 import compare
 import copies
 import nbformat
+import offered
 import pages
 import pytest
 import tomllib
-from colab import bootstrap
+from colab import UNSET, bootstrap
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import attn_lib
 
 # what Colab brings, with all that it requires; the rest must come from the first cell
 PRESENT = ("pip", "torch", "numpy", "matplotlib", "transformers", "ipykernel", "nbclient")
@@ -91,8 +95,83 @@ def fresh(tmp_path_factory, published):
     return root, environment
 
 
+RUN = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+done = InteractiveShell().run_cell(sys.stdin.read())
+import attn_lib
+print(getattr(attn_lib, "__version__", "older"), attn_lib.__file__)
+"""
+
+
+def first_cell(folder, environment, old="", new=""):
+    """What it raised in a notebook of this folder, if it did, and which library was there then."""
+    cell = bootstrap([], f"https://{UNSET}")
+    assert old in cell
+    command = ["python", "-c", RUN]
+    own = {"cwd": folder, "env": environment, "input": cell.replace(old, new) if old else cell}
+    done = subprocess.run(command, **own, capture_output=True, text=True)
+    raised = re.findall(r"(?m)^(?:\w+Error): .*", re.sub(r"\x1b\[[\d;]*m", "", done.stdout))
+    (found,) = re.findall(r"(?m)^(older|[\w.]+) /", done.stdout) or ["none"]
+    return "".join(raised[:1]), found
+
+
+def older_wheel(folder, version="0.2.0"):
+    """One of an edition that did not yet know its version, whatever its name says."""
+    info = f"attn_lib-{version}.dist-info"
+    texts = {"METADATA": f"Metadata-Version: 2.1\nName: attn_lib\nVersion: {version}\n"}
+    texts["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    texts["RECORD"] = "".join(f"{info}/{name},,\n" for name in texts) + "attn_lib/__init__.py,,\n"
+    path = folder / f"attn_lib-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("attn_lib/__init__.py", "")
+        for name, text in texts.items():
+            wheel.writestr(f"{info}/{name}", text)
+    return path
+
+
+UNREAD = """ or f'"{version}"' not in Path(found.origin).read_text()"""
+UNSURE = "    assert attn_lib.__version__ == version, attn_lib.__version__"
+
+
 @pytest.fixture(scope="module")
-def colab(fresh):
+def ways(fresh, published):
+    """What the first cell does without an address, after each step that a reader may take."""
+    root, environment = fresh
+    environment = environment | {"PIP_NO_DEPS": "1"}  # these the next fixture installs
+    alone, empty, inside = root / "alone", root / "empty", published / "book"
+    alone.mkdir()
+    empty.mkdir()
+
+    def pip(*arguments):
+        done = run(["python", "-m", "pip", *arguments], alone, environment)
+        assert done.returncode == 0, done.stderr
+
+    def cell(*arguments):
+        return first_cell(*arguments[:1], environment, *arguments[1:])
+
+    older = older_wheel(alone)
+    done = {"an older wheel beside it": cell(alone)}
+    done["planted: no folder above"] = cell(inside, "../attn_lib", "../lost")
+    pip("install", older.name)
+    done["an older library"] = cell(empty)
+    done["planted: any library"] = cell(empty, UNREAD, "")
+    older_wheel(alone, attn_lib.__version__)
+    done["an older library in its own wheel"] = cell(alone)
+    done["planted: whatever pip brings"] = cell(alone, UNSURE, "")
+    pip("install", "--force-reinstall", older.name)
+    made = offered.build(pages.ROOT, alone)
+    done["planted: no wheel"] = cell(alone, "-py3-none-any", "-py3")
+    done["its own wheel, for an older library"] = cell(alone)
+    pip("uninstall", "-y", "attn_lib")
+    made.unlink()
+    done["the folder above"] = cell(inside)
+    pip("uninstall", "-y", "attn_lib")
+    return done
+
+
+@pytest.fixture(scope="module")
+def colab(fresh, ways):
     """The variables, after the first cell of every page has installed what Colab lacks."""
     root, environment = fresh
     assert importable(root, environment) == BROUGHT
@@ -125,6 +204,26 @@ def imported(path) -> set[str]:
     nodes = list(ast.walk(page))
     plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def test_without_an_address_a_page_finds_its_own_library_or_says_three_steps(ways):
+    """In silence it takes none that is older; what is planted is found by what it does instead."""
+    version = attn_lib.__version__
+    steps = f"download attn_lib-{version}-py3-none-any.whl from any page's menu, drop it into "
+    steps += "Files (Jupyter: beside this notebook), run this cell again"
+    steps = f"ImportError: {steps}"
+    unversioned = "AttributeError: module 'attn_lib' has no attribute '__version__'"
+    assert ways == {
+        "an older wheel beside it": (steps, "none"),
+        "an older library": (steps, "older"),
+        "an older library in its own wheel": (unversioned, "older"),
+        "its own wheel, for an older library": ("", version),
+        "the folder above": ("", version),
+        "planted: no folder above": (steps, "none"),
+        "planted: any library": ("", "older"),
+        "planted: whatever pip brings": ("", "older"),
+        "planted: no wheel": (steps.replace("-py3-none-any", "-py3"), "older"),
+    }
 
 
 def test_what_the_pages_import_is_there(colab, tmp_path):

@@ -1,0 +1,91 @@
+"""The library as one file on the website: what it holds, what it says of itself, where it is."""
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import copies
+import offered
+import pages
+import pytest
+
+import attn_lib
+from attn_lib import files
+
+NAME = f"attn_lib-{attn_lib.__version__}-py3-none-any.whl"
+INFO = f"attn_lib-{attn_lib.__version__}.dist-info"
+NOTES = ["LICENSE", *(f"attn_lib/data/{path.name}" for path in files.DATA.glob("*.txt"))]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A copy of the tree, with an address, and with what must not come along."""
+    root = copies.copy_tree(tmp_path_factory.mktemp("offered") / "checkout")
+    (root / "attn_lib" / "__pycache__").mkdir()
+    (root / "attn_lib" / "__pycache__" / "old.pyc").touch()
+    (root / "attn_lib" / "masks.py").chmod(0o600)
+    return root
+
+
+@pytest.fixture(scope="module")
+def wheel(root):
+    """The wheel of that copy, in place of an earlier one."""
+    folder = root / "made"
+    folder.mkdir()
+    (folder / "attn_lib-0.1.0-py3-none-any.whl").touch()
+    made = offered.build(root, folder)
+    assert [path.name for path in folder.iterdir()] == [made.name] == [NAME]
+    return made
+
+
+def lacking(names: list[str]) -> set[str]:
+    """Files of both packages, and licences, that a wheel lacks; and what it has besides."""
+    wanted = {f"{INFO}/licenses/{name}" for name in NOTES}
+    wanted |= {f"{INFO}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "top_level.txt")}
+    tree = copies.checked.tree(pages.ROOT)
+    return set(names) ^ wanted ^ {name for name in tree if name.startswith("attn_")}
+
+
+def test_it_holds_both_packages_and_every_licence(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert lacking(names) == set()
+    assert {"attn_lib/py.typed", "attn_check/mistakes.json", "attn_lib/data/fashion.npz"} < {*names}
+    for lost in ("attn_lib/data/weather.csv", f"{INFO}/licenses/attn_lib/data/inter.txt"):
+        assert lacking([name for name in names if name != lost]) == {lost}
+
+
+def test_it_says_what_it_is(wheel):
+    said = email.message_from_bytes(zipfile.ZipFile(wheel).read(f"{INFO}/METADATA"))
+    assert said.get_payload(decode=True) == (pages.ROOT / "README.md").read_bytes()
+    assert said["License-Expression"] == "MIT"
+    assert "Typing :: Typed" in said.get_all("Classifier")
+    published = "attention-checked.invalid" not in pages.address()
+    assert (said["Project-URL"] is not None) == published
+
+
+def test_its_metadata_name_an_address_as_soon_as_there_is_one(root, tmp_path):
+    shutil.copytree(root, tmp_path / "checkout", ignore=shutil.ignore_patterns("made", "data"))
+    url, unset = "https://github.com/someone/attention-checked", pages.address()
+    for address, named in ((url, f'{{ Source = "{url}" }}'), (unset, "{}")):
+        command = [sys.executable, "book/_tools/address.py", address]
+        subprocess.run(command, cwd=tmp_path / "checkout", check=True)
+        project = (tmp_path / "checkout" / "pyproject.toml").read_text()
+        assert re.findall(r"(?m)^urls = (.*?)(?:  #.*)?$", project) == [named]
+        readme = (tmp_path / "checkout" / "README.md").read_text()
+        shown = re.search(r"(?m)^Or from anywhere: .*git\+(.*)\"`\.$", readme)
+        assert (shown and shown[1]) == (url if address == url else None)
+    assert readme == (pages.ROOT / "README.md").read_text()
+
+
+def test_each_page_offers_it_and_the_same_files_give_the_same_bytes(site, wheel):
+    """Built at another time, of files with other rights."""
+    assert (site / NAME).read_bytes() == wheel.read_bytes()
+    size = f"library (.whl, {wheel.stat().st_size / 1e6:.0f} MB)"
+    for path in [*pages.NOTEBOOKS, *pages.TEXTS]:
+        html = (site / "book" / f"{path.stem}.html").read_text()
+        (link,) = re.findall(r'<a href="([^"]*\.whl)"', html)
+        assert (site / "book" / link).resolve() == (site / NAME).resolve()
+        assert size in html
