@@ -78,8 +78,6 @@ def _lost(app: Sphinx) -> Iterator[tuple[str, dict, str]]:
 
 def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
     base, front = app.config.html_baseurl, page == app.config.root_doc
-    if front:
-        context["docstitle"] = ""  # its title is the book's
     if isinstance(doctree, nodes.document):
         told = app.env.titles[page].astext(), subject(doctree), "book" if front else "article"
         meant = tags(*told, base, context["pageurl"])
@@ -92,8 +90,14 @@ def _describe(app: Sphinx, page: str, template: str, context: dict, doctree: obj
 
 
 def _finish(app: Sphinx, exception: Exception | None) -> None:
-    base = app.config.html_baseurl
-    if exception is None and base:
+    if exception is not None or app.builder.format != "html":
+        return
+    front = Path(
+        app.outdir, app.builder.get_target_uri(app.config.root_doc)
+    )  # the book's name once
+    once = re.sub(r"<title>(.*) &#8212; \1</title>", r"<title>\1</title>", front.read_text())
+    front.write_text(once)
+    if base := app.config.html_baseurl:
         found = [base + app.builder.get_target_uri(name) for name in sorted(app.env.found_docs)]
         Path(app.outdir, "sitemap.xml").write_text(sitemap(found))
 

@@ -59,6 +59,7 @@
       waiting = setTimeout(show, 150);
     });
     dialog.addEventListener("keydown", event => {
+      if (event.key === "Escape") dialog.close(); // from a result, too
       const places = [field, ...list.querySelectorAll("a")], step = {ArrowDown: 1, ArrowUp: -1}[event.key];
       const next = step && places[places.indexOf(document.activeElement) + step];
       if (next) { event.preventDefault(); next.focus(); }

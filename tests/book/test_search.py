@@ -218,7 +218,7 @@ def test_results_come_while_one_types(browser, site, width, scheme):
         found.first.wait_for()
         page.keyboard.press("ArrowDown")
         page.keyboard.press("Escape")
-        assert not dialog.is_visible()
+        dialog.wait_for(state="hidden", timeout=5000)
         assert page.errors + page.outside == []
 
 
@@ -244,7 +244,7 @@ def test_a_heading_that_a_link_led_to_has_no_bar(browser, site):
         page.goto(f"{site.as_uri()}/book/05_positions.html#read-longer-texts")
         heading = page.locator(":target > h2")
         assert heading.evaluate(back) == "rgba(0, 0, 0, 0)"
-        with styled(page, ":target > h2 { background: #fbe54e !important }"):
+        with styled(page, "html .bd-article :target > h2 { background: #fbe54e !important }"):
             assert heading.evaluate(back) != "rgba(0, 0, 0, 0)"
 
 
