@@ -335,7 +335,7 @@ def test_every_python_that_the_readme_names_can_install_the_pins():
     minor = re.search(r"a fresh environment of Python (3\.\d+)", README).group(1)
     lines = (pages.ROOT / "requirements.txt").read_text().splitlines()
     names = re.findall(r"^([\w.-]+)==", "\n".join(lines), re.MULTILINE)
-    asked = {name: metadata(name)["Requires-Python"] or "" for name in names}
+    asked = {name: metadata(name).get("Requires-Python", "") for name in names}
 
     def refused(asked: dict[str, str]) -> list[str]:
         return [n for n, versions in asked.items() if f"{minor}.0" not in SpecifierSet(versions)]

@@ -44,7 +44,7 @@ def test_one_page_on_paper(browser, site):
         "beside the article": "#pst-primary-sidebar { display: block !important }",
         "for a mouse": "article .headerlink { display: inline !important }",
         "an empty frame": ".still { display: none !important }",
-        "cut at the right": "pre.lines { white-space: pre !important; font-size: 2em !important }",
+        "cut at the right": ".bd-article pre { white-space: pre !important; font-size: 2em }",
         "a link like the text": "article a { text-decoration: none !important }",
     }
     with loaded(browser, site, NAME) as page:
@@ -63,7 +63,7 @@ MARK = """height => {
     const link = document.createElement("a");
     link.append(".");
     link.href = `https://mark.invalid/${name}`;
-    link.style = "display: block; height: 1px; margin-bottom: -1px; font-size: 1px";
+    link.style = "display: block; height: 1px; margin-bottom: -1px; font-size: 1px; min-width: 2px";
     return link;
   };
   const kinds = ".cell_input, .cell_output, figure, .admonition:not(details), table, div.math";
