@@ -115,9 +115,9 @@ def read_names(
     """All parameters, and the names of the matrices of each role."""
     parameters: Tensors = dict(module.named_parameters(remove_duplicate=not aliases))
     for name, part in module.named_modules():
-        own, full = getattr(part, "weight", None), f"{name}.weight"
-        if isinstance(part, _CONVOLUTIONS) and full in parameters and own[0, 0].numel() == 1:
-            parameters[full] = own.flatten(1)  # of width 1
+        own = parameters.get(f"{name}.weight")
+        if isinstance(part, _CONVOLUTIONS) and own is not None and own[0, 0].numel() == 1:
+            parameters[f"{name}.weight"] = own.flatten(1)  # of width 1
     by_role, given = Names(), Names()
     for role, said in (projections or {}).items():
         name = said if said in parameters else f"{said}.weight"
@@ -145,8 +145,8 @@ def read_names(
         by_role = {r: [n] for r, n in zip(("q", "k", "v", "out"), listed, strict=False)}
     if "out" in by_role:
         by_role["out"] = by_role["out"][-1:]
-    parts = {*"".join(given)}  # letters: qkv is given with q, k and v
-    return parameters, given | {role: n for role, n in by_role.items() if not parts & {*role}}
+    letters = {*"".join(given)}  # qkv is given with q, k and v
+    return parameters, given | {role: n for role, n in by_role.items() if not letters & {*role}}
 
 
 def _complete(by_role: Names) -> bool:
