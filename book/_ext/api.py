@@ -119,21 +119,9 @@ def _begin(app: Sphinx) -> None:
     shutil.rmtree(Path(app.outdir) / "_modules", ignore_errors=True)
 
 
-def _source(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
-    """Source code as lines: what stands around a definition becomes a place before it."""
-    if page.startswith("_modules/"):
-        context["body"] = re.sub("(?s)<pre>.*?</pre>", _flat, context["body"])
-
-
-def _flat(code: re.Match) -> str:
-    places = re.sub(r'<div class="viewcode-block" (id="[^"]*")>', r"<span \1></span>", code[0])
-    return places.replace("</div>", "")
-
-
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
     app.connect("builder-inited", _begin)
     app.connect("autodoc-process-docstring", _told, priority=600)  # after napoleon
     app.connect("missing-reference", _named_as_documented, priority=400)  # before intersphinx
-    app.connect("html-page-context", _source, priority=400)  # before html_fixes
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

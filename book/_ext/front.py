@@ -1,6 +1,6 @@
 """What the front page shows of the other pages, read from where it stands: nothing is typed twice.
 
-``{front-moving}`` shows a figure that moves, ``{front-still}`` one that does not, and what was
+``{front-figure}`` shows a figure, which moves if the book's script can move it, and what was
 printed beside it, ``{front-cards}`` the chapters with their icons, ``{front-cell}`` the source of
 cells and the start of what the last one printed, ``{front-byline}`` and ``{front-cite}`` whose the
 book is, ``{front-install}`` how it runs.
@@ -236,8 +236,8 @@ class Front(SphinxDirective):
         return nodes.raw("", text, format="html")
 
 
-class Still(Front):
-    """``{front-still} NAME``: the figure of that name, lines that a cell printed, a caption.
+class Figure(Front):
+    """``{front-figure} NAME``: the figure of that name, lines that a cell printed, a caption.
 
     ``:said: CELL 1 4`` are its first and fourth line, ``:as: honest, peeking`` who said them.
     """
@@ -270,10 +270,6 @@ class Still(Front):
         rows = zip(self.options["as"].split(", "), said, strict=True)
         lines = (f"<dt>{who}</dt><dd>{html.escape(what)}</dd>" for who, what in rows)
         return f"<dl>{''.join(lines)}</dl>"
-
-
-class Moving(Still):
-    """``{front-moving} NAME``: the figure of that name, which the book's script lets you move."""
 
 
 class Cards(Front):
@@ -346,7 +342,7 @@ def _sign(app: Sphinx, page: str, template: str, context: dict, doctree: object)
 
 def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
-    for directive in (Still, Moving, Cards, Cell, Byline, Install, Cite):
+    for directive in (Figure, Cards, Cell, Byline, Install, Cite):
         app.add_directive(f"front-{directive.__name__.lower()}", directive)
     app.connect("html-page-context", _sign)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

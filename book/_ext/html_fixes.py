@@ -1,10 +1,11 @@
 """What is rewritten in the HTML of a page, by regular expressions, and nowhere else.
 
-:func:`fix_text` is for the text of a page: a formula keeps the comma behind it; Chinese words say
-that they are Chinese; and a screen reader is told rightly what the theme shows.
-:func:`fix_page` is for a page as it is stored: scripts that it needs, at its end, and pictures with
-their sizes, large ones stored again without loss; :func:`fix_styles` leaves it one stylesheet. And
-a ✓ stands at the output of a cell that compares something.
+:func:`fix_text` is for the text of a page: the line under a figure says how it may be used again; a
+formula keeps the comma behind it; Chinese words say that they are Chinese; a screen reader is told
+rightly what the theme shows; and under its title a page says when its outputs were compared.
+:func:`fix_page` is for a page as it is stored: the reader's colours before anything is painted,
+scripts that it needs, at its end, and pictures with their sizes, large ones stored again without
+loss; :func:`fix_script` silences the theme's scripts, :func:`fix_styles` leaves one stylesheet.
 """
 
 import json
@@ -15,7 +16,6 @@ from pathlib import Path
 from checked import checked_on
 from PIL import Image
 from sphinx.application import Sphinx
-from under_figures import with_reuse
 
 # ---------------------------------------------------------------- the text of a page
 
@@ -33,12 +33,22 @@ _THEME = {
     r'<div role="list" (class="citation-list">)': r"<div \1",
 }
 
+ABOUT = 'href="index.html#about-this-book"'
+REUSE = (
+    '<span class="reuse"><a href="{picture}">picture</a> · '
+    f"<a {ABOUT}>CC BY 4.0</a> · <a {ABOUT}>cite</a></span>"
+)
+_FIGURE = re.compile(
+    r'(?s)(<figure (?:(?!</figure>).)*?href="([^"]+)"(?:(?!</figure>).)*</figure>\s*'
+    r'<div class="under-figure[^>]*>)'
+)
+
 
 def fix_text(html: str) -> str:
     """The text of a page, with formulas, Chinese and the theme's labels put right."""
     for written, meant in _THEME.items():
         html = re.sub(written, meant, html)
-    html = with_reuse(html)
+    html = _FIGURE.sub(lambda found: found[1] + REUSE.format(picture=found[2]), html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     return re.sub(r">[^<]+<", _chinese, html)
 

@@ -4,23 +4,12 @@ A notebook has the code of a figure above it, because it runs first. A reader of
 the picture: here nothing stands between the opening and it, and code is a small grey word below.
 """
 
-import re
-
 from docutils import nodes
 from myst_nb.sphinx_ import HideCodeCellNode
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
 SET_UP = "Set-up"  # the name of the folded cell that comes first
-ABOUT = 'href="index.html#about-this-book"'
-REUSE = (
-    '<span class="reuse"><a href="{picture}">picture</a> · '
-    f"<a {ABOUT}>CC BY 4.0</a> · <a {ABOUT}>cite</a></span>"
-)
-_FIGURE = re.compile(
-    r'(?s)(<figure (?:(?!</figure>).)*?href="([^"]+)"(?:(?!</figure>).)*</figure>\s*'
-    r'<div class="under-figure[^>]*>)'
-)
 
 
 class UnderFigures(SphinxPostTransform):
@@ -49,11 +38,6 @@ class UnderFigures(SphinxPostTransform):
             set_up = cell if folded is not None and folded["prompt_show"] == SET_UP else None
             if set_up is not None:
                 folded["prompt_show"] = folded["prompt_hide"] = SET_UP.lower()
-
-
-def with_reuse(html: str) -> str:
-    """The text of a page in which the line under each figure says how it may be used again."""
-    return _FIGURE.sub(lambda found: found[1] + REUSE.format(picture=found[2]), html)
 
 
 def setup(app: Sphinx) -> dict:

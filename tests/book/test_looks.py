@@ -13,7 +13,6 @@ import html_fixes
 import page_size
 import pages
 import pytest
-import under_figures
 import yaml
 from browsing import loaded, luminance, opened, styled, visit
 from PIL import Image
@@ -141,7 +140,7 @@ def framed(html: str, folder, folded: int) -> list[str]:
         "a picture that is not there": not all(
             link and (folder / link[1]).is_file() for link in linked
         ),
-        "no licence, or no citation": any(line.count(under_figures.ABOUT) != 2 for line in lines),
+        "no licence, or no citation": any(line.count(html_fixes.ABOUT) != 2 for line in lines),
     }
     return [what for what, wrong in found.items() if wrong]
 
@@ -170,7 +169,7 @@ def test_nothing_stands_before_the_picture_and_a_line_under_each(site):
     (">set-up<", "><", "no set-up"),
     (">code<", "><", "code that is not"),
     ('.png">picture', '.jpg">picture', "a picture that"),
-    (under_figures.ABOUT, "", "no licence"),
+    (html_fixes.ABOUT, "", "no licence"),
 )
 def test_what_is_wrong_around_a_picture_is_seen(old, new, what, site):
     html = (site / SOME[0]).read_text()
@@ -393,7 +392,7 @@ def test_what_makes_a_page_heavy_is_seen(old, new, what, site):
 
 LINKED = "styles/theme.css styles/pydata-sphinx-theme.css pygments.css "
 LINKED += "styles/sphinx-book-theme.css togglebutton.css copybutton.css mystnb.*.css "
-LINKED += "sphinx-design.min.css book.css live.css"
+LINKED += "sphinx-design.min.css fonts.css book.css live.css"
 # how the first element of each kind looks, its icon included
 LOOK = """() => {
   const kinds = new Map();

@@ -322,5 +322,5 @@ def test_the_files_keep_the_style_of_their_frames(site):
         (style,) = between("<style>", "</style>", (teaching.HERE / f"{frame}.html").read_text())
         text = taken(site, pages.CHAPTERS[0], kind)
         assert style in text
-        assert "stylesheet" not in text
+        assert re.findall('href="(.*[.]css)"', text) == ["../_static/fonts.css"]
         assert "$" not in re.sub(r"#\.\*\|\$", "", text)
