@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, get_origin
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 Check = Callable[[Any], str | None]
 _CHECKS: dict[str, Check] = {}
@@ -125,6 +126,21 @@ def _described(error: BaseException) -> str:
         text = ""
     first = text.splitlines()[0][:200] if text else "no message"
     return f"{type(error).__name__}: {first}"
+
+
+class Called(TorchFunctionMode):
+    """Names of the functions of PyTorch that are called inside ``with Called() as names:``."""
+
+    def __enter__(self) -> set[str]:  # type: ignore[override]
+        """Begin to listen."""
+        super().__enter__()
+        self.names: set[str] = set()
+        return self.names
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        """Note the name, and call it."""
+        self.names.add(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
 
 
 def numbers_of(answer: Any) -> list[float]:

@@ -1,5 +1,6 @@
-"""One head: a row by hand, a softmax, attention, and a query."""
+"""One head: a row by hand, a softmax, attention, a query, and positions."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, near, numbers_of
+from attn_lib import pretrained
+from attn_lib.exercises._verdict import Called, differs, exercise, near, numbers_of
 
 
 @exercise("1.1")
@@ -29,6 +31,8 @@ def one_row(answer: Any) -> str | None:
         return None
     if near(given, softmax(scores)):
         return "these weights lack the scale: divide each score by the square root of d_k first"
+    if near(given, softmax([s / 2 for s in scores])):
+        return "you divided by d_k, which is 2: the scale is its square root"
     if near(given, [math.exp(s / root) for s in scores]):
         return "these are the exponentials: divide each by their sum"
     if near(given, [s / root for s in scores]) or near(given, scores):
@@ -45,7 +49,10 @@ def softmax(answer: Callable[[Tensor], Tensor]) -> str | None:
     def fault_for(*rows: list[float], within: float = 1e-5) -> str | None:
         scores = torch.tensor(rows, dtype=torch.float32)
         before = scores.clone()
-        out = answer(scores)
+        with Called() as names:
+            out = answer(scores)
+        if used := sorted(n for n in names if "softm" in n or "attention" in n):
+            return f"it calls PyTorch's {used[0]}: write the two steps yourself"
         if not torch.equal(scores, before):
             return "it changed its argument; work on a new tensor"
         fault = differs(out, F.softmax(scores, dim=-1), within=within)
@@ -66,6 +73,8 @@ def softmax(answer: Callable[[Tensor], Tensor]) -> str | None:
     apart = [0.0, -1000.0, 1000.0], [1000.0, 0.0, -1000.0], [-1000.0, -1000.0, -2000.0]
     if fault_for(*apart, within=1e-3):
         return "it is wrong for rows of very different size: subtract each row's own maximum"
+    if fault_for([1e30, 2e30, 0.0], within=1e-3):
+        return "it is wrong for scores as large as 1e30: subtract the row's maximum"
     deep = torch.arange(24.0).view(2, 3, 4)
     if differs(answer(deep), F.softmax(deep, dim=-1)):
         return "it is wrong with three axes: normalise the last one, whatever comes before"
@@ -83,7 +92,10 @@ def attention(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
     for batch, d_k in (((), 7), ((2,), 7), ((2, 3), 7), ((), 2)):
         q, k, v = draw(*batch, 5, d_k), draw(*batch, 4, d_k), draw(*batch, 4, 3)
         given = q.clone(), k.clone(), v.clone()
-        out = answer(*given)
+        with Called() as names:
+            out = answer(*given)
+        if used := sorted(name for name in names if "attention" in name):
+            return f"it calls PyTorch's {used[0]}: write the three lines yourself"
         if not all(map(torch.equal, given, (q, k, v))):
             return "it changed an argument; work on new tensors"
         if isinstance(out, tuple):
@@ -93,6 +105,7 @@ def attention(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
             continue
         for scale, said in (
             (1.0, "not scaled"),
+            (1 / d_k, "divided by d_k itself"),
             (d_k**0.5, "multiplied"),
             (3.0**-0.5, "scaled by d_v"),
         ):
@@ -126,6 +139,34 @@ def query_for_milk(answer: Any) -> str | None:
     if best != 5:
         return f"it attends most to {tokens[best]!r}: rotate the arrow towards milk"
     return (
-        f"milk gets {weights[5]:.3f}: the direction is right, and a longer arrow makes the "
-        "softmax sharper"
+        f"milk gets {weights[5]:.3f}: a longer arrow makes the softmax sharper, above all one that "
+        "points straight at milk"
+    )
+
+
+@exercise("1.5")
+def positions_for_next(answer: Any) -> str | None:
+    """Positions with which the previous-token head of MiniLM attends to the next token."""
+    given = numbers_of(answer)
+    if len(given) != 9:
+        return f"there are nine tokens, so nine positions are wanted, not {len(given)}"
+    if not all(p.is_integer() and 0 <= p < 512 for p in given):
+        return "a position is a whole number from 0 to 511"
+    if all(here - after == 1 for here, after in itertools.pairwise(given)):
+        return None  # what is meant, though in some parts of the table the head is less exact
+    model = pretrained.minilm().requires_grad_(False)
+    pieces = model.tokenizer.encode("The cat drank the warm milk.")
+    x = model.words(torch.tensor(pieces.ids)) + model.segment
+    x = model.norm(x + model.positions.table[torch.tensor(given).long()])
+    layer, head = model.encoder.blocks[0].attention, slice(64, 96)
+    q, k = (project(x)[:, head] for project in (layer.q_proj, layer.k_proj))
+    most = F.softmax(q @ k.T / math.sqrt(32), dim=-1).argmax(dim=-1).tolist()
+    if most[:8] == list(range(1, 9)):
+        return None
+    if most[1:] == list(range(8)):
+        return "every token still attends to the previous one"
+    t = next(t for t in range(8) if most[t] != t + 1)
+    return (
+        f"{pieces.tokens[t]!r}, token {t}, attends most to token {most[t]}, not to {t + 1}: the next "
+        "one must seem to stand just before it"
     )

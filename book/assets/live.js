@@ -141,6 +141,10 @@
       make("text", {class: "name", x: originX + 6, y: 40}, `${axes[1]} ↑`));
     const right = plane("values and the output", v, 0.4, 0.9);
     right.svg.append(make("polygon", {class: "hull", points: hull(v).map(point => right.at(point).join()).join(" ")}));
+    [[left, k, "key"], [right, v, "value"]].forEach(([where, points, role]) => points.forEach(point => {
+      const [x1, y1] = where.at([0, 0]), [x2, y2] = where.at(point);
+      where.svg.append(make("line", {class: `ray ${role}`, x1, y1, x2, y2}));
+    }));
     const keys = dots(left, k, "key"), values = dots(right, v, "value");
     const toQuery = arrow(left, "query"), toOutput = arrow(right, "output");
     const handle = make("circle", {class: "handle", r: 22, tabindex: 0, role: "slider", "aria-label": "query, moved by the arrow keys"});
@@ -148,6 +152,7 @@
 
     const cells = digits => tokens.map(() => make("td", {class: digits}));
     const scored = cells("score"), weighed = cells("weight");
+    const cards = (points, role) => points.map(point => make("td", {}, make("span", {class: `vector ${role}`}, vector(point, 0))));
     const {inputs: asks, set} = choices("query of", tokens, i => ask(i));
     const slider = make("input", {type: "range", min: -2, max: 3, step: 0.25, value: 0});
     const shown = make("output"), say = make("p", {class: "say", "aria-live": "polite"});
@@ -184,6 +189,7 @@
         ` and gets ${vector(out, 3)}.`);
     }
     const move = point => {                            // inside the frame, in steps of a tenth
+      set.classList.add("left");                       // the query is no token's any more
       query = point.map(a => Math.round(10 * Math.min(left.high - 0.2, Math.max(left.low + 0.2, a))) / 10);
       draw();
     };
@@ -191,7 +197,7 @@
       const frame = left.svg.getBoundingClientRect(), scale = SIZE / frame.width;
       move(left.from((event.clientX - frame.left) * scale, (event.clientY - frame.top) * scale));
     };
-    const ask = i => { asking = i; query = q[i]; asks[i].checked = true; draw(); };
+    const ask = i => { set.classList.remove("left"); asking = i; query = q[i]; asks[i].checked = true; draw(); };
     // the page must not move along with the finger; touch-action does nothing on a part of an SVG
     handle.addEventListener("touchstart", event => event.preventDefault(), {passive: false});
     handle.addEventListener("pointerdown", event => handle.setPointerCapture(event.pointerId));
@@ -212,10 +218,12 @@
       set,
       make("div", {class: "planes"}, left.svg, right.svg),
       make("table", {},
-        columns(make("th", {scope: "col"}, "key"), tokens),
+        columns(make("td"), tokens),
         make("tbody", {},
+          make("tr", {}, make("th", {scope: "row"}, "key"), ...cards(k, "key")),
           make("tr", {}, make("th", {scope: "row"}, "score"), ...scored),
-          make("tr", {}, make("th", {scope: "row"}, "weight"), ...weighed))),
+          make("tr", {}, make("th", {scope: "row"}, "weight"), ...weighed),
+          make("tr", {}, make("th", {scope: "row"}, "value"), ...cards(v, "value")))),
       say,
       make("label", {class: "slide"}, "temperature ", slider, shown),
       make("p", {class: "hint"}, "Drag the end of the query, or use the arrow keys. ", again),

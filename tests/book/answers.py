@@ -16,6 +16,11 @@ def _shifted(scores, by):
     return powers / powers.sum(-1, keepdim=True)
 
 
+def _over_the_second_axis(scores):
+    powers = (scores - scores.amax(1, keepdim=True)).exp()
+    return powers / powers.sum(1, keepdim=True)
+
+
 def _decoder(keys):
     size = keys.shape[-1] if isinstance(keys, torch.Tensor) and keys.shape[-1] > 1 else 3
     if isinstance(keys, torch.Tensor) and keys.shape[-1] == 1:
@@ -353,6 +358,7 @@ def _swaps(model, patches):
 WRONG = {  # exercise -> mistakes that somebody makes, each with the words that must come back
     "1.1": [
         ([0.49, 0.49, 0.02], "lack the scale"),
+        ([0.45, 0.45, 0.10], "divided by d_k, which is 2"),
         ([4.11, 4.11, 0.49], "divide each by their sum"),
         ([1.41, 1.41, -0.71], "these are scores"),
         ([0.5, 0.4, 0.2], "yours to 1.10"),
@@ -365,20 +371,31 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "1.2": [
         (lambda s: s.exp() / s.exp().sum(-1, keepdim=True), "subtract the row's maximum"),
-        (lambda s: s.softmax(0), "normalise the last axis"),
+        (lambda s: s.exp() / s.exp().sum(0), "normalise the last axis"),
+        (lambda s: F.softmax(s, -1), "calls PyTorch's softmax"),
+        (lambda s: torch.nn.Softmax(-1)(s), "calls PyTorch's softmax"),
+        (lambda s: _masked(s, torch.eye(s.shape[-1]), torch.eye(s.shape[-1]), None), "attention"),
+        (
+            lambda s: _shifted(s.clamp(-2000, 2000), s.amax(-1, keepdim=True).clamp(max=2000)),
+            "1e30",
+        ),
+        (lambda s: s.double().log_softmax(-1).exp(), "calls PyTorch's log_softmax"),
         (lambda s: (s - s.max()).exp() / (s - s.max()).exp().sum(-1, keepdim=True), "own maximum"),
         (lambda s: s.exp() / s.exp().sum(), "largest difference"),
-        (lambda s: s.clamp(max=80).softmax(-1), "the largest difference .* is 0.23"),
-        (lambda s: s.sub_(s.amax(-1, keepdim=True)).softmax(-1), "changed its argument"),
-        (lambda s: s.softmax(-1).tolist(), "a tensor is wanted, not list"),
+        (lambda s: _shifted(s.clamp(max=80), 0), "the largest difference .* is 0.23"),
+        (lambda s: _shifted(s.sub_(s.amax(-1, keepdim=True)), 0), "changed its argument"),
+        (lambda s: _shifted(s, 0).tolist(), "a tensor is wanted, not list"),
         (lambda s: _shifted(s, s.mean(-1, keepdim=True)), "own maximum"),
         (lambda s: _shifted(s, s.amin(-1, keepdim=True)), "own maximum"),
         (lambda s: _shifted(s, s[..., :1]), "own maximum"),
-        (lambda s: s.softmax(1), "whatever comes before"),
-        (lambda s: s.softmax(-1).to(torch.complex64), "real numbers"),
+        (lambda s: s.exp() / s.exp().sum(1, keepdim=True), "row's maximum"),
+        (_over_the_second_axis, "whatever comes before"),
+        (lambda s: _shifted(s, 0).to(torch.complex64), "real numbers"),
     ],
     "1.3": [
         (lambda q, k, v: (q @ k.mT).softmax(-1) @ v, "not scaled: divide"),
+        (lambda q, k, v: (q @ k.mT / q.shape[-1]).softmax(-1) @ v, "divided by d_k itself"),
+        (F.scaled_dot_product_attention, "calls PyTorch's scaled_dot_product_attention"),
         (lambda q, k, v: (q @ k.mT * q.shape[-1] ** 0.5).softmax(-1) @ v, "are multiplied: divide"),
         (lambda q, k, v: (q @ k.mT / v.shape[-1] ** 0.5).softmax(-1) @ v, "scaled by d_v: divide"),
         (lambda q, k, v: (q @ k.mT / q.shape[-1] ** 0.5).softmax(-2) @ v, "holds the keys"),
@@ -390,11 +407,21 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "1.4": [
         ([0.0, 1.0], "longer arrow"),
+        ([7.0, 8.0], "points straight at milk"),
         ([0.0, 7.0], "milk gets 0.986"),
         ([5.0, 0.0], "attends most to 'cat'"),
         ([0.0, -9.0], "rotate the arrow"),
         ([0.0, 8.0, 0.0], "not 3"),
         ([0.0, math.inf], "must be finite"),
+    ],
+    "1.5": [
+        (range(9), "every token still attends to the previous one"),
+        ([8, 7, 6, 5, 4, 3, 2, 1, 300], "'\\.', token 7, attends most to"),
+        ([0, 8, 7, 6, 5, 4, 3, 2, 1], "token 0, attends most to"),
+        ([16, 14, 12, 10, 8, 6, 4, 2, 0], "must seem to stand just before it"),
+        (range(7), "not 7"),
+        (range(0, -9, -1), "from 0 to 511"),
+        ([1.5] * 9, "whole number"),
     ],
     "2.1": [
         (lambda T, p: torch.ones(T, T).tril().bool(), "this is the causal mask"),
@@ -842,13 +869,14 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "1.1": [torch.tensor([[0.472, 0.472, 0.057]]), (p for p in (Fraction(47, 100), 0.47, 0.06))],
     "1.2": [
         lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
-        lambda s: s.double().log_softmax(-1).exp().numpy(),
+        lambda s: np.exp(s.numpy() - np.logaddexp.reduce(s.numpy(), -1, keepdims=True)),
     ],
     "1.3": [
         _loops,
-        lambda q, k, v: F.scaled_dot_product_attention(q.double(), k.double(), v.double()),
+        lambda q, k, v: (q.double() @ k.double().mT * q.shape[-1] ** -0.5).softmax(-1) @ v.double(),
     ],
     "1.4": [[0, 1e308], np.array([[-5], [20]])],
+    "1.5": [torch.arange(8, -1, -1), range(300, 291, -1), np.arange(511.0, 502.0, -1)],
     "2.1": [
         lambda T, p: np.fromfunction(lambda t, s: (s <= t) | (s < p), (T, T)),
         lambda T, p: ~torch.ones(T, T).triu(1).bool() | (torch.arange(T)[None].expand(T, T) < p),

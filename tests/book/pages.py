@@ -6,7 +6,6 @@
 import ast
 import itertools
 import re
-import statistics
 from pathlib import Path
 
 import colab
@@ -15,6 +14,7 @@ import number_sources
 import pictures
 import yaml
 from number_sources import printed
+from sitting import APPENDIX, FOLDED, SITTING, stands_by_itself, tags, within_one_sitting
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -25,11 +25,10 @@ TEXTS = sorted(BOOK.glob("*.md"))
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
 METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn"}
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
-OF_A_NOTEBOOK = {"appendix", "budget", "kernelspec", "language_info", "record", "teaches"}
+OF_A_NOTEBOOK = {"appendix", "edition", "kernelspec", "language_info", "record", "teaches"}
 COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 TAGS = r"hide-input|hide-cell|experiment|caption|(exercise|solution)-\d+\.\d+"  # others: reasons
 SHOWN = {"figure", "image", "code_prompt_show", "code_prompt_hide"}
-FOLDED = {"hide-input", "hide-cell"}
 
 
 def config() -> dict:
@@ -56,10 +55,6 @@ def appendix(notebook) -> bool:
 
 def code_cells(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
-
-
-def tags(cell) -> set[str]:
-    return set(cell.metadata.get("tags", []))
 
 
 def lines(cell) -> list[str]:
@@ -386,50 +381,6 @@ def _owner(call: ast.Call) -> bool:
     return module not in ("torch", "np", "numpy", "testing")
 
 
-# ---------------------------------------------------------------- budgets
-
-SITTING = {
-    "code cells": (1, 32),
-    "median lines of a cell": (1, 5),
-    "cells of ten lines or more, in a hundred": (0, 10),
-    "lines of the longest cell": (1, 16),
-    "characters of the longest line": (1, 79),
-    "words": (1, 2600),
-    "figures": (4, 8),
-    "cells of the lesson before the first picture": (0, 0),
-    "folded cells in a row": (1, 2),  # the set-up and the first picture
-}
-# where one looks things up: a table says it better than a fourth picture
-APPENDIX = {"figures": (1, 8)}
-
-
-def within_one_sitting(notebook) -> list[str]:
-    """What a reader takes in at one sitting, perhaps on a phone; nothing is excused."""
-    cells, budget = code_cells(notebook), SITTING | (APPENDIX if appendix(notebook) else {})
-    lesson = [c for c in cells if not tags(c) & FOLDED and "exercise" not in " ".join(tags(c))]
-    sizes = [len(lines(cell)) for cell in lesson]
-    figures = [cell for cell in cells if "figure" in cell.metadata.get("mystnb", {})]
-    texts = [colab.unnumbered(c.source) for c in notebook.cells if c.cell_type == "markdown"]
-    marks = r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`|\]\([^)]*\)"  # a formula, or code, is one word
-    shown = [cell for cell in notebook.cells if not colab.is_caption(cell)]
-    folded = "".join("f" if tags(c) & FOLDED else "." for c in shown)
-    long = sum(size >= 10 for size in sizes)
-    early = [cell in lesson for cell in cells[: cells.index(figures[0])]] if figures else [99]
-    measured = {
-        "code cells": len(cells),
-        "median lines of a cell": statistics.median(sizes),
-        "cells of ten lines or more, in a hundred": 100 * long / len(sizes),
-        "lines of the longest cell": max(sizes),
-        "characters of the longest line": max(len(line) for c in lesson for line in lines(c)),
-        "words": sum(len(re.sub(marks, " x ", text, flags=re.S).split()) for text in texts),
-        "figures": len(figures),
-        "cells of the lesson before the first picture": sum(early),
-        "folded cells in a row": max(map(len, folded.split("."))),
-    }
-    broken = [what for what, (low, high) in budget.items() if not low <= measured[what] <= high]
-    return [f"{w}: {measured[w]:g}, not {budget[w][0]} to {budget[w][1]}" for w in broken]
-
-
 # ---------------------------------------------------------------- links and set-up
 
 
@@ -484,7 +435,7 @@ RULES = [
     *(stored_as_it_ran, no_stray_output, unusual_with_reason, can_fail, clean_metadata),
     *(safe_outputs, safe_source, exercises_named, folds_named, figures_described),
     *(figures_legible, links_listed, starts_with_bootstrap, valid_python, numbers_bound),
-    *(conclusions_shown, within_one_sitting, pictures_bound),
+    *(conclusions_shown, within_one_sitting, stands_by_itself, pictures_bound),
 ]
 
 

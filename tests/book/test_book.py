@@ -102,17 +102,22 @@ def inserted(place, *cells):
     return lambda page: page.cells.__setitem__(slice(place, place), copy.deepcopy(cells))
 
 
-def long_cells(page):
-    for cell in lesson(page)[:12]:
-        cell.source += "\n1" * 5
-
-
 def without_figures(page):
     for cell in pages.code_cells(page)[3:]:
         cell.metadata.pop("mystnb", None)
 
 
+def uses_the_set_up(page):
+    set_up(page).source += "\ndef hidden(): ..."
+    page.cells.insert(9, NEW("hidden()"))
+
+
+def needs(page):
+    return next(cell for cell in page.cells if "**What you'll need.**" in cell.source)
+
+
 set_up, third, NEW = code(0), code(2), nbformat.v4.new_code_cell
+FOLDED = {"tags": ["hide-input"]}
 SCRIPT = '<script src="https://cdn.invalid/a.js"></script>'
 PLANTED = {
     pages.stored_as_it_ran: [has(third, execution_count=None), has(third, execution_count=99)],
@@ -166,15 +171,22 @@ PLANTED = {
     ],
     pages.numbers_bound: [says(" It keeps 0.16729 of it."), says(" That is $w = 0.16729$.")],
     pages.within_one_sitting: [
-        says("\n1" * 20, lambda page: lesson(page)[0]),
-        says("\nx = 1  #" + "-" * 80, lambda page: lesson(page)[0]),
+        says("\n1" * 50, lambda page: lesson(page)[0]),
+        says("\nx = 1  #" + "-" * 72, lambda page: lesson(page)[0]),
         says(" word" * 4000),
         says(" word" * 1000, caption),
-        long_cells,
+        says("\n\n## Another section" * 3),
         without_figures,
         inserted(0, NEW("1")),
-        inserted(20, *[NEW("1")] * 10),
-        inserted(9, *[NEW("1", metadata={"tags": ["hide-input"]})] * 3),
+        inserted(20, *[NEW("\n".join("1" * 40))] * 5),
+        stores(text="True " * 7),
+        has(needs, source="**What you'll need.** Nothing, and about 20 minutes."),
+        has(needs, source="**What you'll need.** Nothing."),
+    ],
+    pages.stands_by_itself: [
+        inserted(7, NEW("def hidden(): ...", metadata=FOLDED), NEW("hidden()")),
+        inserted(7, NEW("hidden = 1", metadata=FOLDED), NEW("def f(): return hidden")),
+        uses_the_set_up,
     ],
     pages.links_listed: [
         says("\n[a source](https://example.org/paper)"),
@@ -200,11 +212,11 @@ def test_an_appendix_has_no_number_no_exercises_and_may_have_fewer_figures():
     assert appendices == [path for path in pages.NOTEBOOKS if path not in pages.CHAPTERS]
     cells = [cell for path in appendices for cell in pages.read(path).cells]
     assert not any("exercise" in tag for cell in cells for tag in pages.tags(cell))
-    assert pages.APPENDIX.keys() == {"figures"} < pages.SITTING.keys()
+    assert pages.APPENDIX.keys() < pages.SITTING.keys()
     notebook = pages.read(pages.NOTEBOOKS[0])
     for cell in pages.code_cells(notebook)[2:]:
         cell.metadata.pop("mystnb", None)
-    for mark, fault in (("yes", ["figures: 1, not 4 to 8"]), (True, [])):
+    for mark, fault in (("yes", ["figures: 1, not 4 to 12"]), (True, [])):
         notebook.metadata["appendix"] = mark
         assert pages.within_one_sitting(notebook) == fault
     drawing(notebook).metadata.pop("mystnb")

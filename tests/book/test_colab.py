@@ -109,7 +109,7 @@ def test_links_to_pages_are_not_lost(published):
     notebook = pages.read(published / "book" / "01_one_head.ipynb")
     text = "\n".join(cell.source for cell in notebook.cells)
     colab = "https://colab.research.google.com/github/someone/attention-checked/blob/main/book"
-    assert f"[chapter 2]({colab}/02_masks.ipynb)" in text
+    assert f"[Hide the future, and prove it]({colab}/02_masks.ipynb)" in text
     assert f"[notation page]({PUBLISHED}/blob/main/book/notation.md)" in text
 
 
@@ -212,5 +212,5 @@ def test_figures_have_the_numbers_and_captions_of_the_website(site):
 def test_the_website_takes_no_caption_from_far_below():
     notebook = pages.read(pages.NOTEBOOKS[0])
     caption_elsewhere(notebook.cells)
-    with pytest.raises(ValueError, match="ch01-code-03-caption: a caption stands right below"):
+    with pytest.raises(ValueError, match="ch01-code-75-caption: a caption stands right below"):
         colab.for_website(notebook)

@@ -228,12 +228,21 @@ def one_head():
     def check(moving, asking, step, query=None):
         temperature, point = 2 ** (step / 4 - 2), query or q[asking]
         out, weights = attention(torch.tensor([point]), k, v, scale=2**-0.5 / temperature)
-        handle, scores, shares, sentence, keys, dots, *arrows = moving.read(
-            *(".handle @aria-valuetext", "td.score", "td.weight", ".say"),
+        handle, tokens_of, cards, scores, shares, sentence, keys, dots, *arrows = moving.read(
+            *(
+                ".handle @aria-valuetext",
+                "fieldset @class",
+                "td .vector",
+                "td.score",
+                "td.weight",
+                ".say",
+            ),
             *("circle.key @r", "circle.value @r"),
             *(f"{part}.{role} @{end}" for role in ("query", "output") for part, end in ENDS),
         )
         compare(handle, [vector(point, 1)])
+        assert ("left" in (tokens_of[0] or "")) == (query is not None)
+        assert cards == [f"({x:.0f}, {y:.0f})" for x, y in [*k.tolist(), *v.tolist()]]
         compare(scores, formatted(torch.tensor(point) @ k.mT / 2**0.5, 2))
         compare(shares, formatted(weights, 3))
         whose = f"The query {vector(point, 1)}"
