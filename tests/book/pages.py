@@ -28,7 +28,8 @@ METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn", "ta
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "budget", "kernelspec", "language_info", "record", "teaches"}
 COMPARING = {"allclose", "isclose", "equal", "array_equal"}
-TAGS = r"hide-input|hide-cell|experiment|caption|(exercise|solution)-\d+\.\d+"  # others: reasons
+# others need a reason
+TAGS = r"hide-input|hide-cell|experiment|caption|licence|(exercise|solution)-\d+\.\d+"
 SHOWN = {"figure", "image", "code_prompt_show", "code_prompt_hide"}
 FOLDED = {"hide-input", "hide-cell"}
 
@@ -434,7 +435,11 @@ def within_one_sitting(notebook) -> list[str]:
     lesson = [c for c in cells if not tags(c) & FOLDED and "exercise" not in " ".join(tags(c))]
     sizes = [len(lines(cell)) for cell in lesson]
     figures = [cell for cell in cells if "figure" in cell.metadata.get("mystnb", {})]
-    texts = [colab.unnumbered(c.source) for c in notebook.cells if c.cell_type == "markdown"]
+    texts = [
+        colab.unnumbered(c.source)
+        for c in notebook.cells
+        if c.cell_type == "markdown" and not colab.is_licence(c)
+    ]
     marks = r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`|\]\([^)]*\)"  # a formula, or code, is one word
     shown = [cell for cell in notebook.cells if not colab.is_caption(cell)]
     folded = "".join("f" if tags(c) & FOLDED else "." for c in shown)
