@@ -5,7 +5,7 @@ the command writes the same into every notebook:
 
 * a folded cell is folded there too, and begins with its name, ``# @title Solution 1.1``;
 * the caption of a figure, which is the Markdown cell below it with the tag ``caption``, begins with
-  its number, ``**Fig. 1.2.** …``;
+  its number, ``**Fig. 1.2.** …``, in appendices, which are counted through, ``**Fig. A.1.** …``;
 * the first cell installs the library, if it is not there in the notebook's own version: from the
   folder above, from a wheel beside the notebook, from the book's public address, or, as long as
   there is none, says what to do; and links to other pages are whole;
@@ -47,7 +47,7 @@ def is_caption(cell) -> bool:
 
 def unnumbered(caption: str) -> str:
     """The words of a caption, without ``**Fig. 1.2.**``."""
-    return re.sub(r"\A\*\*Fig\. [\d.]+\.\*\* ", "", caption)
+    return re.sub(r"\A\*\*Fig\. [\dA.]+\.\*\* ", "", caption)
 
 
 def untitled(source: str) -> str:
@@ -163,7 +163,7 @@ def write(root: Path = ROOT) -> None:
     """Bring every notebook up to date; where nothing changed, nothing is changed."""
     address = yaml.safe_load((root / "_config.yml").read_text())["repository"]["url"]
     contents = re.findall(r"(?m)file: book/(\w+)$", (root / "_toc.yml").read_text())
-    appendices = itertools.count(1)  # whose figures are counted through
+    appendices = (f"A.{n}" for n in itertools.count(1))
     for path in (root / "book" / f"{name}.ipynb" for name in contents):
         if path.exists():
             chapter = re.match(r"0*(\d+)", path.stem)
@@ -197,8 +197,16 @@ def _read(app, page: str, content: list[str]) -> None:
         content[0] = nbformat.writes(for_website(nbformat.reads(content[0], as_version=4)))
 
 
+def _number(app, env) -> None:
+    """The figures of pages without a number are A.1, A.2, … there, too."""
+    for kinds in env.toc_fignumbers.values():
+        for figures in kinds.values():
+            figures |= {name: ("A", *own) for name, own in figures.items() if len(own) == 1}
+
+
 def setup(app) -> dict:
     """Register with Sphinx."""
+    app.connect("env-updated", _number)
     app.connect("source-read", _read)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 

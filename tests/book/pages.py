@@ -25,6 +25,7 @@ TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
 METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn", "table"}
+METADATA |= {"licence"}  # of a figure, where it is not CC BY 4.0
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "budget", "kernelspec", "language_info", "record", "teaches"}
 COMPARING = {"allclose", "isclose", "equal", "array_equal"}

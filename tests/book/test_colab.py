@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 PUBLISHED = "https://github.com/someone/attention-checked"
-CAPTION = re.compile(r"\*\*(Fig\. \d+(?:\.\d+)?)\.\*\* \S")
+CAPTION = re.compile(r"\*\*(Fig\. (?:\d+|A)\.\d+)\.\*\* \S")
 
 
 def left_open(notebook) -> list[str]:
@@ -223,12 +223,12 @@ def test_figures_have_the_numbers_and_captions_of_the_website(site):
     """And the website shows nothing of what is meant for elsewhere."""
     for path in pages.NOTEBOOKS:
         html = (site / "book" / f"{path.stem}.html").read_text()
-        numbers = re.findall(r'class="caption-number">(Fig\. [\d.]+) <', html)
+        numbers = re.findall(r'class="caption-number">(Fig\. [\dA.]+) <', html)
         captions = [CAPTION.match(cell.source) for cell in pages.read(path).cells]
         assert numbers == [found[1] for found in captions if found]
         assert "@title" not in html
         assert "**Fig." not in html
-        assert not re.search(r"<(p|strong)>Fig\. \d", html)
+        assert not re.search(r"<(p|strong)>Fig\. [\dA]", html)
 
 
 def test_the_website_takes_no_caption_from_far_below():
