@@ -197,16 +197,17 @@ def _read(app, page: str, content: list[str]) -> None:
         content[0] = nbformat.writes(for_website(nbformat.reads(content[0], as_version=4)))
 
 
-def _number(app, env) -> None:
+def _number(app, env) -> list[str]:
     """The figures of pages without a number are A.1, A.2, … there, too."""
     for kinds in env.toc_fignumbers.values():
         for figures in kinds.values():
             figures |= {name: ("A", *own) for name, own in figures.items() if len(own) == 1}
+    return []
 
 
 def setup(app) -> dict:
     """Register with Sphinx."""
-    app.connect("env-updated", _number)
+    app.connect("env-get-updated", _number, priority=900)  # after Sphinx has numbered them
     app.connect("source-read", _read)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 
