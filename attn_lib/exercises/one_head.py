@@ -167,6 +167,6 @@ def positions_for_next(answer: Any) -> str | None:
         return "every token still attends to the previous one"
     t = next(t for t in range(8) if most[t] != t + 1)
     return (
-        f"{pieces.tokens[t]!r}, token {t}, attends most to token {most[t]}, not to {t + 1}: the next "
-        "one must seem to stand just before it"
+        f"{pieces.tokens[t]!r}, token {t}, attends most to token {most[t]}, not to {t + 1}: the "
+        "next one must seem to stand just before it"
     )

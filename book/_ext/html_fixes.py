@@ -14,6 +14,7 @@ from datetime import date
 from pathlib import Path
 
 from checked import checked_on
+from docutils import nodes
 from PIL import Image
 from sphinx.application import Sphinx
 
@@ -36,19 +37,27 @@ _THEME = {
 ABOUT = 'href="index.html#about-this-book"'
 REUSE = (
     '<span class="reuse"><a href="{picture}">picture</a> · '
-    f"<a {ABOUT}>CC BY 4.0</a> · <a {ABOUT}>cite</a></span>"
+    f"<a {ABOUT}>{{licence}}</a> · <a {ABOUT}>cite</a></span>"
 )
 _FIGURE = re.compile(
-    r'(?s)(<figure (?:(?!</figure>).)*?href="([^"]+)"(?:(?!</figure>).)*</figure>\s*'
-    r'<div class="under-figure[^>]*>)'
+    r'(?s)(<figure [^>]*?id="([^"]+)"(?:(?!</figure>).)*?href="([^"]+)"(?:(?!</figure>).)*'
+    r'</figure>\s*<div class="under-figure[^>]*>)'
 )
 
 
-def fix_text(html: str) -> str:
-    """The text of a page, with formulas, Chinese and the theme's labels put right."""
+def fix_text(html: str, licences: dict[str, str] | None = None) -> str:
+    """The text of a page, with formulas, Chinese and the theme's labels put right.
+
+    ``licences`` are those of figures, by their names, that are not under CC BY 4.0.
+    """
+
+    def reused(found: re.Match) -> str:
+        licence = (licences or {}).get(found[2], "CC BY 4.0")
+        return found[1] + REUSE.format(picture=found[3], licence=licence)
+
     for written, meant in _THEME.items():
         html = re.sub(written, meant, html)
-    html = _FIGURE.sub(lambda found: found[1] + REUSE.format(picture=found[2]), html)
+    html = _FIGURE.sub(reused, html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     return re.sub(r">[^<]+<", _chinese, html)
 
@@ -178,9 +187,16 @@ def _checked(html: str, day: date | None) -> str:
     return html.replace("</h1>", f"</h1>\n{line}", 1)
 
 
-def _write(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+def _licences(doctree: nodes.document | None) -> dict[str, str]:
+    """The licences that cells name for their figures, such as that of a photograph."""
+    cells = doctree.findall(nodes.container) if doctree else []
+    told = [cell.get("cell_metadata", {}) for cell in cells]
+    return {one["mystnb"]["figure"]["name"]: one["licence"] for one in told if "licence" in one}
+
+
+def _write(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document) -> None:
     if "body" in context:
-        context["body"] = fix_text(context["body"])
+        context["body"] = fix_text(context["body"], _licences(doctree))
         if app.env.doc2path(page).endswith(".ipynb"):
             context["body"] = _checked(context["body"], checked_on(Path(app.srcdir)))
 

@@ -80,13 +80,14 @@ def slides(article: Tag, page: str, moving: set[str]) -> str:
         number = figure.select_one(".caption-number").text.strip()
         words = inside(figure.select_one(".caption-text"), page)
         more = f' <a href="{page}.html#{name}">Move it</a>' if name in moving else ""
+        licence = figure.find_next(class_="reuse")("a")[1].text  # as the page has it
         shape = "tall" if int(image["width"]) < 1.25 * int(image["height"]) else "wide"
         written.append(
             f'<section id="{at}" aria-label="{number}" class="{shape}"><figure>'
             f'<img src="{image["src"]}" alt="{html.escape(image["alt"])}" '
             f'width="{image["width"]}" height="{image["height"]}">'
             f"<figcaption><b>{number}</b> <span>{words}</span>{more}</figcaption></figure>"
-            f"<footer>CC BY 4.0 · {at} / {len(figures) + 1}</footer></section>"
+            f"<footer>{licence} · {at} / {len(figures) + 1}</footer></section>"
         )
     return "\n".join(written)
 

@@ -5,10 +5,11 @@ the command writes the same into every notebook:
 
 * a folded cell is folded there too, and begins with its name, ``# @title Solution 1.1``;
 * the caption of a figure, which is the Markdown cell below it with the tag ``caption``, begins with
-  its number, ``**Fig. 1.2.** …``;
+  its number, ``**Fig. 1.2.** …``, in appendices, which are counted through, ``**Fig. A.1.** …``;
 * the first cell installs the library, if it is not there in the notebook's own version: from the
   folder above, from a wheel beside the notebook, from the book's public address, or, as long as
-  there is none, says what to do; and links to other pages are whole.
+  there is none, says what to do; and links to other pages are whole;
+* the last cell, tagged `licence`, says whose the page is, as ``CITATION.cff`` has it.
 
 A notebook is read as it is stored. The website alone reads it through :func:`for_website`.
 """
@@ -30,6 +31,7 @@ FOLDS = {
     "hide-input": {"source_hidden": True},
     "hide-cell": {"source_hidden": True, "outputs_hidden": True},
 }
+LICENCE = {"tags": ["licence"]}
 _LINK = re.compile(r"(?<=\]\()(\w[\w.]*\.(?:ipynb|md))\b")
 _WHOLE = re.compile(r"(?<=\]\()https://[^)\s]+/blob/\w+/book/(?=\w[\w.]*\.(?:ipynb|md)\b)")
 _SET_UP = re.compile(r"\Afrom importlib\.util .*\n(?:.+(?:\n|\Z))+")
@@ -45,12 +47,17 @@ def is_caption(cell) -> bool:
 
 def unnumbered(caption: str) -> str:
     """The words of a caption, without ``**Fig. 1.2.**``."""
-    return re.sub(r"\A\*\*Fig\. [\d.]+\.\*\* ", "", caption)
+    return re.sub(r"\A\*\*Fig\. [\dA.]+\.\*\* ", "", caption)
 
 
 def untitled(source: str) -> str:
     """The code of a cell, without the name that it has where it is folded."""
     return re.sub(r"\A# @title .*\n", "", source)
+
+
+def is_licence(cell) -> bool:
+    """Whether a cell says whose the page is; the website does so at the end of every page."""
+    return "licence" in cell.metadata.get("tags", [])
 
 
 def relative(text: str) -> str:
@@ -64,7 +71,10 @@ def relative(text: str) -> str:
 def prepare(
     notebook: nbformat.NotebookNode, numbers: Iterator, address: str
 ) -> nbformat.NotebookNode:
-    """A notebook with names of folded cells and whole links; its figures take ``numbers``."""
+    """A notebook with names of folded cells, whole links, a licence; figures take ``numbers``."""
+    page = notebook.cells[0].id.partition("-")[0]
+    own = nbformat.v4.new_markdown_cell(licence(), id=f"{page}-licence", metadata=LICENCE)
+    notebook.cells = [*(cell for cell in notebook.cells if not is_licence(cell)), own]
     for cell in notebook.cells:
         if cell.cell_type == "code":
             source = untitled(cell.source)
@@ -75,6 +85,14 @@ def prepare(
         if is_caption(cell):
             cell.source = f"**Fig. {next(numbers)}.** {unnumbered(cell.source)}"
     return notebook
+
+
+def licence() -> str:
+    """Whose a page is, how it may be used, and how it is cited."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    author, year = citation["authors"][0]["name"], citation["date-released"].year
+    book = f"*{citation['title']}*, version {citation['version']}"
+    return f"Text and figures: CC BY 4.0; code: MIT. To cite: {author} ({year}). {book}."
 
 
 def _fold(cell) -> None:
@@ -145,7 +163,7 @@ def write(root: Path = ROOT) -> None:
     """Bring every notebook up to date; where nothing changed, nothing is changed."""
     address = yaml.safe_load((root / "_config.yml").read_text())["repository"]["url"]
     contents = re.findall(r"(?m)file: book/(\w+)$", (root / "_toc.yml").read_text())
-    appendices = itertools.count(1)  # whose figures are counted through
+    appendices = (f"A.{n}" for n in itertools.count(1))
     for path in (root / "book" / f"{name}.ipynb" for name in contents):
         if path.exists():
             chapter = re.match(r"0*(\d+)", path.stem)
@@ -157,9 +175,11 @@ def write(root: Path = ROOT) -> None:
 
 
 def for_website(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """A notebook whose figures hold their captions, and without names and whole links."""
+    """A notebook whose figures hold their captions, without names, whole links and a licence."""
     cells = []
     for cell in notebook.cells:
+        if is_licence(cell):
+            continue
         if not is_caption(cell):
             code = cell.cell_type == "code"
             cell.source = untitled(cell.source) if code else relative(cell.source)
@@ -177,8 +197,17 @@ def _read(app, page: str, content: list[str]) -> None:
         content[0] = nbformat.writes(for_website(nbformat.reads(content[0], as_version=4)))
 
 
+def _number(app, env) -> list[str]:
+    """The figures of pages without a number are A.1, A.2, … there, too."""
+    for kinds in env.toc_fignumbers.values():
+        for figures in kinds.values():
+            figures |= {name: ("A", *own) for name, own in figures.items() if len(own) == 1}
+    return []
+
+
 def setup(app) -> dict:
     """Register with Sphinx."""
+    app.connect("env-get-updated", _number, priority=900)  # after Sphinx has numbered them
     app.connect("source-read", _read)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
 

@@ -78,7 +78,7 @@ def everywhere(cells: list) -> dict[str, str]:
 def texts(cell) -> list[str]:
     """What is read of a cell, but for its code and output."""
     if cell.cell_type == "markdown":
-        return [cell.source]
+        return [] if "licence" in cell.metadata.get("tags", []) else [cell.source]
     shown = cell.metadata.get("mystnb", {})
     prompts = [shown.get("code_prompt_show"), shown.get("code_prompt_hide")]
     return [text for text in (shown.get("image", {}).get("alt"), *prompts) if text]

@@ -1,10 +1,11 @@
 """Print the book that was built as one PDF, by Chromium: ``python book/_tools/pdf.py``.
 
-One page holds the articles of all, in the order of the contents; what linked from page to page
-links inside it. Figures that move stand still, folded code is left out, and solutions are gathered
-at the end of their page. Nothing is printed that is not finished: a formula that is not set, a
-picture or a chapter's number that is missing, a link to nowhere is an error. At last the front page
-gets a link to the file, which no other build has.
+A title page comes first, and the file tells programs the same, both from ``CITATION.cff``. One page
+holds the articles of all, in the order of the contents; what linked from page to page links inside
+it. Figures that move stand still, folded code is left out, and solutions are gathered at the end of
+their page. Nothing is printed that is not finished: a formula that is not set, a picture or a
+chapter's number that is missing, a link to nowhere is an error. At last the front page gets a link
+to the file, which no other build has.
 """
 
 import re
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import yaml
 from playwright.sync_api import Page as Tab
 from playwright.sync_api import sync_playwright
+from pypdf import PdfWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 PDF = "attention-checked.pdf"
@@ -93,10 +95,42 @@ def contents(root: Path = ROOT) -> list[Page]:
     return pages
 
 
+def cited(root: Path = ROOT) -> dict:
+    """How the book is cited."""
+    return yaml.safe_load((root / "CITATION.cff").read_text())
+
+
+def metadata(citation: dict) -> dict[str, str]:
+    """What the file says of itself."""
+    return {
+        "/Title": citation["title"],
+        "/Author": ", ".join(author["name"] for author in citation["authors"]),
+        "/Subject": citation["abstract"],
+        "/Keywords": ", ".join(citation["keywords"]),
+    }
+
+
+def title_page(citation: dict, about: str) -> str:
+    """The first page: title, subtitle, authors, version, date, licence."""
+    told, day = metadata(citation), citation["date-released"]
+    lines = [
+        f'<p style="font-size: 3rem; font-weight: 600; line-height: 1.2">{told["/Title"]}</p>',
+        f'<p style="font-size: 1.3rem; margin-bottom: 30vh">{about}</p>',
+        f'<p style="font-size: 1.3rem">{told["/Author"]}</p>',
+        f"<p>Version {citation['version']}, {day.day} {day:%B %Y}</p>",
+        "<p>Text and figures: CC BY 4.0. Code: MIT.</p>",
+    ]
+    own = "<style>@page title { @bottom-center { content: none } }</style>"  # no number
+    style = "page: title; padding-top: 25vh; text-align: center"
+    return f'{own}<section id="title-page" style="{style}">{"".join(lines)}</section>\n'
+
+
 def whole(folder: Path, pages: list[Page]) -> str:
     """One page with the articles of all, in the frame of one that loads the font of formulas."""
     texts = [(folder / f"{page.name}.html").read_text() for page in pages]
-    sections = ""
+    front = (folder / "index.html").read_text()
+    about = re.search(r'(?s)class="front-first[^>]*>\s*<p>(.*?)</p>', front)[1]
+    sections = title_page(cited(), about)
     for page, text in zip(pages, texts, strict=True):
         article = re.search(r"(?s)<article[^>]*>(.*)</article>", text)[1].replace(LINK, "")
         kind = "page numbered" if page.numbered else "page"
@@ -137,7 +171,15 @@ def write(site: Path, pages: list[Page]) -> Path:
         prepare(tab, site / "book", pages)
         tab.pdf(path=site / PDF, **FORM)
         browser.close()
+    sign(site / PDF)
     return site / PDF
+
+
+def sign(path: Path) -> None:
+    """Let a file say whose it is."""
+    writer = PdfWriter(path, incremental=True)  # what is there stays
+    writer.add_metadata(metadata(cited()))
+    writer.write(path)
 
 
 def link(index: Path) -> None:

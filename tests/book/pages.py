@@ -12,6 +12,7 @@ import colab
 import nbformat
 import number_sources
 import pictures
+import printed_tables
 import yaml
 from number_sources import printed
 from sitting import APPENDIX, FOLDED, SITTING, stands_by_itself, tags, within_one_sitting
@@ -23,11 +24,13 @@ CHAPTERS = [path for path in NOTEBOOKS if path.stem[:2].isdigit()]  # the others
 TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
-METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn"}
+METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn", "table"}
+METADATA |= {"licence"}  # of a figure, where it is not CC BY 4.0
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "edition", "kernelspec", "language_info", "record", "teaches"}
 COMPARING = {"allclose", "isclose", "equal", "array_equal"}
-TAGS = r"hide-input|hide-cell|experiment|caption|(exercise|solution)-\d+\.\d+"  # others: reasons
+# others need a reason
+TAGS = r"hide-input|hide-cell|experiment|caption|licence|(exercise|solution)-\d+\.\d+"
 SHOWN = {"figure", "image", "code_prompt_show", "code_prompt_hide"}
 
 
@@ -208,6 +211,30 @@ def figures_legible(notebook) -> list[str]:
             if letters < LEAST:
                 faults.append(f"{cell.id}: letters of {letters:.1f} px on a phone")
     return faults
+
+
+# ---------------------------------------------------------------- tables
+
+
+def tables_marked(notebook) -> list[str]:
+    """A cell that prints a table says so, and what it prints is read as one."""
+    faults = []
+    for cell in code_cells(notebook):
+        text = re.sub(r"(?m)^<Figure.*", "", printed(cell))
+        if cell.metadata.get("table"):
+            faults += [f"{cell.id}: {fault}" for fault in printed_tables.faults(text)]
+        elif any(map(_headed, printed_tables.parts(text))):
+            faults.append(f'{cell.id} prints a table: say "table": true in its metadata')
+    return faults
+
+
+def _headed(rows: str | list[list[str]]) -> bool:
+    """Whether the first line looks like headings: words above numbers, or nothing above names."""
+    if isinstance(rows, str) or not all(rows[0][1:]):
+        return False
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    words = [column for column in columns if re.search(r"[^\W\d]", column[0])]
+    return not rows[0][0] or any(map(printed_tables.numeric, words))
 
 
 # ---------------------------------------------------------------- numbers in the text
@@ -435,7 +462,7 @@ RULES = [
     *(stored_as_it_ran, no_stray_output, unusual_with_reason, can_fail, clean_metadata),
     *(safe_outputs, safe_source, exercises_named, folds_named, figures_described),
     *(figures_legible, links_listed, starts_with_bootstrap, valid_python, numbers_bound),
-    *(conclusions_shown, within_one_sitting, stands_by_itself, pictures_bound),
+    *(conclusions_shown, within_one_sitting, stands_by_itself, pictures_bound, tables_marked),
 ]
 
 

@@ -65,7 +65,8 @@ def measured(notebook) -> dict[str, float]:
     for cell in lesson(notebook):
         for output in cell.outputs:
             outputs.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
-    texts = [colab.unnumbered(c.source) for c in notebook.cells if c.cell_type == "markdown"]
+    written = [c for c in notebook.cells if c.cell_type == "markdown" and not colab.is_licence(c)]
+    texts = [colab.unnumbered(c.source) for c in written]
     marks = r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`|\]\([^)]*\)"  # a formula, or code, is one word
     words = [len(re.sub(marks, " x ", text, flags=re.DOTALL).split()) for text in texts]
     of_exercises = re.findall(r"^> \*\*Exercise [\d.]+\*\*.*(?:\n>.*)*", "\n".join(texts), re.M)

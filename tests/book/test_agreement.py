@@ -140,6 +140,18 @@ def of_photographs(text: str) -> dict[str, bool]:
     return {name: "CC0" in part for part in parts for name in re.findall(r"\w+\.jpg", part)}
 
 
+def figures_under_another(notebook, beside: dict[str, bool]) -> list[str]:
+    """Figures that name another licence than that of the photographs that they draw."""
+    faults = []
+    for cell, _ in pages.figures(notebook):
+        drawn = re.findall(r"imshow\(\(?photos\[(\w+)\]", cell.source)
+        shown = [[*beside][int(n)] for n in drawn] if "".join(drawn).isdigit() else [*beside]
+        kinds = sorted({"CC0" if beside[name] else "public domain" for name in shown})
+        meant = f"photograph{'s' * (len(shown) > 1)}: {' or '.join(kinds)}" if drawn else None
+        faults += [cell.id] * (cell.metadata.get("licence") != meant)
+    return faults
+
+
 def of_weights(text: str) -> set[str]:
     """The licences that a text gives to weights."""
     return set(re.findall(r"weights are under the (\w+)", " ".join(text.split())))
@@ -151,6 +163,12 @@ def test_licences_of_photographs_and_weights_agree():
     assert of_photographs(sentence) == beside
     swapped = sentence.replace("rocket", "X").replace("coffee", "rocket").replace("X", "coffee")
     assert of_photographs(swapped) != beside
+    for path in pages.NOTEBOOKS:
+        assert figures_under_another(pages.read(path), beside) == []
+    page = pages.read(pages.BOOK / "12_large_vision.ipynb")
+    for cell in (cell for cell, _ in pages.figures(page)):
+        cell.metadata["licence"] = "photograph: CC0"
+    assert len(figures_under_another(page, beside)) == len([*pages.figures(page)]) - 1
     weights = re.findall(r"in the package [\w-]+ [\d.]+, under the (\w+)", TEXTS["LICENSE"])
     said = {name: of_weights(text) for name, text in SOURCES.items()}
     assert set(weights) == {"Apache"} == set().union(*said.values())

@@ -169,6 +169,11 @@ PLANTED = {
         has(lambda page: still(page).outputs[0].metadata["image/png"], width=1600),
         says("\nplt.legend(fontsize=5)", still),
     ],
+    pages.tables_marked: [
+        notes(third, table=True),
+        stores(text="word  weight\n cat   0.676\n"),
+        stores(text="      query  key\ncat   open   open\n"),
+    ],
     pages.numbers_bound: [says(" It keeps 0.16729 of it."), says(" That is $w = 0.16729$.")],
     pages.within_one_sitting: [
         says("\n1" * 50, lambda page: lesson(page)[0]),

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 PUBLISHED = "https://github.com/someone/attention-checked"
-CAPTION = re.compile(r"\*\*(Fig\. \d+(?:\.\d+)?)\.\*\* \S")
+CAPTION = re.compile(r"\*\*(Fig\. (?:\d+|A)\.\d+)\.\*\* \S")
 
 
 def left_open(notebook) -> list[str]:
@@ -56,6 +56,15 @@ def leading_nowhere(notebook) -> list[str]:
     return re.findall(r"\]\((?!https?://|#)([^)]*)", text)
 
 
+def unsigned(notebook) -> list[str]:
+    """What the last cell does not say, once: whose the page is, and how it may be used."""
+    kept = r'(?m)^(?:title: "|  - name: |version: |date-released: )([^"\n-]+)'
+    wanted = [*re.findall(kept, (pages.ROOT / "CITATION.cff").read_text()), "CC BY 4.0", "MIT"]
+    cells = [cell for cell in notebook.cells if "To cite:" in cell.source]
+    signed = cells[0].source if cells == notebook.cells[-1:] else ""
+    return [one for one in wanted if one not in signed]
+
+
 def notebooks(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in (folder / "book").glob("*.ipynb")}
 
@@ -76,6 +85,7 @@ def test_a_reader_finds_folds_and_captions(path):
     notebook = pages.read(path)
     assert left_open(notebook) == []
     assert without_caption(notebook) == []
+    assert unsigned(notebook) == []
 
 
 @pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
@@ -174,6 +184,12 @@ PLANTED = [
     (left_open, becomes(titled, r".*\n", "")),
     (left_open, becomes(titled, r"\n", " too\n")),
     (without_caption, becomes(caption, r".*?\*\* ", "")),
+    (unsigned, lambda cells: cells.pop()),
+    (unsigned, lambda cells: cells.append(cells[-1])),
+    (unsigned, lambda cells: cells.insert(0, cells.pop())),
+    (unsigned, becomes(lambda cells: cells[-1], r"20\d\d", "2020")),
+    (unsigned, becomes(lambda cells: cells[-1], "code: MIT", "code: ours")),
+    (unsigned, becomes(lambda cells: cells[-1], r"version [\d.]+", "version 0.1")),
     (leading_nowhere, becomes(linking, r"https://[^)]*(?=02_masks)", "")),
 ]
 TORN = [(without_caption, plant) for plant in (caption_gone, caption_elsewhere)]
@@ -197,16 +213,22 @@ def test_a_planted_mistake_is_found(faults, plant, published):
 # ---------------------------------------------------------------- what else is shown
 
 
+def test_a_page_says_once_whose_it_is(site):
+    for path in pages.NOTEBOOKS:
+        text = (site / "book" / f"{path.stem}.html").read_text()
+        assert (text.count('class="colophon"'), text.count("To cite:")) == (1, 0)
+
+
 def test_figures_have_the_numbers_and_captions_of_the_website(site):
     """And the website shows nothing of what is meant for elsewhere."""
     for path in pages.NOTEBOOKS:
         html = (site / "book" / f"{path.stem}.html").read_text()
-        numbers = re.findall(r'class="caption-number">(Fig\. [\d.]+) <', html)
+        numbers = re.findall(r'class="caption-number">(Fig\. [\dA.]+) <', html)
         captions = [CAPTION.match(cell.source) for cell in pages.read(path).cells]
         assert numbers == [found[1] for found in captions if found]
         assert "@title" not in html
         assert "**Fig." not in html
-        assert not re.search(r"<(p|strong)>Fig\. \d", html)
+        assert not re.search(r"<(p|strong)>Fig\. [\dA]", html)
 
 
 def test_the_website_takes_no_caption_from_far_below():

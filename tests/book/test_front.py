@@ -132,6 +132,13 @@ def test_what_the_models_write_is_what_the_page_prints(browser, site):
         front.figure("fig-nowhere", CELLS)
 
 
+def named_whole(code, said):
+    """The lines of the code that the report tells to look for."""
+    (start,) = [line for line in said if line.startswith("   Look for: ")]
+    lines = [line.strip() for line in code if line.strip()]
+    return [line for line in lines if f"{start} ".startswith(f"   Look for: {line} ")]
+
+
 def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
     notebook = pages.read(pages.BOOK / "14_clinic.ipynb")
     cells = {cell.id: cell for cell in notebook.cells}
@@ -140,7 +147,7 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
         code = page.locator(".cell_input pre").text_content().splitlines()
         said = page.locator(".cell_output pre").text_content().splitlines()
     sources = [cells[name].source for name in ("ch14-mine", "ch14-report")]
-    start = ["import math", "import torch", ""]
+    start = ["import math", ""]
     assert code == [*start, *"\n\n".join(sources).splitlines()]
     for lines, status in ((code, 0), (code[1:], 1)):  # it runs as it stands, and no line too many
         (tmp_path / "mine.py").write_text("\n".join(lines))
@@ -151,6 +158,9 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site, tmp_path):
     assert said[:-1] == printed[: len(said) - 1]
     assert said[-2].startswith("   Repair: ")
     assert said[-1] == "   …"
+    assert named_whole(code, said) == ["scores.masked_fill(~mask, -math.inf)"]
+    assert named_whole([line.replace("math.inf", "torch.inf") for line in code], said) == []
+    assert named_whole(code, [line.replace("math.inf", "math…") for line in said]) == []
     for lost in (["ch14-lost"], ["ch14-mine", "ch14-lost"]):
         with pytest.raises(ValueError, match="no page has a cell ch14-lost"):
             front.quoted(lost, None, CELLS)

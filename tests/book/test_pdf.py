@@ -1,10 +1,13 @@
 """What is printed, one page or the whole book: light, the article alone, finished, and not cut."""
 
+import datetime
 import re
 
 import pages
 import pdf
+import pypdf
 import pytest
+import yaml
 from browsing import loaded, opened, styled, visit
 
 NAME = "04_scaling"  # formulas, proofs, figures, folded code, exercises
@@ -134,6 +137,45 @@ def test_the_file_has_its_pages_numbers_and_links(joined, site):
     assert all(link.startswith("http") for link in outside)
     assert b"/Dest /04_scaling\n" in file
     assert not (site / "book" / "whole.html").exists()
+
+
+CITATION = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
+LICENCE = "Text and figures: CC BY 4.0. Code: MIT."
+
+
+def unsaid(page, path, citation) -> list[str]:
+    """What a file does not say of itself: on its first page, and to programs."""
+    page.pdf(path=path, **pdf.FORM)
+    printed = pypdf.PdfReader(path)
+    pdf.sign(path)
+    file = pypdf.PdfReader(path)
+    first, second = (" ".join(file.pages[n].extract_text().split()) for n in (0, 1))
+    about = re.search(r"front-first\n(.*)", (pages.BOOK / "index.md").read_text())[1]
+    (author,) = citation["authors"]
+    version, day = citation["version"], f"{citation['date-released']:%-d %B %Y}"
+    wanted = [citation["title"], about, author["name"], f"Version {version}, {day}", LICENCE]
+    found = {name: file.metadata.get(f"/{name}") for name in ("Title", "Author", "Subject")}
+    told = {"Title": citation["title"], "Author": author["name"], "Subject": citation["abstract"]}
+    wrong = [name for name in told if found[name] != told[name]]
+    if file.metadata["/Keywords"].split(", ") != citation["keywords"]:
+        wrong.append("Keywords")
+    if first != " ".join(wanted) or LICENCE in second:
+        wrong.append("title page")
+    whole = [len(printed.pages), len(printed.outline)] == [len(file.pages), len(file.outline)]
+    return wrong + ["lost"] * (not whole or len(file.outline) < 3)
+
+
+def test_the_file_says_whose_it_is(joined, tmp_path, monkeypatch):
+    path = tmp_path / "file.pdf"
+    assert unsaid(joined, path, CITATION) == []
+    with styled(joined, "#title-page { display: none }"):
+        assert unsaid(joined, path, CITATION) == ["title page"]
+    other = {"title": "T", "authors": [{"name": "A"}], "abstract": "S", "keywords": ["K"]}
+    other |= {"version": "9", "date-released": datetime.date(2020, 1, 2)}
+    found = ["Title", "Author", "Subject", "Keywords", "title page"]
+    assert unsaid(joined, path, other) == found
+    monkeypatch.setattr(pdf, "cited", lambda: other)
+    assert unsaid(joined, path, other) == ["title page"]  # which is printed already
 
 
 def test_solutions_stand_at_the_end_and_all_else_folded_is_left_out(joined):

@@ -69,7 +69,8 @@ def slide_faults(site, path, text):
     at_page = [words(c).removesuffix("#") for c in between("<figcaption>", "</figcaption>", page)]
     here = [words(c) for c in between("<figcaption>", "</figcaption>", text)]
     count = len(shown) + 1
-    numbers = [f"CC BY 4.0 · {at} / {count}" for at in range(1, count + 1)]
+    under = ["CC BY 4.0", *(cell.metadata.get("licence", "CC BY 4.0") for cell in cells)]
+    numbers = [f"{licence} · {at} / {count}" for at, licence in enumerate(under, 1)]
     faults = differing([one.image.alt for one in shown], alts, "alt")
     faults += differing(numbers, [words(one) for one in between("<footer>", "</f", text)], "number")
     faults += differing(at_page, [one.removesuffix(" Move it") for one in here], "caption")

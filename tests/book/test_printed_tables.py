@@ -1,0 +1,181 @@
+"""Printed tables as tables: no word is lost or under another heading, and a phone shows them."""
+
+import itertools
+import re
+
+import pages
+import printed_tables
+import pytest
+from browsing import loaded, opened, styled, visit
+from bs4 import BeautifulSoup
+from tables import for_each
+
+TEXT = """\
+two lines, and
+an empty one
+
+  mistake   dog  change
+  no mask  0.70    12 %
+two heads  0.84  nan
+
+the end"""
+
+
+def test_a_table_is_what_stands_between_empty_lines():
+    first, rows, last = printed_tables.parts(TEXT)
+    assert (first, last) == ("two lines, and\nan empty one", "the end")
+    assert rows[0] == ["mistake", "dog", "change"]
+    assert rows[1:] == [["no mask", "0.70", "12 %"], ["two heads", "0.84", "nan"]]
+    assert printed_tables.faults(TEXT) == []
+
+
+@for_each(
+    ("  dog  ", "       ", "column 2 has no heading"),
+    ("   dog  change", " dog change   ", "no line of headings"),
+    ("0.70    12 %", "0.70  two men", ""),
+    ("\n  no mask  0.70    12 %\ntwo heads  0.84  nan", "", "no line of headings"),
+)
+def test_what_is_no_table_is_said(old, new, said):
+    assert old in TEXT
+    found = printed_tables.faults(TEXT.replace(old, new, 1))
+    assert [one for one in found if said in one] != [] if said else found == []
+
+
+def test_columns_that_run_into_each_other_are_seen():
+    merged = "layer weight    v  W_O\n    0   0.23 0.06  0.07\n    1   0.57 0.06  0.07"
+    assert printed_tables.faults(merged) == ["'layer weight    v': columns run into each other"]
+
+
+@for_each(
+    *[(n, True) for n in ("3", "-0.5", "1,024", "21.0%", "4.5e+05", "nan", "0.1 - 0.2", "1 ± 2")],
+    *[(n, False) for n in ("", "off 0.3", "0 0 1 1", "True", "a - b", "1 of 8")],
+)
+def test_what_a_number_is(cell, number):
+    assert printed_tables.numeric(["head", cell]) is number
+    assert not printed_tables.numeric(["head", cell, "words"])
+
+
+# ---------------------------------------------------------------- built, and stored
+
+
+def spans(line, cells):
+    """Where the cells of a line begin and end in it, as they come."""
+    found, at = [], 0
+    for cell in cells:
+        begin = line.index(cell, at) if cell else None
+        at = begin + len(cell) if cell else at
+        found.append((begin, at) if cell else None)
+    return found
+
+
+def differing(stored, html):
+    """What a built output has otherwise than the text that the cell stores."""
+    soup = BeautifulSoup(html, "html.parser")
+    words = re.sub(r"(?m)^<Figure.*", "", stored).split()
+    faults = [] if soup.get_text(" ").split() == words else ["other words, or in another order"]
+    lines = iter(stored.splitlines())
+    for table in soup.find_all("table"):
+        rows = [[cell.get_text() for cell in row(("td", "th"))] for row in table("tr")]
+        if any(cell.get("scope") != "col" for cell in table.tr(("td", "th")) if cell.text):
+            faults.append("a heading is none")
+        if [row.find(True).get("scope") for row in table("tr")[1:]] != ["row"] * (len(rows) - 1):
+            faults.append("a row has no name")
+        if len({*map(len, rows)}) != 1:
+            return [*faults, "rows of several lengths"]
+        own = ["".join(row).replace(" ", "") for row in rows]
+        found = [next((x for x in lines if x.replace(" ", "") == row), "") for row in own]
+        if "" in found:
+            return [*faults, "no such line"]
+        places = list(zip(*map(spans, found, rows), strict=True))
+        columns = [[span for span in column if span] for column in places]
+        for left, right in itertools.pairwise(columns):
+            if max(end for _, end in left) >= min(begin for begin, _ in right):
+                faults.append("a cell stands in another column")
+    return faults
+
+
+def marked(path):
+    return [cell for cell in pages.code_cells(pages.read(path)) if "table" in cell.metadata]
+
+
+def outputs(site, path):
+    """The built outputs in which tables are."""
+    soup = BeautifulSoup((site / "book" / f"{path.stem}.html").read_text(), "html.parser")
+    return [str(one) for one in soup.select(".cell_output:has(.printed-table)")]
+
+
+WITH_TABLES = [path for path in pages.NOTEBOOKS if marked(path)]
+
+
+def test_every_table_says_what_its_cell_printed(site):
+    assert len(WITH_TABLES) > 3
+    for path in pages.NOTEBOOKS:
+        built = outputs(site, path)
+        for cell, html in zip(marked(path), built, strict=True):
+            assert differing(pages.printed(cell), html) == [], cell.id
+
+
+PLANTED = {
+    "other words": lambda html: re.sub(r"(<tr>.*?)<td[^>]*>[^<]*</td>(</tr>)", r"\1\2", html),
+    "rows of several": lambda html: re.sub(r"<th scope=.col.[^>]*>[^<]+</th></tr>", "</tr>", html),
+    "a heading is none": lambda html: html.replace(' scope="col"', "", 1),
+    "a row has no name": lambda html: html.replace(' scope="row"', "", 1),
+    "a cell stands in another": lambda html: re.sub(
+        r"<thead><tr><td></td>(.*?)</tr>", r"<thead><tr>\1<td></td></tr>", html
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_each_mistake_in_a_table_is_seen(fault, site):
+    path = pages.BOOK / "conventions.ipynb"
+    stored, built = pages.printed(marked(path)[0]), outputs(site, path)[0]
+    planted = PLANTED[fault](built)
+    assert planted != built
+    assert [one for one in differing(stored, planted) if fault in one] != []
+
+
+# ---------------------------------------------------------------- as it is seen
+
+HIDDEN = """() => [...document.querySelectorAll(".printed-table")].filter(box => {
+  return box.scrollWidth > box.clientWidth || box.getBoundingClientRect().right > innerWidth;
+}).map(box => box.ariaLabel)"""
+UNEVEN = """() => [...document.querySelectorAll(".printed-table td.number")].filter(cell => {
+  const style = getComputedStyle(cell);
+  return style.textAlign !== "right" || style.fontVariantNumeric !== "tabular-nums";
+}).length"""
+REACH = """box => {
+  box.focus();
+  box.scrollLeft = 1000;
+  const [first, last] = [box.querySelector("tbody th"), box.querySelector("tbody tr").lastChild];
+  const [left, right] = [first.getBoundingClientRect(), last.getBoundingClientRect()];
+  return [document.activeElement === box, box.scrollLeft > 0,
+    Math.abs(left.left - box.getBoundingClientRect().left - box.clientLeft) < 1,
+    right.right <= box.getBoundingClientRect().right + 1];
+}"""
+
+
+def test_every_table_is_whole_on_a_phone_its_numbers_in_columns(browser, site):
+    with opened(browser, site.as_uri()) as page:
+        for path in WITH_TABLES:
+            visit(page, f"{site.as_uri()}/book/{path.stem}.html", 390)
+            page.evaluate(
+                "document.querySelectorAll('details').forEach(one => { one.open = true })"
+            )
+            assert page.evaluate(HIDDEN) == [], path.stem
+            assert page.evaluate(UNEVEN) == 0
+            with styled(page, ".printed-table * { padding: 2rem !important }"):
+                assert len(page.evaluate(HIDDEN)) == page.locator(".printed-table").count()
+    with loaded(browser, site, "12_large_vision", 390) as page:
+        with styled(page, ".printed-table td { text-align: left !important }"):
+            assert page.locator("td.number").count() == page.evaluate(UNEVEN) > 0
+
+
+def test_a_wide_table_scrolls_beside_its_names(browser, site):
+    with loaded(browser, site, "12_large_vision", 390) as page:
+        table = page.locator(".printed-table").first
+        wide = ".printed-table td { padding: 2rem !important }"
+        with styled(page, wide):
+            assert table.evaluate(REACH) == [True, True, True, True]
+            with styled(page, ".printed-table * { position: static !important }"):
+                assert table.evaluate(REACH) == [True, True, False, True]
