@@ -1,8 +1,9 @@
 """What is rewritten in the HTML of a page, by regular expressions, and nowhere else.
 
-:func:`fix_text` is for the text of a page: the line under a figure says how it may be used again; a
-formula keeps the comma behind it; Chinese words say that they are Chinese; a screen reader is told
-rightly what the theme shows; and under its title a page says when its outputs were compared.
+:func:`fix_text` is for the text of a page: a figure is drawn by lines, and the line under it says
+how it may be used again; a formula keeps the comma behind it; Chinese words say that they are
+Chinese; a screen reader is told rightly what the theme shows; and under its title a page says when
+its outputs were compared.
 :func:`fix_page` is for a page as it is stored: the reader's colours before anything is painted,
 scripts that it needs, at its end, and pictures with their sizes, large ones stored again without
 loss; :func:`fix_script` silences the theme's scripts, :func:`fix_styles` leaves one stylesheet.
@@ -14,6 +15,7 @@ from datetime import date
 from pathlib import Path
 
 from checked import checked_on
+from line_figures import FIGURE, in_page
 from PIL import Image
 from sphinx.application import Sphinx
 
@@ -35,12 +37,8 @@ _THEME = {
 
 ABOUT = 'href="index.html#about-this-book"'
 REUSE = (
-    '<span class="reuse"><a href="{picture}">picture</a> · '
+    '<span class="reuse"><a href="{picture}">{kind}</a> · '
     f"<a {ABOUT}>CC BY 4.0</a> · <a {ABOUT}>cite</a></span>"
-)
-_FIGURE = re.compile(
-    r'(?s)(<figure (?:(?!</figure>).)*?href="([^"]+)"(?:(?!</figure>).)*</figure>\s*'
-    r'<div class="under-figure[^>]*>)'
 )
 
 
@@ -48,9 +46,15 @@ def fix_text(html: str) -> str:
     """The text of a page, with formulas, Chinese and the theme's labels put right."""
     for written, meant in _THEME.items():
         html = re.sub(written, meant, html)
-    html = _FIGURE.sub(lambda found: found[1] + REUSE.format(picture=found[2]), html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
-    return re.sub(r">[^<]+<", _chinese, html)
+    html = re.sub(r">[^<]+<", _chinese, html)
+    return FIGURE.sub(_pictured, html)
+
+
+def _pictured(found: re.Match) -> str:
+    """A figure, drawn by lines if it can be, and the start of the line under it."""
+    figure, picture, kind = in_page(found)
+    return f"{figure}{found['line']}{REUSE.format(picture=picture, kind=kind)}"
 
 
 def _chinese(text: re.Match) -> str:

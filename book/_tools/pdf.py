@@ -32,7 +32,9 @@ SET = "document.fonts.ready.then(() => 0)"
 
 # names of places begin with that of their page, and links follow; solutions go to the page's end
 JOIN = """() => document.querySelectorAll("section.page").forEach(page => {
-  page.querySelectorAll("[id]").forEach(place => { place.id = `${page.id}--${place.id}`; });
+  page.querySelectorAll("[id]:not(svg *)").forEach(place => {
+    place.id = `${page.id}--${place.id}`;
+  });
   page.querySelectorAll("a[href]").forEach(link => {
     const href = link.getAttribute("href");
     const [inside, to = page.id, at] = /^(?:(\\w+)\\.html)?(?:#(.*))?$/.exec(href) || [];
