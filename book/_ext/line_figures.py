@@ -75,10 +75,10 @@ def _colour(one: re.Match) -> str:
     if max(parts) == min(parts):
         return f'{where}="var(--g{parts[0][0]},{colour})"'
     light = sum(int(part, 16) for part in parts) / 3
-    if 110 < light < 200:
+    if light > 110 and (where == "stroke" or light < 150):
         return one[0]
-    other = f"var(--{'lift' if light < 200 else 'sink'},{colour})"  # to be seen on dark, too
-    return f'{where}="color-mix(in srgb,{colour} 40%,{other})"'
+    share, other = ("30%", "sink") if light > 110 else ("40%", "lift")
+    return f'{where}="color-mix(in srgb,{colour} {share},var(--{other},{colour}))"'
 
 
 @functools.cache

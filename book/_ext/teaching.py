@@ -77,6 +77,8 @@ def slides(article: Tag, page: str, moving: set[str]) -> str:
     written = []
     for at, figure in enumerate(figures, start=2):
         image, name = figure.select_one("img, .drawn svg"), figure["id"]
+        for lost in {"style", "loading"} & set(image.attrs):
+            del image[lost]
         number = figure.select_one(".caption-number").text.strip()
         words = inside(figure.select_one(".caption-text"), page)
         more = f' <a href="{page}.html#{name}">Move it</a>' if name in moving else ""
