@@ -67,7 +67,8 @@ FAULTS = """() => {
     "no font, such as Debian's fonts-wqy-microhei, has": unknown.length
       ? [new Text(unknown.join(""))] : [],
     "not set": all(".math").filter(formula => !formula.querySelector("math")),
-    "no picture": all("img").filter(image => !image.naturalWidth),
+    "no picture": all("img").filter(image => !image.naturalWidth)
+      .concat(all(".drawn svg").filter(svg => !svg.querySelector("path"))),
     "leads nowhere": all("a[href]").filter(nowhere),
     "numbered otherwise than in the contents": all("h1")
       .filter(title => numbered(title) !== Boolean(title.closest(".numbered"))),

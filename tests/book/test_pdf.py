@@ -157,7 +157,8 @@ def test_no_block_is_cut_that_fits_on_a_page(joined):
 UNFINISHED = {
     'class="section-number">4. </span>Why': ('class="other">4. </span>Why', "numbered otherwise"),
     'href="#exercises"': ('href="#nowhere"', "leads nowhere: #planted--nowhere"),
-    'src="../_images/': ('src="../_images/lost', "no picture: "),
+    '<div class="drawn">': ('<img src="../_images/lost.png" alt="">', "no picture: "),
+    '<div class="drawn"><svg ': ('<div class="drawn"><svg></svg><b ', "no picture: "),
     "<h2>": ('<h2 lang="zh">\ue001', "no font, such as"),
     "<math ": ("<code ", "not set: "),
 }

@@ -50,13 +50,16 @@ def pixels(png):
     return Image.open(io.BytesIO(png)).convert("RGBA").tobytes()
 
 
+def lines(svg):
+    """What an SVG draws and says."""
+    return re.findall(r' d="(.*?)"', svg), words(f"<{svg}")
+
+
 def stored_picture(cell):
-    """What a figure shows: the words of its SVG, or else its pixels."""
+    """What a figure shows: its lines, or else its pixels."""
     name = cell.metadata.mystnb.figure.name
     if (line_figures.FIGURES / f"{name}.svg").exists():
-        return between("<svg ", "</svg>", line_figures.inlined(name, ""))[0].count("<"), words(
-            line_figures.inlined(name, "")
-        )
+        return lines(between("<svg ", "</svg>", line_figures.inlined(name, ""))[0])
     (png,) = [o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {})]
     return pixels(base64.b64decode(png))
 
@@ -64,7 +67,7 @@ def stored_picture(cell):
 def shown_picture(site, slide):
     """The same, of a slide."""
     if svg := between("<svg ", "</svg>", slide):
-        return svg[0].count("<"), words(f"<svg {svg[0]}")
+        return lines(svg[0])
     source = site / "book" / between('src="', '"', slide)[0]
     return pixels(source.read_bytes()) if source.is_file() else None
 
