@@ -77,7 +77,7 @@ def _colour(one: re.Match) -> str:
     light = sum(int(part, 16) for part in parts) / 3
     if light > 110 and (where == "stroke" or light < 150):
         return one[0]
-    share, other = ("30%", "sink") if light > 110 else ("40%", "lift")
+    share, other = ("30%", "sink") if light > 110 else ("55%", "lift")
     return f'{where}="color-mix(in srgb,{colour} {share},var(--{other},{colour}))"'
 
 
