@@ -6,9 +6,7 @@ cells and the start of what the last one printed, ``{front-byline}`` and ``{fron
 book is, ``{front-install}`` how it runs.
 """
 
-import base64
 import html
-import io
 import json
 import re
 from datetime import date
@@ -19,7 +17,7 @@ import yaml
 from checked import checked_on
 from colab import UNSET, for_website
 from docutils import nodes
-from PIL import Image
+from line_figures import FIGURES, inlined
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -35,17 +33,11 @@ def pages(book: Path) -> dict[str, list]:
     return {page: for_website(notebook).cells for page, notebook in stored.items()}
 
 
-def figure(name: str, cells: dict[str, list]) -> tuple[str, dict, bytes]:
-    """The page of a figure, its cell, and the picture that is stored there."""
-    for page, own in cells.items():
-        for cell in own:
-            if cell["metadata"].get("mystnb", {}).get("figure", {}).get("name") == name:
-                (png,) = [
-                    output["data"]["image/png"]
-                    for output in cell["outputs"]
-                    if "image/png" in output.get("data", {})
-                ]
-                return page, cell, base64.b64decode(png)
+def figure(name: str, cells: dict[str, list]) -> dict:
+    """The cell of a figure."""
+    for cell in (cell for own in cells.values() for cell in own):
+        if cell["metadata"].get("mystnb", {}).get("figure", {}).get("name") == name:
+            return cell
     raise ValueError(f"no page has a figure {name}")
 
 
@@ -219,12 +211,6 @@ class Front(SphinxDirective):
         """Where the source of the book is."""
         return self.config.html_theme_options["repository_url"]
 
-    def picture(self, name: str, png: bytes) -> None:
-        """Put a picture beside those of the pages."""
-        path = Path(self.env.app.outdir) / "_images" / f"front-{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(png)
-
     def colours(self) -> str:
         """The colour of each role."""
         script = Path(self.env.srcdir, "book", "assets", "live_data.js").read_text()
@@ -248,12 +234,9 @@ class Figure(Front):
     def nodes(self) -> list[nodes.Node]:
         """The picture, what was said, the caption."""
         name, cells = self.arguments[0], self.cells()
-        _, cell, png = figure(name, cells)
-        self.picture(name, png)
-        width, height = Image.open(io.BytesIO(png)).size
-        alt = html.escape(cell["metadata"]["mystnb"]["image"]["alt"])
-        image = f'<img src="../_images/front-{name}.png" alt="{alt}"'
-        image += f' width="{width // 2}" height="{height // 2}" loading="lazy">'
+        alt = figure(name, cells)["metadata"]["mystnb"]["image"]["alt"]
+        self.env.note_dependency(str(FIGURES / f"{name}.svg"))
+        image = inlined(name, alt)
         opening = f'<figure id="{name}" class="front-figure" style="{self.colours()}">'
         start = self.raw(f"{opening}{image}{self.said(cells)}<figcaption>")
         caption = nodes.container()

@@ -1,8 +1,9 @@
 """What is rewritten in the HTML of a page, by regular expressions, and nowhere else.
 
-:func:`fix_text` is for the text of a page: the line under a figure says how it may be used again; a
-formula keeps the comma behind it; Chinese words say that they are Chinese; a screen reader is told
-rightly what the theme shows; and under its title a page says when its outputs were compared.
+:func:`fix_text` is for the text of a page: a figure is drawn by lines, and the line under it says
+how it may be used again; a formula keeps the comma behind it; Chinese words say that they are
+Chinese; a screen reader is told rightly what the theme shows; and under its title a page says when
+its outputs were compared.
 :func:`fix_page` is for a page as it is stored: the reader's colours before anything is painted,
 scripts that it needs, at its end, and pictures with their sizes, large ones stored again without
 loss; :func:`fix_script` silences the theme's scripts, :func:`fix_styles` leaves one stylesheet.
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from checked import checked_on
 from docutils import nodes
+from line_figures import FIGURE, in_page
 from PIL import Image
 from sphinx.application import Sphinx
 
@@ -36,12 +38,8 @@ _THEME = {
 
 ABOUT = 'href="index.html#about-this-book"'
 REUSE = (
-    '<span class="reuse"><a href="{picture}">picture</a> · '
+    '<span class="reuse"><a href="{picture}">{kind}</a> · '
     f"<a {ABOUT}>{{licence}}</a> · <a {ABOUT}>cite</a></span>"
-)
-_FIGURE = re.compile(
-    r'(?s)(<figure [^>]*?id="([^"]+)"(?:(?!</figure>).)*?href="([^"]+)"(?:(?!</figure>).)*'
-    r'</figure>\s*<div class="under-figure[^>]*>)'
 )
 
 
@@ -51,15 +49,16 @@ def fix_text(html: str, licences: dict[str, str] | None = None) -> str:
     ``licences`` are those of figures, by their names, that are not under CC BY 4.0.
     """
 
-    def reused(found: re.Match) -> str:
-        licence = (licences or {}).get(found[2], "CC BY 4.0")
-        return found[1] + REUSE.format(picture=found[3], licence=licence)
+    def pictured(found: re.Match) -> str:
+        figure, picture, kind = in_page(found)
+        licence = (licences or {}).get(found["name"], "CC BY 4.0")
+        return figure + found["line"] + REUSE.format(picture=picture, kind=kind, licence=licence)
 
     for written, meant in _THEME.items():
         html = re.sub(written, meant, html)
-    html = _FIGURE.sub(reused, html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
-    return re.sub(r">[^<]+<", _chinese, html)
+    html = re.sub(r">[^<]+<", _chinese, html)
+    return FIGURE.sub(pictured, html)
 
 
 def _chinese(text: re.Match) -> str:

@@ -76,7 +76,9 @@ def slides(article: Tag, page: str, moving: set[str]) -> str:
     figures = article.select('figure[id^="fig-"]')
     written = []
     for at, figure in enumerate(figures, start=2):
-        image, name = figure.img, figure["id"]
+        image, name = figure.select_one("img, .drawn svg"), figure["id"]
+        for lost in {"style", "loading"} & set(image.attrs):
+            del image[lost]
         number = figure.select_one(".caption-number").text.strip()
         words = inside(figure.select_one(".caption-text"), page)
         more = f' <a href="{page}.html#{name}">Move it</a>' if name in moving else ""
@@ -84,9 +86,7 @@ def slides(article: Tag, page: str, moving: set[str]) -> str:
         shape = "tall" if int(image["width"]) < 1.25 * int(image["height"]) else "wide"
         written.append(
             f'<section id="{at}" aria-label="{number}" class="{shape}"><figure>'
-            f'<img src="{image["src"]}" alt="{html.escape(image["alt"])}" '
-            f'width="{image["width"]}" height="{image["height"]}">'
-            f"<figcaption><b>{number}</b> <span>{words}</span>{more}</figcaption></figure>"
+            f"{image}<figcaption><b>{number}</b> <span>{words}</span>{more}</figcaption></figure>"
             f"<footer>{licence} · {at} / {len(figures) + 1}</footer></section>"
         )
     return "\n".join(written)

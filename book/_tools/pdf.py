@@ -34,7 +34,9 @@ SET = "document.fonts.ready.then(() => 0)"
 
 # names of places begin with that of their page, and links follow; solutions go to the page's end
 JOIN = """() => document.querySelectorAll("section.page").forEach(page => {
-  page.querySelectorAll("[id]").forEach(place => { place.id = `${page.id}--${place.id}`; });
+  page.querySelectorAll("[id]:not(svg *)").forEach(place => {
+    place.id = `${page.id}--${place.id}`;
+  });
   page.querySelectorAll("a[href]").forEach(link => {
     const href = link.getAttribute("href");
     const [inside, to = page.id, at] = /^(?:(\\w+)\\.html)?(?:#(.*))?$/.exec(href) || [];
@@ -67,7 +69,8 @@ FAULTS = """() => {
     "no font, such as Debian's fonts-wqy-microhei, has": unknown.length
       ? [new Text(unknown.join(""))] : [],
     "not set": all(".math").filter(formula => !formula.querySelector("math")),
-    "no picture": all("img").filter(image => !image.naturalWidth),
+    "no picture": all("img").filter(image => !image.naturalWidth)
+      .concat(all(".drawn svg").filter(svg => !svg.querySelector("path"))),
     "leads nowhere": all("a[href]").filter(nowhere),
     "numbered otherwise than in the contents": all("h1")
       .filter(title => numbered(title) !== Boolean(title.closest(".numbered"))),

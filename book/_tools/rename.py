@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("book", "attn_lib", "tests", ".ci", ".github")
-ENDINGS = set(".bib .cff .csv .css .ipynb .js .json .md .py .toml .txt .yml".split())
+ENDINGS = set(".bib .cff .csv .css .ipynb .js .json .md .py .svg .toml .txt .yml".split())
 PLAIN = {"LICENSE", "SHA256SUMS", "publish", "run", "versions", "weekly"}
 PICTURE = re.compile(r'("image/png": "[^"]*")')
 
@@ -42,6 +42,8 @@ def rename(old: str, new: str, root: Path = ROOT) -> list[str]:
     figures = _figures(before, own[0].read_text(), f"book/{new}.ipynb")
     for path in own:
         was, now = (old, new) if path.name.startswith(old) else (old[3:], new[3:])
+        if path.suffix == ".svg":
+            was, now = was.replace("_", "-"), now.replace("_", "-")
         path.rename(path.with_name(path.name.replace(was, now, 1)))
     return figures + _out_of_order(root) + _left(root, old, formulas)
 
@@ -137,8 +139,9 @@ def _texts(root: Path) -> list[Path]:
 
 
 def _files(root: Path, page: str) -> list[Path]:
-    """The notebook, first, its exercise checks and its data."""
+    """The notebook, first, its exercise checks, its data and its figures."""
     stems = {"book": page, "attn_lib/exercises": page[3:], "attn_lib/data": page}
+    stems["book/assets/figures"] = f"fig-{page[3:].replace('_', '-')}-*"
     return [path for folder, stem in stems.items() for path in (root / folder).glob(f"{stem}.*")]
 
 

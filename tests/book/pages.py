@@ -15,7 +15,7 @@ import pictures
 import printed_tables
 import yaml
 from number_sources import printed
-from sitting import APPENDIX, FOLDED, SITTING, stands_by_itself, tags, within_one_sitting
+from sitting import FOLDED, stands_by_itself, tags, within_one_sitting
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"

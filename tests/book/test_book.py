@@ -14,6 +14,7 @@ from importlib.metadata import metadata
 import nbformat
 import pages
 import pytest
+import sitting
 import tomllib
 import yaml
 from packaging.specifiers import SpecifierSet
@@ -217,7 +218,7 @@ def test_an_appendix_has_no_number_no_exercises_and_may_have_fewer_figures():
     assert appendices == [path for path in pages.NOTEBOOKS if path not in pages.CHAPTERS]
     cells = [cell for path in appendices for cell in pages.read(path).cells]
     assert not any("exercise" in tag for cell in cells for tag in pages.tags(cell))
-    assert pages.APPENDIX.keys() < pages.SITTING.keys()
+    assert sitting.APPENDIX.keys() < sitting.SITTING.keys()
     notebook = pages.read(pages.NOTEBOOKS[0])
     for cell in pages.code_cells(notebook)[2:]:
         cell.metadata.pop("mystnb", None)

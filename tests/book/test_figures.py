@@ -862,5 +862,5 @@ def test_without_scripts_the_figures_stand_still(browser, site):
         assert FIGURES.keys() == live.stored()["figures"].keys()
         for name, where in PLACES:
             page.goto((site / f"book/{where}.html").as_uri())
-            assert page.locator(f"#{name} img").is_visible()
+            assert page.locator(f"#{name} :is(img, .drawn)").is_visible()
             assert page.locator(f"#{name} .live").count() == 0

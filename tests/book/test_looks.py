@@ -3,7 +3,6 @@
 Three pages in a browser, all with ``--everything``; what the text of a page tells, of all of them.
 """
 
-import colorsys
 import io
 import re
 
@@ -14,11 +13,9 @@ import page_size
 import pages
 import pytest
 import yaml
-from browsing import loaded, luminance, opened, styled, visit
+from browsing import loaded, opened, styled, visit
 from PIL import Image
 from tables import for_each
-
-from attn_lib import plotting
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 SOME = ["book/04_scaling.html", "book/notation.html", "book/five_posts.html"]
@@ -72,8 +69,9 @@ CUT = """phone => {
     letters: innerWidth > 600 ? letters() : 70,
     broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
     orphans: all("math:not([display])").filter(orphaned).length,
-    narrow: all("figure img").filter(image => innerWidth < 600 && image.clientWidth)
-      .filter(image => drawn(image) < Math.min(phone, parseFloat(image.style.width) || phone))
+    narrow: all("figure :is(img, .drawn svg)").filter(image => innerWidth < 600)
+      .filter(image => image.clientWidth && drawn(image) < Math.min(phone,
+        parseFloat(image.style.width || image.getAttribute("width"))))
       .map(image => image.closest("figure").id),
   };
 }"""
@@ -89,7 +87,7 @@ UNFIT = {
     "table-layout: fixed }",
     "orphans": "span.math { margin-right: 90vw !important }"
     ".together { white-space: normal !important }",
-    "narrow": ".cell_output figure > a { margin-inline: 0 !important; width: auto !important }",
+    "narrow": "figure > .drawn.drawn { margin-inline: 0 !important; width: auto !important }",
 }
 
 
@@ -129,7 +127,7 @@ def framed(html: str, folder, folded: int) -> list[str]:
     """What is wrong around the pictures of a page: above the first, and in the line under each."""
     article = html[html.index("</h1>") : html.index('<p class="colophon"')]
     lines = LINE.findall(article)
-    linked = [re.search(r'href="([^"]+)">picture', line) for line in lines]
+    linked = [re.search(r'href="([^"]+)">(SVG|PNG)</a>', line) for line in lines]
     found = {
         "something before the picture": re.search(
             'cell_input|<details|class="under', article.partition("<figure")[0]
@@ -138,7 +136,8 @@ def framed(html: str, folder, folded: int) -> list[str]:
         "no set-up under the first": ">set-up<" not in "".join(lines[:1]),
         "code that is not there": article.count(">code<") != 2 * folded,
         "a picture that is not there": not all(
-            link and (folder / link[1]).is_file() for link in linked
+            link and link[1].endswith(link[2].lower()) and (folder / link[1]).is_file()
+            for link in linked
         ),
         "no licence, or no citation": any(line.count(html_fixes.ABOUT) != 2 for line in lines),
     }
@@ -168,7 +167,8 @@ def test_nothing_stands_before_the_picture_and_a_line_under_each(site):
     ('<div class="under-figure', '<div class="under', "without its line"),
     (">set-up<", "><", "no set-up"),
     (">code<", "><", "code that is not"),
-    ('.png">picture', '.jpg">picture', "a picture that"),
+    ('.svg">SVG', '.jpg">SVG', "a picture that"),
+    ('.svg">SVG', '.svg">PNG', "a picture that"),
     (html_fixes.ABOUT, "", "no licence"),
 )
 def test_what_is_wrong_around_a_picture_is_seen(old, new, what, site):
@@ -215,7 +215,8 @@ def test_no_page_of_the_website_speaks_of_a_website(site):
 # the pictures, and the captions, that a reader sees in each figure
 VISIBLE = """() => [...document.querySelectorAll("article figure[id]")].map(figure => {
   const seen = which => [...figure.querySelectorAll(which)].filter(e => e.offsetHeight).length;
-  return [figure.id, seen(":scope > .live, :scope > a img, :scope > img"), seen(".caption-text")];
+  const pictures = seen(":scope > .live, :scope > a img, :scope > .drawn");
+  return [figure.id, pictures, seen(".caption-text")];
 })"""
 DOUBLED = {
     "figure > .still.still { display: block !important }": [2, 1],
@@ -300,50 +301,6 @@ def test_the_first_thing_painted_has_the_colours_of_the_reader(browser, site, sy
         assert painted(page) > 200
 
 
-# the pictures of a page: whether light and dark change places, and the words below
-PICTURES = """() => [...document.querySelectorAll("article figure[id]")].map(figure => [figure.id,
-  /invert/.test(getComputedStyle(figure.querySelector("img")).filter),
-  figure.querySelector("figcaption").textContent])"""
-# what the filter of the pictures makes of colours
-FILTERED = """colours => {
-  const pen = document.createElement("canvas").getContext("2d");
-  pen.filter = getComputedStyle(document.querySelector("article figure img")).filter;
-  return colours.map(colour => {
-    pen.fillStyle = colour;
-    pen.fillRect(0, 0, 9, 9);
-    return [...pen.getImageData(4, 4, 1, 1).data].slice(0, 3);
-  });
-}"""
-# photographs, parts that are painted black, a red that would be pink
-STAY = {f"fig-large-vision-{name}" for name in ("hover", "sinks", "nearest", "taken")}
-STAY |= {"fig-scaling-map"}
-SHADES = r"\b(black|white|(dark|bright|pale|light)(er|est)?)\b"
-
-
-def test_pictures_do_not_glare_in_the_dark(browser, site):
-    """Dark where they were white, each colour in its hue; not where the words speak of shades."""
-    found = {}
-    with opened(browser, site.as_uri()) as page:
-        page.route("**/*.js*", lambda call: call.abort())  # the stills, also of figures that move
-        for path in pages.NOTEBOOKS:
-            page.goto(f"{site.as_uri()}/book/{path.stem}.html")
-            page.evaluate("document.documentElement.dataset.theme = 'dark'")
-            found |= {name: (turned, said) for name, turned, said in page.evaluate(PICTURES)}
-        page.goto(f"{site.as_uri()}/{SOME[0]}")
-        page.evaluate("document.documentElement.dataset.theme = 'dark'")
-        white, *colours = page.evaluate(FILTERED, ["#ffffff", *plotting.ROLES.values()])
-    assert len(found) > 60
-    for name, (turned, said) in found.items():
-        shades = re.search(SHADES, said)
-        assert turned == (name not in STAY and shades is None), (name, shades)
-    assert max(white) < 25
-    for name, colour, now in zip(plotting.ROLES, plotting.ROLES.values(), colours, strict=True):
-        was = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-        hues = [colorsys.rgb_to_hsv(*rgb)[0] for rgb in (was, now)]
-        assert min(abs(hues[0] - hues[1]), 1 - abs(hues[0] - hues[1])) < 1 / 24, name
-        assert luminance(now) / luminance(white) > 3, name
-
-
 # ---------------------------------------------------------------- what a page weighs
 
 
@@ -385,7 +342,7 @@ def test_pages_are_light(site):
     ("<h1", "x" * 200_000 + "<h1", "before"),
 )
 def test_what_makes_a_page_heavy_is_seen(old, new, what, site):
-    html = (site / SOME[0]).read_text()
+    html = (site / "book/11_vision.html").read_text()  # with photographs
     assert old in html
     assert any(what in line for line in heavy(html.replace(old, new), site / "book"))
 

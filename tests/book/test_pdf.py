@@ -19,7 +19,7 @@ UNFIT = """() => {
   const article = document.querySelector("article"), right = article.getBoundingClientRect().right;
   const all = which => [...article.querySelectorAll(which)].filter(part => part.checkVisibility());
   const seen = part => part.checkVisibility() && part.getBoundingClientRect().height > 1;
-  const image = part => [...part.querySelectorAll("img")].some(seen);
+  const image = part => [...part.querySelectorAll("img, .drawn")].some(seen);
   const scrolls = part => part.matches("pre") && part.scrollWidth > part.clientWidth + 1;
   return Object.entries({
     "beside the article": [...document.querySelectorAll("body *")]
@@ -27,7 +27,7 @@ UNFIT = """() => {
     "for a mouse": all("button, input, .headerlink, .live, details:not([open])"),
     "an empty frame": all("figure, .cell, .cell_output, pre")
       .filter(block => !image(block) && (block.matches("figure") || !block.textContent.trim())),
-    "cut at the right": all("pre, table, img, math, .admonition")
+    "cut at the right": all("pre, table, img, .drawn svg, math, .admonition")
       .filter(part => part.getBoundingClientRect().right > right + 1 || scrolls(part)),
     "a link like the text": all("a[href]:not(.front-cards a)")
       .filter(link => getComputedStyle(link).textDecorationLine !== "underline"),
@@ -199,7 +199,8 @@ def test_no_block_is_cut_that_fits_on_a_page(joined):
 UNFINISHED = {
     'class="section-number">4. </span>Why': ('class="other">4. </span>Why', "numbered otherwise"),
     'href="#exercises"': ('href="#nowhere"', "leads nowhere: #planted--nowhere"),
-    'src="../_images/': ('src="../_images/lost', "no picture: "),
+    '<div class="drawn">': ('<img src="../_images/lost.png" alt="">', "no picture: "),
+    '<div class="drawn"><svg ': ('<div class="drawn"><svg></svg><b ', "no picture: "),
     "<h2>": ('<h2 lang="zh">\ue001', "no font, such as"),
     "<math ": ("<code ", "not set: "),
 }

@@ -1,0 +1,203 @@
+"""Figures drawn by lines: each is the picture that its notebook holds, and nothing but shapes."""
+
+import base64
+import io
+import re
+from xml.etree import ElementTree
+
+import line_figures
+import matplotlib.pyplot as plt
+import numpy as np
+import pages
+import pytest
+import vector
+from browsing import opened, visit
+from PIL import Image, ImageChops
+from tables import for_each
+
+from attn_lib import plotting
+
+NOTEBOOKS = {path.stem: pages.read(path) for path in pages.NOTEBOOKS}
+PNGS = {name: png for page in NOTEBOOKS.values() for name, png in vector.pngs(page).items()}
+SVGS = {path.stem: path.read_text() for path in vector.FOLDER.iterdir()}
+# these are drawn by no lines
+PHOTOGRAPHS = {f"fig-vision-{name}" for name in ("patches", "reshape", "exchange")}
+PHOTOGRAPHS |= {
+    f"fig-large-vision-{name}" for name in ("hover", "sinks", "nearest", "clothes", "taken")
+}
+
+# ---------------------------------------------------------------- without a browser
+
+
+def stale(pngs: dict[str, str], svgs: dict[str, str]) -> list[str]:
+    """The figures whose SVG is not there, or was not drawn with the PNG that the notebook holds."""
+    wanted = {name: png for name, png in pngs.items() if name not in PHOTOGRAPHS}
+    found = {name: re.search('data-png="(.*?)"', text)[1] for name, text in svgs.items()}
+    return sorted({name for name, _ in wanted.items() ^ found.items()})
+
+
+def test_each_figure_has_its_svg():
+    """If one is stale, the page was not run by ``book/_tools/execute.py``."""
+    assert len(PNGS) > 60
+    assert stale(PNGS, SVGS) == []
+    assert PHOTOGRAPHS < set(PNGS)
+    one, other = sorted(SVGS)[:2]
+    assert stale({**PNGS, one: "another"}, SVGS) == [one]
+    assert stale(PNGS, {**SVGS, one: SVGS[other], other: SVGS[one]}) == [one, other]
+    assert stale(PNGS, {**SVGS, "fig-left-over": SVGS[one]}) == ["fig-left-over"]
+    assert stale(PNGS, {name: SVGS[name] for name in SVGS if name != one}) == [one]
+    photograph = min(PHOTOGRAPHS)
+    assert stale(PNGS, {**SVGS, photograph: SVGS[one]}) == [photograph]
+
+
+KINDS = vector.KEPT - {"image"} | {"svg", "title", "desc", "linearGradient", "stop"}
+
+
+def unsafe(name: str, text: str) -> list[str]:
+    """What is more than shapes and texts, leads elsewhere, or might be another figure's."""
+    found = []
+    for part in ElementTree.fromstring(text).iter():  # noqa: S314 - our own
+        kind = part.tag.removeprefix(vector.SVG)
+        ids = [part.get("id", ""), *re.findall(r"#([^)]*)", part.get("clip-path", ""))]
+        foreign = [one for one in ids if one and not one.startswith(f"{name}-")]
+        found += [kind] * (kind not in KINDS) + foreign
+        for key, value in part.attrib.items():
+            if key.startswith(("on", "style", "class")) or "//" in value or "data:" in value:
+                found.append(f"{key}={value[:20]}")
+            if key.endswith("href") and not value.startswith(f"#{name}-"):
+                found.append(value)
+    return found + ["heavy"] * (len(text.encode()) > vector.HEAVY)
+
+
+def test_they_are_shapes_and_texts():
+    assert {name: unsafe(name, text) for name, text in SVGS.items() if unsafe(name, text)} == {}
+
+
+@for_each(
+    ("<text ", "<script/><text ", "script"),
+    ("<text ", '<text onclick="f()" ', "onclick=f()"),
+    ("<text ", '<image href="data:,"/><text ', "image"),
+    ("<text ", '<use href="https://cdn.invalid/x.svg#a"/><text ', "https://cdn.invalid/x.svg#a"),
+    ("<text ", '<text id="fig-one-1" ', "fig-one-1"),
+    ("</svg>", f"<desc>{'x' * vector.HEAVY}</desc></svg>", "heavy"),
+)
+def test_what_is_more_than_that_is_seen(old, new, what):
+    name = "fig-one-head-weights"
+    assert what in unsafe(name, SVGS[name].replace(old, new, 1))
+
+
+def small(photograph=False):
+    plotting.use_style()
+    figure, axes = plt.subplots(1, 2, num=1, clear=True)
+    axes[0].imshow([[0.1, 0.9], [0.5, 1.0]], cmap="gray" if photograph else "Blues", vmin=0, vmax=1)
+    axes[1].plot([1, 2], label="two  words")
+    axes[1].legend()
+    figure.canvas.draw()
+    drawn = vector.drawn(figure)
+    plt.close(figure)
+    return drawn
+
+
+def test_the_same_figure_gives_the_same_bytes():
+    one, other = small(), small()
+    text = vector.lean(one, "fig-small", "0")
+    assert text == vector.lean(other, "fig-small", "0")
+    assert unsafe("fig-small", text) == []
+    assert text.count("h1") == 4  # cells, each drawn by itself
+    assert "two\u00a0\u00a0words" in text
+    assert small(photograph=True) is None
+
+
+def test_only_what_ran_is_kept(tmp_path, monkeypatch):
+    """The figures of a page that it no longer draws go, those of other pages stay."""
+    monkeypatch.setattr(vector, "FOLDER", tmp_path / "figures")
+    vector.FOLDER.mkdir()
+    for name in ("fig-masks-old", "fig-many-heads-layout"):
+        (vector.FOLDER / f"{name}.svg").touch()
+    pngs = vector.pngs(NOTEBOOKS["02_masks"])
+    first, heavy, *_ = pngs.values()
+    (tmp_path / f"{first}.svg").write_text(small())
+    words = f"<text>{'x' * vector.HEAVY}</text></svg>"
+    (tmp_path / f"{heavy}.svg").write_text(small().replace("</svg>", words))
+    vector.keep("02_masks", NOTEBOOKS["02_masks"], tmp_path)
+    kept = sorted(path.stem for path in vector.FOLDER.iterdir())
+    assert kept == sorted([next(iter(pngs)), "fig-many-heads-layout"])
+
+
+# ---------------------------------------------------------------- as a browser draws it
+
+TILE = 16  # pixels of a PNG, which are half as large as those of a page
+APART = 55  # of 255; two ways to smooth and to set letters differ by less
+
+
+def tiles(image) -> np.ndarray:
+    size = (image.width // TILE, image.height // TILE)
+    return np.asarray(image.resize(size, Image.Resampling.BOX)).astype(float)
+
+
+def apart(one, other) -> float:
+    """By how much two pictures differ where they differ most, laid on each other at best."""
+    steps = [(x, y) for x in (-1, 0, 1) for y in (-1, 0, 1)]
+    moved = (ImageChops.offset(other, *step) for step in steps)
+    return min(float(np.abs(tiles(one) - tiles(each)).max()) for each in moved)
+
+
+@pytest.fixture(scope="module")
+def drawn(browser, site):
+    """What the browser makes of an SVG, in the typeface of the pages."""
+    with opened(browser, site.as_uri(), device_scale_factor=2) as page:
+        visit(page, f"{site.as_uri()}/book/notation.html", 1400)
+        page.set_viewport_size({"width": 1400, "height": 1400})
+        page.evaluate("""() => { document.body.innerHTML = `<div class="bd-content" id="paper"
+          style="position: absolute; inset: 0; background: #fff"></div>`; }""")
+
+        def draw(svg, size):
+            page.evaluate("svg => { paper.innerHTML = svg; paper.firstChild.style = '' }", svg)
+            page.evaluate("paper.firstChild.style.textAlign = 'left'")
+            page.evaluate(
+                "document.fonts.load('italic 10px Inter').then(() => document.fonts.ready)"
+            )
+            clip = {"x": 0, "y": 0, "width": (size[0] + 1) // 2, "height": (size[1] + 1) // 2}
+            shot = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("RGB")
+            return shot.crop((0, 0, *size))
+
+        yield draw
+
+
+def stored():
+    """The PNGs of the notebooks."""
+    for page in NOTEBOOKS.values():
+        for cell, _ in pages.figures(page):
+            (png,) = [o.data["image/png"] for o in cell.outputs if "image/png" in o.get("data", {})]
+            name = cell.metadata.mystnb.figure.name
+            if name in SVGS:
+                yield name, Image.open(io.BytesIO(base64.b64decode(png))).convert("RGB")
+
+
+def test_each_svg_shows_what_the_png_shows(drawn):
+    found = {
+        name: apart(png, drawn(line_figures.inlined(name, ""), png.size)) for name, png in stored()
+    }
+    assert found.keys() == SVGS.keys()
+    assert {name: value for name, value in found.items() if value > APART} == {}
+
+
+MISTAKES = {
+    "another figure": lambda text: line_figures.inlined("fig-masks-crime", ""),
+    "a label elsewhere": lambda text: re.sub(
+        r'x="([\d.]+)"(?=[^>]*>cat<)', lambda x: f'x="{float(x[1]) + 12}"', text, count=1
+    ),
+    "another colour": lambda text: re.sub(r'"#(08|6[0-9a-f])\w{4}"', '"#d55e00"', text),
+    "a cell that is lost": lambda text: re.sub(r'd="M1 5h1"', 'd=""', text),
+    "no letters": lambda text: text.replace("<text ", '<text opacity="0" '),
+}
+
+
+@for_each(*MISTAKES)
+def test_another_picture_is_seen(mistake, drawn):
+    name = "fig-one-head-weights"
+    png = dict(stored())[name]
+    text = line_figures.inlined(name, "")
+    changed = MISTAKES[mistake](text)
+    assert changed != text
+    assert apart(png, drawn(text, png.size)) < APART < apart(png, drawn(changed, png.size))
