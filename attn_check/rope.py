@@ -233,8 +233,7 @@ def _canonical(x: Any, layout: str) -> Tensor:
         given = f"the shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"fn returns {given} for inputs of {len(layout)} axes")
     layout = "".join(letter for letter in "BH" if letter not in layout) + layout
-    x = x[(None,) * (4 - x.dim())]
-    return x.detach().double().permute([layout.index(letter) for letter in "BHTd"])
+    return x[(None,) * (4 - x.dim())].detach().double().permute(*map(layout.index, "BHTd"))
 
 
 # ---------------------------------------------------------------- what may be wrong
@@ -306,4 +305,5 @@ def _other_bases(way: Way) -> Iterator[Guess]:
 def _unexplained(way: Way) -> Failure:
     wrong, cases = list(way.wrong()), [case for case, _ in way.answers]
     title, text = of_rotation(wrong, cases, way.intent.rope_pairing, both="k" in way.roles)
-    return Failure(None, title, text, example=way.example(*wrong[0]))
+    alike = all(y.shape == x.shape for *_, y, x in wrong)
+    return Failure(None, title, text, example=way.example(*wrong[0]) if alike else "")
