@@ -15,8 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from attn_check.diagnose import diagnose
-from attn_check.rope import diagnose_rope
+from attn_check import diagnose, diagnose_rope
 
 _KINDS: dict[str, type] = dict.fromkeys("heads kv-heads d-k window rope-dims".split(), int)
 _KINDS |= dict.fromkeys("softcap scale rope-base".split(), float)

@@ -7,6 +7,7 @@ from itertools import product
 import torch
 
 from attn_check import properties
+from attn_check.calls import PAIRINGS
 from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
 from attn_check.reference import Case, Intent, triangle
@@ -14,7 +15,6 @@ from attn_check.search import Pair, agrees, right
 from attn_check.subject import Given
 
 ROPE_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 8e6, 1e7, 1e3, 1e2)  # of published models
-PAIRINGS = ("half", "neighbours")
 
 
 def assume(exam: Exam, given: Given) -> None:

@@ -24,15 +24,23 @@ from attn_check.reference import Case, Layer
 LAYOUTS = ("BHTd", "BTHd", "TBHd", "HTd", "THd", "BTd", "TBd", "Td")
 SHAPES = ("B1TS", "BTS", "BS", "TS", "B11S", "BHTS")
 POLARITIES = ("attend", "blocked", "additive")
+PAIRINGS = {"half": "halves (i, i + d/2)", "neighbours": "neighbours (2i, 2i + 1)"}
 # names that people give to arguments, projections and sizes
 NAMES = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
-_ROLES = {name: role for role, names in NAMES["arguments"].items() for name in names.split()}
 _NO_TENSORS = ("causal", "cache", "heads")
 Arguments = tuple[list[str], dict[str, str], dict[str, str]]
 _STORES = (list, dict, set, Tensor, nn.Module)  # what a call may write into
 _DROPOUTS: set[Any] = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout}
 _DROPOUTS |= {F.feature_alpha_dropout, torch.dropout, torch.dropout_, torch.alpha_dropout}
 _DROPOUTS |= {torch.feature_dropout, torch.native_dropout}
+
+
+def roles_of(kind: str) -> dict[str, str]:
+    """What each of the names that people give stands for."""
+    return {name: role for role, names in NAMES[kind].items() for name in names.split()}
+
+
+_ROLES = roles_of("arguments")
 
 
 def default_of(fn: Callable, name: str) -> Any:

@@ -6,12 +6,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from attn_check.calls import PAIRINGS
 from attn_check.cases import LONG, Exam
 from attn_check.modules import unexplained
 from attn_check.properties import shown
 from attn_check.reference import Case
-from attn_check.report import largest
-from attn_check.search import Answered, compared, open_rows
+from attn_check.report import largest, numbers
+from attn_check.search import Answered, allowed, compared, open_rows
 
 _UNKNOWN = {  # by what can be passed of the intent
     "attn_bias": "a bias of its own, as ALiBi (pass attn_bias=)",
@@ -239,3 +240,64 @@ def _queries(exam: Exam) -> list[str]:
         if place > 1e-4 and not ordered:
             texts.append(f"6 keys in another order, values too, change the output by {place:.3g}.")
     return texts
+
+
+# ---------------------------------------------------------------- of a rotation
+
+Turned = tuple[Case, str, Tensor, Tensor]  # q or k, as it was turned, and as it is expected
+
+
+def of_rotation(
+    wrong: list[Turned], cases: list[Case], pairing: str, *, both: bool
+) -> tuple[str, str]:
+    """A title and a text for outputs that no known mistake of RoPE gives."""
+    text = "No known mistake, and no two of them, gives these numbers."
+    title = "the rotation is not RoPE's"
+    for _, name, y, x in wrong:
+        if y.shape != x.shape:
+            text += f" The output {name} has the shape {tuple(y.shape)}, not {tuple(x.shape)}."
+            return title, text
+    longer = max((y.norm(dim=-1) / x.norm(dim=-1) - 1.0).abs().max() for *_, y, x in wrong)
+    moved = [(y - x)[..., 0, :].abs().max() for case, _, y, x in wrong if not case.start]
+    at_0 = max(moved, default=0.0)
+    bad = list(dict.fromkeys(case.name for case, *_ in wrong))
+    right = [case.name for case in cases if case.name not in bad]
+    names = {name for _, name, *_ in wrong}
+    facts = {
+        "Outputs are NaN or infinite.": not all(y.isfinite().all() for *_, y, _ in wrong),
+        f"The length of a row changes by up to {100 * longer:.3g} %.": longer > 1e-4,
+        f"Position 0 is changed, by up to {at_0:.3g}: its angle should be 0.": at_0 > 1e-4,
+        f"Right: {'; '.join(right)}. Wrong: {'; '.join(bad)}.": right,
+        f"Only {min(names)} is wrong.": len(names) == 1 and both,
+        _angles(pairing, *wrong[0]): True,
+    }
+    title = "the output is not a rotation" if longer > 1e-4 else title
+    return title, " ".join([text, *(fact for fact, holds in facts.items() if fact and holds)])
+
+
+def _angles(pairing: str, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
+    """By which angles the pairs turn, where that is so; or which channels are not changed."""
+    x, call = case.tensors[name], f"In the call with {case.name}"
+    off = (actual - expected).abs().amax(dim=(0, 1, 3)) > allowed(case, expected)
+    at, pairings = int(off.int().argmax()), [pairing, *PAIRINGS]
+    meant = turns(x, expected, pairing)
+    for pairing in pairings:
+        turned = turns(x, actual, pairing)
+        apart = (turned[..., at, :] - turned[:1, :1, at]).abs().max()
+        if apart < 1e-3 and (turned.abs() - 1.0).abs().max() < 1e-4:
+            rows = [z[0, 0, at].angle().round(decimals=12) + 0.0 for z in (turned, meant)]
+            angles = ", where ".join(numbers(row)[1:-1] for row in rows)
+            return (
+                f"{call}, pairs of {PAIRINGS[pairing]} of {name} turn at position "
+                f"{case.start + at} by the angles {angles} are meant (up to whole turns)."
+            )
+    same = ((actual - x).abs().amax(dim=(0, 1, 2)) < 1e-5).nonzero().flatten().tolist()
+    return f"{call}, channels {str(same)[1:-1]} of {name} are not changed." if same else ""
+
+
+def turns(x: Tensor, y: Tensor, pairing: str) -> Tensor:
+    """The complex number that each pair of channels is multiplied by."""
+    if pairing == "half":
+        x, y = (z.unflatten(-1, (2, -1)).mT.flatten(-2) for z in (x, y))
+    before, after = (torch.view_as_complex(z.unflatten(-1, (-1, 2))) for z in (x, y))
+    return after / before

@@ -8,10 +8,10 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from attn_check.calls import NAMES
+from attn_check.calls import NAMES, roles_of
 from attn_check.reference import Layer
 
-_ROLES = {word: role for role, words in NAMES["projections"].items() for word in words.split()}
+_ROLES = roles_of("projections")
 _NORM = re.compile(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)")
 _OF_NORMS = {"q": {"q", "query", "queries"}, "k": {"k", "key", "keys"}}
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}

@@ -1,20 +1,35 @@
-"""``diagnose_rope``: for functions that rotate queries and keys."""
+"""For functions that rotate queries and keys: each way of calling them, and what explains it."""
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attn_check.calls import quietly
+from attn_check.calls import PAIRINGS, copied, roles_of, to_layout
+from attn_check.facts import of_rotation, turns
 from attn_check.mistakes import FORMS, MISTAKES
-from attn_check.reference import Case, Intent, Step
-from attn_check.report import Failure, Report, numbers
-from attn_check.rope_calls import ENDS, PAIRINGS, ROPE_LAYOUTS, Guess, Way, answered_ways
-from attn_check.search import allowed
+from attn_check.reference import Case, Change, Intent, Step, compute
+from attn_check.report import Failure, Report, numbers, show
+from attn_check.search import equal
+from attn_check.subject import quoted
+
+LAYOUTS = ("BHTd", "BTHd", "TBHd", "BTd", "Td")
+_WIDTHS = (8, 16, 32, 64, 128, 4, 12, 20, 24, 40, 48, 80, 96, 112, 160, 192, 256)
+_ROLES = roles_of("arguments of a rotation")
+# the last axis of cos and sin: what is said of it, and how it follows from the d/2 angles
+_ENDS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "c": ("d), the angles twice one after the other", lambda x: torch.cat([x, x], dim=-1)),
+    "r": ("d), each angle twice", lambda x: x.repeat_interleave(2, dim=-1)),
+    "h": ("d/2)", lambda x: x),
+}
+_TABLES = [axes + end for end in _ENDS for axes in ("BT", "T", "11T", "1T1", "T11")]
+
+Guess = tuple[Failure, Change]  # what may be wrong, and what it changes in the reference
 
 # a mistake, its forms at once, and what is said of it where the table of mistakes says less; what
 # takes queries and keys alike comes first: it alone is right where there are no keys
@@ -39,100 +54,186 @@ _MIXED = [  # where the function makes cos and sin itself
 ]
 
 
-def diagnose_rope(
-    fn: Callable,
-    *,
-    rope_base: float = 10_000.0,
-    rope_pairing: str | None = "half",
-    layout: str | None = None,
-    d_k: int | None = None,
+def investigate(
+    fn: Callable, base: float, pairing: str | None, layout: str | None, d_k: int | None
 ) -> Report:
-    """Say in words what is wrong with a function that rotates queries and keys.
-
-    Args:
-        fn: ``fn(q, k, positions)`` that returns both, or ``fn(x, positions)`` that returns one.
-            Positions (T,) or (B, T) may be left out, and are then 0 to T − 1. Parameters named
-            ``cos`` and ``sin``, or ``freqs_cis``, get tables of ``rope_base``.
-        rope_base: ratio of the slowest to the fastest rotation that is meant.
-        rope_pairing: ``"half"``, channels i and i + d/2, or ``"neighbours"``, 2i and 2i + 1;
-            None: the one that fits.
-        layout: the axes of q and k: ``"BHTd"``, ``"BTHd"``, ``"TBHd"``, ``"BTd"`` or ``"Td"``.
-            Default: the first that explains the answers.
-        d_k: the width of q and k, where ``fn`` has a fixed one. Default: found out.
-
-    Returns:
-        A :class:`Report`: ``.ok`` is True where no mistake was found; ``failures`` holds the
-        mistakes, ``unchecked`` what could not be called, ``assumed`` what was found out.
-
-    Raises:
-        TypeError: a class instead of an instance, or something that cannot be called.
-        ValueError: an unknown pairing or layout; an odd ``d_k``; a parameter that cannot be
-            filled in; a function that raises in every call.
-
-    Example:
-        >>> from attn_lib.positions import apply_rope
-        >>> diagnose_rope(apply_rope, layout="BHTd").ok
-        True
-        >>> diagnose_rope(lambda x, positions: apply_rope(x, -positions)).mistakes
-        ['rope_direction']
-
-    Source: Su et al. (2021), "RoFormer", section 3.4.
-    """
-    if isinstance(fn, type) or not callable(fn):
-        raise TypeError(f"fn must be a function or an instance, got {fn!r}")
-    given = {"rope_pairing": (rope_pairing, PAIRINGS), "layout": (layout, ROPE_LAYOUTS)}
-    for name, (value, known) in given.items():
-        if value is not None and value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
-    if d_k is not None and (d_k < 2 or d_k % 2):
-        raise ValueError(f"d_k must be even, and 2 or more; got {d_k}")
-    pairings = [rope_pairing] if rope_pairing else PAIRINGS
-    intents = [Intent(rope_base=rope_base, rope_pairing=pairing) for pairing in pairings]
-    with quietly():
-        ways = answered_ways(fn, intents[0], layout, d_k)
-        way, mistakes = _explained([replace(way, intent=i) for way in ways for i in intents])
-        failures = [_unexplained(way)] if mistakes is None else mistakes
-    report, pairing = way.found, way.intent.rope_pairing
+    """What is wrong with a function that rotates; the arguments are those of ``diagnose_rope``."""
+    intents = [Intent(rope_base=base, rope_pairing=p) for p in ([pairing] if pairing else PAIRINGS)]
+    ways = answered_ways(fn, intents[0], layout, d_k)
+    way, mistakes = _explained([replace(way, intent=i) for way in ways for i in intents])
+    report, found = way.found, way.intent.rope_pairing
     report.subject = getattr(fn, "__name__", type(fn).__name__)
-    if not failures:
+    if mistakes == []:
         first = ", each the first of a copy" if report.failures else ""
         names = ", ".join(case.name for case, _ in way.answers)
         report.holds.append(f"equal to the reference in {len(way.answers)} calls{first}: {names}")
-    report.failures += failures
+    report.failures += [_unexplained(way)] if mistakes is None else mistakes
     if not way.roles.keys() - {"k"}:
         report.unchecked.append("shifted positions: fn takes none")
     facts = {
-        f"the pairing is {pairing!r}: {PAIRINGS[pairing]}": rope_pairing is None,
+        f"the pairing is {found!r}: {PAIRINGS[found]}": pairing is None,
         f"the layout is {way.layout!r}": layout is None,
         f"the width is fixed: d_k = {way.width}": d_k != way.width,
     }
     if way.table:
-        facts[f"tables of shape ({', '.join([*way.table[:-1], ENDS[way.table[-1]][0]])}"] = True
+        facts[f"tables of shape ({', '.join([*way.table[:-1], _ENDS[way.table[-1]][0]])}"] = True
     doubt = " (others explain the answers no better)" if mistakes is None else ""
     report.assumed = [fact + doubt for fact, found_out in facts.items() if found_out]
     return report
 
 
-def assert_rope(fn: Callable, **adapter: Any) -> None:
-    """Fail with a report where a rotation of queries and keys is wrong: one line of a test.
+# ---------------------------------------------------------------- what it answers
 
-    Args:
-        fn: as in :func:`diagnose_rope`.
-        **adapter: as in :func:`diagnose_rope`.
 
-    Raises:
-        AssertionError: the report, where a mistake was found.
+@dataclass
+class Way:
+    """One way of calling the function, and what it answered."""
 
-    Example:
-        >>> from attn_lib.positions import apply_rope
-        >>> assert_rope(apply_rope)
+    fn: Callable
+    roles: dict[str, str]  # of the parameters after the first, to their names
+    intent: Intent
+    layout: str
+    width: int | None  # of all calls; None: of several widths
+    table: str  # axes of cos and sin, the last as in _ENDS; empty where none are passed
+    batched: bool  # positions are (B, T) instead of (T,)
+    answers: list[tuple[Case, dict[str, Tensor]]] = field(default_factory=list)  # (B, H, T, d)
+    found: Report = field(default_factory=lambda: Report(""))
 
-    Source: :func:`diagnose_rope`.
-    """
-    __tracebackhide__ = True
-    report = diagnose_rope(fn, **adapter)
-    if not report.ok:
-        raise AssertionError(str(report))
+    def answered(self) -> "Way":
+        """With the answers of new copies, and what a copy does that is called again."""
+        used = copied(self.fn, None)[0]
+        for case in self._cases():
+            outs, raised = self._ask(copied(self.fn, None)[0], case)
+            if raised:
+                shape = tuple(to_layout(case.tensors["q"], self.layout, False, 1).shape)
+                self.found.unchecked.append(f"{case.name}, shape {shape}: {raised}")
+                if not self.answers:
+                    break
+                continue
+            self.answers.append((case, outs))
+            again, raised = self._ask(used, case)
+            same = [equal(again[name], outs[name], case, self.intent) for name in again]
+            if raised or not all(same):
+                change = f"raises {raised}" if raised else "gives other numbers"
+                example = f"The call with {case.name} {change} after others, not as the first."
+                self.found.known("state_between_calls", example)
+        return self
+
+    def _cases(self) -> Iterator[Case]:
+        B, H = 2 if "B" in self.layout else 1, 3 if "H" in self.layout else 1
+        random = torch.Generator().manual_seed(5)
+        for T, start, d in [(4, 0, 8), (3, 0, 4), (70, 0, 8), (4, 5, 8)]:
+            if not start or self.roles.keys() - {"k"}:  # it takes positions
+                name = f"positions from {start} on" if start else f"{T} positions"
+                name += " (as many as heads)" if T == H else ""
+                shape = (B, H, T, self.width or d)
+                q, k = (torch.randn(shape, generator=random, dtype=torch.float64) for _ in "qk")
+                yield Case(name, {"q": q, "k": k, "v": k}, tolerance=5e-5, heads=H, start=start)
+
+    def _ask(self, fn: Callable, case: Case) -> tuple[dict[str, Tensor], str]:
+        """Queries, and keys where it takes them, as they are returned; or what it raises."""
+        names = "qk" if "k" in self.roles else "q"
+        inputs = [to_layout(case.tensors[name].float(), self.layout, False, 1) for name in names]
+        before, options = [x.clone() for x in inputs], self._options(case)
+        torch.manual_seed(0)  # what is random is the same in equal calls
+        try:
+            with torch.no_grad():
+                result = fn(*inputs, **options)
+            outs = result if isinstance(result, tuple | list) else [result]
+            if len(outs) < len(names):
+                raise ValueError("fn takes q and k, but returns one tensor")
+            outs = [_canonical(x, self.layout) for x in outs[: len(names)]]
+        except Exception as error:  # whatever it raises is an answer
+            return {}, quoted(error)
+        for x, old in zip(inputs, before, strict=True):
+            if not torch.equal(x, old):
+                example = f"before: {numbers(old)}; after: {numbers(x)}."
+                self.found.known("inplace_arguments", example)
+        return dict(zip(names, outs, strict=True)), ""
+
+    def _options(self, case: Case) -> dict[str, Any]:
+        """What is passed after queries and keys."""
+        places = torch.arange(case.lengths[0]) + case.start
+        rows = places.expand(case.batch, -1).clone() if self.batched else places
+        options: dict[str, Any] = {"positions": rows, "start": case.start}
+        if self.table:
+            if "positions" in self.roles:  # the function takes rows of a longer table
+                places = torch.arange(128)
+            d, base = case.tensors["q"].shape[-1], self.intent.rope_base or 1.0
+            angles = places.double()[:, None] / base ** (torch.arange(0, d, 2).double() / d)
+            angles = _ENDS[self.table[-1]][1](angles).float()
+            angles = angles.unflatten(0, [-1 if axis == "T" else 1 for axis in self.table[:-1]])
+            angles = angles.repeat_interleave(case.batch if "B" in self.table else 1, dim=0)
+            options |= {"cos": angles.cos(), "sin": angles.sin(), "cis": (1j * angles).exp()}
+        return {name: options[role] for role, name in self.roles.items() if role in options}
+
+    def wrong(self, guesses: Sequence[Guess] = ()) -> Iterator[tuple[Case, str, Tensor, Tensor]]:
+        """What the reference with these mistakes does not give: q or k, actual and expected."""
+        changes = {name: step for _, change in guesses for name, step in change.items()}
+        for case, outs in self.answers:
+            run = compute(case, self.intent, None, changes)
+            for name, actual in outs.items():
+                expected = getattr(run, name)
+                if not equal(actual, expected, case, self.intent):
+                    yield case, name, actual, expected
+
+    def example(self, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
+        """The first row that differs."""
+        return show(replace(case, name=f"{case.name}; {name}"), actual, expected, self.intent)
+
+
+def answered_ways(fn: Callable, intent: Intent, layout: str | None, d_k: int | None) -> list[Way]:
+    """The ways of calling that are answered most, the likely ones first."""
+    roles = _passed(fn)
+    tables = ["Th"] if "cis" in roles else _TABLES if "cos" in roles else [""]
+    batched = [False, True] if "positions" in roles else [False]
+    ways: list[Way] = []
+    for width, axes in product([d_k] if d_k else [None, *_WIDTHS], (4, 3, 2)):
+        layouts = [some for some in LAYOUTS if len(some) == axes and layout in (some, None)]
+        options = product(layouts, [width], tables, batched)
+        ways += [Way(fn, roles, intent, *chosen).answered() for chosen in options]
+        if any(not way.found.unchecked for way in ways):
+            break
+    best = max(ways, key=lambda way: len(way.answers))
+    if not best.answers:
+        error = f"every call of fn raises; the first, {ways[0].found.unchecked[0]}"
+        raise ValueError(f"{error}; pass layout= or d_k=, if fixed")
+    # one call may be too long for a table; one way may only seem to fit
+    enough = max(len(best.answers) - 1, 1)
+    alike = [w for w in ways if (w.width, len(w.layout)) == (best.width, len(best.layout))]
+    alike = [way for way in alike if len(way.answers) >= enough]
+    return sorted(alike, key=lambda way: len(way.found.unchecked) + len(way.found.failures))
+
+
+def _passed(fn: Callable) -> dict[str, str]:
+    """The parameters that are passed, by what they mean."""
+    signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+    further = list(signature.parameters.values())[1:]
+    others = [p for p in further if not p.kind.name.startswith("VAR_")]
+    needed = [p.name for p in others if p.default is p.empty]
+    roles: dict[str, str] = {}
+    for p in others:
+        roles.setdefault(_ROLES.get(p.name.lower().strip("_"), ""), p.name)
+    roles.pop("", None)  # those that have none
+    unknown = ", ".join(name for name in needed if name not in roles.values())
+    if unknown or ("cos" in roles) != ("sin" in roles):
+        raise ValueError(
+            f"fn needs {unknown or 'cos and sin together'}, which diagnose_rope cannot fill in: "
+            "wrap it, as in diagnose_rope(lambda q, k, positions: fn(q, k, ...))"
+        )
+    if {"cos", "cis"} & roles.keys() and roles.get("positions") not in needed:
+        roles.pop("positions", None)  # not used beside the tables
+    if "positions" in roles:
+        roles.pop("start", None)  # it would count twice
+    return roles
+
+
+def _canonical(x: Any, layout: str) -> Tensor:
+    if not isinstance(x, Tensor) or x.dim() != len(layout):
+        given = f"the shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"fn returns {given} for inputs of {len(layout)} axes")
+    layout = "".join(letter for letter in "BH" if letter not in layout) + layout
+    return x[(None,) * (4 - x.dim())].detach().double().permute(*map(layout.index, "BHTd"))
 
 
 # ---------------------------------------------------------------- what may be wrong
@@ -187,7 +288,7 @@ def _other_bases(way: Way) -> Iterator[Guess]:
     if x.shape != y.shape or x.shape[-1] < 4:
         return
     for pairing, times in product(PAIRINGS, (1, 2)):
-        angle = abs(_turns(x, y, pairing)[0, 0, 1, 1].angle().item()) / times
+        angle = abs(turns(x, y, pairing)[0, 0, 1, 1].angle().item()) / times
         exact = max(angle, 1e-9) ** (-x.shape[-1] / 2.0)
         near = float(f"{exact:.2g}")
         base = near if abs(exact - near) < 2e-3 * near else float(f"{exact:.4g}")
@@ -201,58 +302,8 @@ def _other_bases(way: Way) -> Iterator[Guess]:
             yield replace(failure, repair=repair), {"base": step}
 
 
-def _turns(x: Tensor, y: Tensor, pairing: str) -> Tensor:
-    """The complex number that each pair of channels is multiplied by."""
-    if pairing == "half":
-        x, y = (z.unflatten(-1, (2, -1)).mT.flatten(-2) for z in (x, y))
-    before, after = (torch.view_as_complex(z.unflatten(-1, (-1, 2))) for z in (x, y))
-    return after / before
-
-
-# ---------------------------------------------------------------- what nothing explains
-
-
 def _unexplained(way: Way) -> Failure:
-    text = "No known mistake, and no two of them, gives these numbers."
-    title, wrong = "the rotation is not RoPE's", list(way.wrong())
-    for _, name, y, x in wrong:
-        if y.shape != x.shape:
-            text += f" The output {name} has the shape {tuple(y.shape)}, not {tuple(x.shape)}."
-            return Failure(None, title, text)
-    longer = max((y.norm(dim=-1) / x.norm(dim=-1) - 1.0).abs().max() for *_, y, x in wrong)
-    moved = [(y - x)[..., 0, :].abs().max() for case, _, y, x in wrong if not case.start]
-    at_0 = max(moved, default=0.0)
-    bad = list(dict.fromkeys(case.name for case, *_ in wrong))
-    right = [case.name for case, _ in way.answers if case.name not in bad]
-    names = {name for _, name, *_ in wrong}
-    facts = {
-        "Outputs are NaN or infinite.": not all(y.isfinite().all() for *_, y, _ in wrong),
-        f"The length of a row changes by up to {100 * longer:.3g} %.": longer > 1e-4,
-        f"Position 0 is changed, by up to {at_0:.3g}: its angle should be 0.": at_0 > 1e-4,
-        f"Right: {'; '.join(right)}. Wrong: {'; '.join(bad)}.": right,
-        f"Only {min(names)} is wrong.": len(names) == 1 and "k" in way.roles,
-        _angles(way, *wrong[0]): True,
-    }
-    texts = [text, *(fact for fact, holds in facts.items() if fact and holds)]
-    title = "the output is not a rotation" if longer > 1e-4 else title
-    return Failure(None, title, " ".join(texts), example=way.example(*wrong[0]))
-
-
-def _angles(way: Way, case: Case, name: str, actual: Tensor, expected: Tensor) -> str:
-    """By which angles the pairs turn, where that is so; or which channels are not changed."""
-    x, call = case.tensors[name], f"In the call with {case.name}"
-    off = (actual - expected).abs().amax(dim=(0, 1, 3)) > allowed(case, expected)
-    at, pairings = int(off.int().argmax()), [way.intent.rope_pairing, *PAIRINGS]
-    meant = _turns(x, expected, pairings[0])
-    for pairing in pairings:
-        turns = _turns(x, actual, pairing)
-        apart = (turns[..., at, :] - turns[:1, :1, at]).abs().max()
-        if apart < 1e-3 and (turns.abs() - 1.0).abs().max() < 1e-4:
-            rows = [z[0, 0, at].angle().round(decimals=12) + 0.0 for z in (turns, meant)]
-            angles = ", where ".join(numbers(row)[1:-1] for row in rows)
-            return (
-                f"{call}, pairs of {PAIRINGS[pairing]} of {name} turn at position "
-                f"{case.start + at} by the angles {angles} are meant (up to whole turns)."
-            )
-    same = ((actual - x).abs().amax(dim=(0, 1, 2)) < 1e-5).nonzero().flatten().tolist()
-    return f"{call}, channels {str(same)[1:-1]} of {name} are not changed." if same else ""
+    wrong, cases = list(way.wrong()), [case for case, _ in way.answers]
+    title, text = of_rotation(wrong, cases, way.intent.rope_pairing, both="k" in way.roles)
+    alike = all(y.shape == x.shape for *_, y, x in wrong)
+    return Failure(None, title, text, example=way.example(*wrong[0]) if alike else "")

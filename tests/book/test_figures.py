@@ -831,13 +831,20 @@ PLACES = [(name, page) for name, (_, *places) in FIGURES.items() for page in pla
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 @pytest.mark.parametrize(("name", "page"), PLACES)
-def test_every_setting_shows_the_numbers_of_the_library(browser, site, name, page, width, scheme):
-    """By mouse or finger, and by keyboard; in all combinations, where they are not too many."""
+def test_every_setting_shows_the_numbers_of_the_library(
+    browser, site, name, page, width, scheme, request
+):
+    """By mouse or finger, and by keyboard; in all combinations, where they are not too many.
+
+    On the second screen the same script computes the same numbers: there each control goes through
+    all its values, and combinations are left to ``--everything``.
+    """
+    everything = (width, scheme) == SCREENS[0] or request.config.getoption("--everything")
     with figure(browser, site, name, width, scheme, page) as moving:
         moving.check()
         counts = list(map(len, moving.shown.names))
         by_hand = [parts is not None for _, parts, *_ in moving.controls]  # sliders: by keys
-        if math.prod(counts) <= MANY:
+        if everything and math.prod(counts) <= MANY:
             for settings in itertools.product(*map(range, counts)):
                 for n, value in enumerate(settings):
                     if value != moving.settings[n]:

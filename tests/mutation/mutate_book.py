@@ -3,7 +3,7 @@
     pip install mutmut==3.8.1
     python tests/mutation/mutate_book.py [--mutants 60] [--seed 0]
     python tests/mutation/mutate_book.py masks.causal_mask functional.attention
-    python tests/mutation/mutate_book.py --mistakes
+    python tests/mutation/mutate_book.py --mistakes [module.function ...]
 
 Every page runs once and must be green; what it calls of the library is noted, line by line. Then
 
@@ -16,7 +16,8 @@ Every page runs once and must be green; what it calls of the library is noted, l
 
 With names, only these functions are replaced; of the pages that name one, each is read until it
 has called those that no page before it called. With ``--mistakes``, what ``mistakes.csv`` lists is
-made instead: what goes wrong in tutorials, each from a cell on whose page must turn red.
+made in place of small changes: what goes wrong in tutorials, each from a cell on whose page must
+turn red.
 
 A page is run as far as the first cell that uses what is mutated; from there a fork of the process
 runs on with the mutant, up to the first cell that raises or whose outputs differ from the stored
@@ -264,24 +265,27 @@ def main() -> int:
     names = set(chosen.functions)
     os.environ |= {"ATTN_LIB_PROGRESS": "0", "TOKENIZERS_PARALLELISM": "false"}
     torch.set_num_threads(1)  # a fork has one thread
-    if chosen.mistakes:
-        planned = list(mistakes())
-        found = verdicts(planned, sorted({page for _, cells in planned for page in cells}))
-        return int(not report("mistakes", planned, found, 100))
-    if not names and metadata.version("mutmut") != MUTMUT:
+    given = bool(names or chosen.mistakes)
+    if not given and metadata.version("mutmut") != MUTMUT:
         parser.error(f"the small changes are those of mutmut=={MUTMUT}")
-    pages = pages_used(names)
+    listed = list(mistakes()) if chosen.mistakes else []
+    pages = {} if chosen.mistakes and not names else pages_used(names)
     if names - called(pages):
         parser.error(f"no page calls {sorted(names - called(pages))}")
     wanted = sorted(names or called(pages))
     gross = [(replaced(name), first_cells(pages, "functions", name)) for name in wanted]
-    half = 0 if names else chosen.mutants // 2
+    half = 0 if given else chosen.mutants // 2
     small = [*islice(in_library(pages, chosen.seed), half), *islice(in_pages(chosen.seed), half)]
-    found = verdicts(gross + small, pages)
-    enough = report("grossly wrong functions", gross, found[: len(gross)], 100)
-    if small:
-        enough &= report("small changes", small, found[len(gross) :], WANTED)
-    return int(not enough)
+    further = sorted({page for _, cells in listed for page in cells} - pages.keys())
+    found = iter(verdicts(gross + listed + small, [*pages, *further]))
+    parts = {"grossly wrong functions": (gross, 100), "mistakes": (listed, 100)}
+    parts["small changes"] = (small, WANTED)
+    enough = [
+        report(what, planned, list(islice(found, len(planned))), wanted)
+        for what, (planned, wanted) in parts.items()
+        if planned
+    ]
+    return int(not all(enough))
 
 
 if __name__ == "__main__":

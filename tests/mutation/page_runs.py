@@ -1,5 +1,6 @@
 """Pages run in this process, cell by cell, and in forks of it; and what they use of the library."""
 
+import gc
 import io
 import json
 import os
@@ -98,6 +99,7 @@ def forked(work, *given):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.freeze()  # or it goes through, and copies, all that was there before it
         try:
             with open(writing, "w") as file:
                 json.dump(work(*given), file)

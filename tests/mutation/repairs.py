@@ -20,7 +20,6 @@ takes long.
 import argparse
 import contextlib
 import csv
-import gc
 import io
 import os
 import random
@@ -136,7 +135,6 @@ def main() -> int:
         parser.error(f"no repair is called {given.words}")
     for name in LOADED:
         import_module(name)
-    gc.freeze()  # or every fork goes through all of it
     with tempfile.TemporaryDirectory() as folder:
         root = copies.copy_tree(Path(folder, "checkout"))
         status, _, output = forked(tried, str(root), tests)

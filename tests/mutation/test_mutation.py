@@ -148,17 +148,31 @@ def test_a_page_that_is_red_without_a_mutant_proves_nothing(book):
     assert (found.stdout, found.returncode) == ("", 1)
 
 
-def test_what_goes_wrong_in_tutorials_turns_a_page_red():
-    found = run(pages.ROOT, "--mistakes")
-    assert "10 of 10 turn a page red, 100 % wanted" in found.stdout, found.stdout + found.stderr
-    assert found.returncode == 0
-
-
-def test_a_mistake_whose_place_has_changed_is_named(checkout):
-    edit(checkout, "attn_lib/functional.py", "append(~mask)", "append(mask.logical_not())")
-    found = run(checkout, "--mistakes")
-    assert "inverted polarity: 'parts.append(~mask)' must stand once" in found.stderr
+def test_mistakes_that_are_listed_are_planted_beside_wrong_functions(book):
+    """The page that prints a mask sees a mistake in it; the one that prints a shape sees none."""
+    paths = sorted(book.glob("book/*.ipynb"))
+    shown, shaped = (pages.code_cells(pages.read(path))[1] for path in paths)
+    same = "segments[:, :, None] == segments[:, None, :]"
+    rows = [
+        ["mistake", "cell", "file", "function", "before", "after"],
+        ["seen", shown.id, "masks.py", "causal_mask", "distance <= 0", "distance <= 1"],
+        ["unseen", shaped.id, "masks.py", "segment_mask", same, same.replace("==", "!=")],
+    ]
+    with (book / "tests" / "mutation" / "mistakes.csv").open("w") as file:
+        csv.writer(file).writerows(rows)
+    found = run(book, "--mistakes", SHOWN)
+    assert verdicts(found) == {SHOWN: "01_shown.ipynb, cell 1"}
+    assert "\nseen\n    01_shown.ipynb, cell 1\nunseen\n    SURVIVED\n" in found.stdout
+    assert "mistakes: 1 of 2 turn a page red, 100 % wanted" in found.stdout
     assert found.returncode == 1
+
+
+def test_a_mistake_whose_place_has_changed_is_named(checkout, monkeypatch):
+    edit(checkout, "attn_lib/functional.py", "append(~mask)", "append(mask.logical_not())")
+    assert len(list(mutate_book.mistakes())) >= 10
+    monkeypatch.setattr(mutate_book, "LIBRARY", checkout / "attn_lib")
+    with pytest.raises(SystemExit, match=r"inverted polarity: 'parts.append\(~mask\)' must stand"):
+        list(mutate_book.mistakes())
 
 
 @pytest.mark.parametrize(("red", "enough"), [(17, True), (16, False), (0, False)])
