@@ -340,7 +340,7 @@ def red_run():
 
 def test_the_readme_s_red_run_is_a_real_one(checkout):
     name, last = "book/01_one_head.ipynb", "ch01-code-13"
-    edit(checkout, name, "16.919  0.601", "16.919  0.602")
+    edit(checkout, name, "16.919   0.601", "16.919   0.602")
     notebook = pages.read(checkout / name)
     after = [cell.id for cell in notebook.cells].index(last) + 1
     notebook.cells = notebook.cells[:after]  # the rest is as it is
