@@ -34,7 +34,10 @@ def decoder_mask(answer: Callable[[Tensor], Tensor]) -> str | None:
         torch.tensor([[0, 1, 1, 1]]),  # padding on the left
     ):
         B, S = binary.shape
-        out = tensor_of(answer(binary.clone()))
+        try:
+            out = tensor_of(answer(binary.clone()))
+        except RuntimeError as error:
+            return f"for {tuple(binary.shape)} it raised {error}: write out both axes, (B, 1, 1, S)"
         table = [
             [[bool(binary[b, s]) and s <= t for s in range(S)] for t in range(S)] for b in range(B)
         ]
@@ -46,6 +49,9 @@ def decoder_mask(answer: Callable[[Tensor], Tensor]) -> str | None:
             )
         fault = differs_mask(out, expected, f"B={B}, S={S}")
         if fault:
+            causal, queries = expected.new_ones(S, S).tril(), binary.bool()[:, None, :, None]
+            if any(not differs_mask(out, found & queries, "") for found in (causal, expected)):
+                return "it closes queries: padding must not be attended to, so it closes keys"
             return fault
     return None
 
@@ -81,9 +87,13 @@ def sees_future(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) ->
     }
     for t, s in itertools.combinations(range(7), 2):
         heads[f"a head of which only output {t} leaks, and only token {s}"] = leak(t, s), True
+    heads["a head whose leak cancels out in a sum of derivatives"] = (
+        lambda x: x + (x[-1:, 0] - x[-1:, 1])[:, None] / 2,
+        True,
+    )
     for name, (run, leaks) in heads.items():
         if yes_or_no(answer(run, x.clone())) != leaks:
-            return f"{name} {'leaks' if leaks else 'does not leak'}, but you say otherwise"
+            return f"{name}: this one {'leaks' if leaks else 'does not leak'}, you say otherwise"
     return None
 
 
@@ -101,6 +111,8 @@ def masked_softmax(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     plain = tensor_of(out)
     if plain.shape != expected.shape or plain.is_complex():
         return differs(out, expected)
+    if not differs(plain, scores.masked_fill(mask, -math.inf).softmax(-1).nan_to_num()):
+        return "the mask is read the wrong way round: True means may attend"
     if bool(plain[:, 1].isnan().any()):
         return "a row without an open cell gives NaN: it must give zeros"
     if bool((plain[:, 1] != 0).any()):

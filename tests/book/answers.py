@@ -21,6 +21,11 @@ def _over_the_second_axis(scores):
     return powers / powers.sum(1, keepdim=True)
 
 
+def _summed_derivatives(head, x):
+    reach = torch.autograd.functional.jacobian(head, x).sum(dim=(1, 3)).abs() > 1e-9
+    return bool(reach.triu(diagonal=1).any())
+
+
 def _decoder(keys):
     size = keys.shape[-1] if isinstance(keys, torch.Tensor) and keys.shape[-1] > 1 else 3
     if isinstance(keys, torch.Tensor) and keys.shape[-1] == 1:
@@ -433,26 +438,38 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "2.2": [
         (lambda b: b.bool(), r"must be \(B, 1, T, S\)"),
-        (lambda b: b.bool() & torch.ones(b.shape[1], b.shape[1]).tril().bool(), "it raised"),
+        (
+            lambda b: b.bool() & torch.ones(b.shape[1], b.shape[1]).tril().bool(),
+            "write out both axes",
+        ),
         (lambda b: b.bool()[:, None, None], "shape is"),
-        (lambda b: _decoder(b.bool()[:, None, :, None]), "should be"),
+        (lambda b: _decoder(b.bool()[:, None, :, None]), "it closes queries"),
+        (lambda b: _decoder((b[:, :, None] * b[:, None])[:, None] > 0), "it closes queries"),
         (lambda b: ~_decoder(b.bool()[:, None, None]), "inverted"),
         (lambda b: _decoder(b.bool()[:, None, None]).float(), "not torch.float32"),
         (lambda b: b.bool()[:, None, None] | _decoder(True).expand(len(b), 1, -1, -1), "be False"),
     ],
     "2.3": [
-        (lambda head, x: False, "every position leaks"),
-        (lambda head, x: True, "a causal head does not leak"),
-        (lambda head, x: _moves(head, x, 0, -1), "one position too far leaks"),
+        (lambda head, x: False, "every position: this one leaks"),
+        (lambda head, x: True, "a causal head: this one does not leak"),
+        (lambda head, x: _moves(head, x, 0, -1), "one position too far: this one leaks"),
         (lambda head, x: _moves(head, x, -2, -1) or _moves(head, x, 0, -1), "only the first"),
-        (lambda head, x: head(x).shape != x.shape, "every position leaks"),
-        (lambda head, x: _moves(head, x, slice(0, 2), 2), "only output 0 leaks, and only token 1"),
-        (lambda head, x: any(_moves(head, x, t, t + 1) for t in range(6)), "first output leaks"),
+        (lambda head, x: head(x).shape != x.shape, "every position: this one leaks"),
+        (_summed_derivatives, "cancels out in a sum"),
+        (
+            lambda head, x: _moves(head, x, slice(0, 2), 2),
+            "only output 0 leaks, and only token 1: this",
+        ),
+        (
+            lambda head, x: any(_moves(head, x, t, t + 1) for t in range(6)),
+            "first output leaks: this",
+        ),
         (lambda head, x: None, "not NoneType"),
         (lambda head, x: head(x) != x, r"not Tensor of shape \(7, 3\)"),
     ],
     "2.4": [
         (lambda s, m: s.masked_fill(~m, -math.inf).softmax(-1), "gives NaN"),
+        (lambda s, m: _masked_softmax_twice(s, ~m), "wrong way round"),
         (lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "gives weight to closed cells"),
         (lambda s, m: s.softmax(-1) * m, "must sum to 1"),
         (lambda s, m: (s + m.log()).softmax(-1).nan_to_num(), "gradient has NaN"),

@@ -427,7 +427,7 @@ KINDS = {
     "window": masks.window_mask(6, window=3),
     "two texts": masks.segment_mask(torch.tensor([[0, 0, 0, 1, 1, 1]]))[0, 0],
     "off by one": masks.causal_mask(6, offset=1),
-    "none": torch.ones(6, 6, dtype=torch.bool),
+    "no mask": torch.ones(6, 6, dtype=torch.bool),
 }
 
 
