@@ -85,9 +85,9 @@ def plant(notebook) -> dict[int, str]:
 
 
 def plant_in_words(notebook) -> dict[int, str]:
-    """A caption that says otherwise than the first figure of a page shows."""
+    """A caption that says otherwise than the first figure of a page that moves shows."""
     cells = pages.code_cells(notebook)
-    number = next(n for n, cell in enumerate(cells) if "drawn" in cell.metadata)
+    number = next(n for n, cell in enumerate(cells) if {"drawn", "live"} <= cell.metadata.keys())
     words, _, holds = cells[number].metadata["drawn"][0].partition(" <- ")
     cells[number].metadata["drawn"][0] = f"{words} <- not ({holds})"
     return {number: f"not as it was drawn: {words}"}

@@ -119,7 +119,7 @@ def test_each_fault_of_a_page_is_seen(browser, site):
 
 def test_callouts_become_boxes_and_solutions_are_folded(browser, site):
     with loaded(browser, site, "01_one_head") as page:
-        assert page.locator(".admonition.exercise").count() == 4
+        assert page.locator(".admonition.exercise").count() == 5
         assert page.locator(".admonition.tip").count() == 1
         assert page.locator("blockquote").count() == 0
         folded = page.locator("details", has_text="Solution 1.1")
