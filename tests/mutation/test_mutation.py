@@ -91,8 +91,8 @@ def test_declared_changes_of_pages_are_of_lines_that_stand_there():
 
     assert outgrown(r for r in mutate_book.equivalent() if not r[0].startswith("attn_lib.")) == []
     name, line = cells[1].id, cells[1].source.splitlines()[0]
-    planted = [(name, "nowhere", "new"), (name, line, line)]
-    assert outgrown([(name, line, "new"), *planted]) == planted
+    planted = [(name, "nowhere", "another line"), (name, line, line)]
+    assert outgrown([(name, line, "another line"), *planted]) == planted
 
 
 # ---------------------------------------------------------------- the command
