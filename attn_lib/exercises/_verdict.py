@@ -131,13 +131,15 @@ def _described(error: BaseException) -> str:
 class Called(TorchFunctionMode):
     """Names of the functions of PyTorch that are called inside ``with Called() as names:``."""
 
-    def __enter__(self) -> set[str]:  # type: ignore[override]
+    def __enter__(self) -> set[str]:
         """Begin to listen."""
         super().__enter__()
         self.names: set[str] = set()
         return self.names
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Note the name, and call it."""
         self.names.add(getattr(function, "__name__", ""))
         return function(*args, **(kwargs or {}))

@@ -158,7 +158,8 @@ def positions_for_next(answer: Any) -> str | None:
     pieces = model.tokenizer.encode("The cat drank the warm milk.")
     x = model.words(torch.tensor(pieces.ids)) + model.segment
     x = model.norm(x + model.positions.table[torch.tensor(given).long()])
-    layer, head = model.encoder.blocks[0].attention, slice(64, 96)
+    layer: Any = model.encoder.blocks[0].attention
+    head = slice(64, 96)
     q, k = (project(x)[:, head] for project in (layer.q_proj, layer.k_proj))
     most = F.softmax(q @ k.T / math.sqrt(32), dim=-1).argmax(dim=-1).tolist()
     if most[:8] == list(range(1, 9)):
