@@ -47,7 +47,9 @@
       .reduce((before, source) => before.then(() => fetch(source)), Promise.resolve());
     const show = () => scripts().then(() => {
       const found = typed.trim() ? Search.list(typed) : [];
+      const links = list.getElementsByTagName("a"), at = [...links].indexOf(document.activeElement);
       list.replaceChildren(...found.slice(0, SHOWN));
+      if (at >= 0) (links[at] || field).focus(); // who was already among the results stays there
       const counted = `${found.length || "no"} result${found.length === 1 ? "" : "s"}`;
       status.textContent = !typed.trim() ? "" : found.length > SHOWN ? `${SHOWN} of ${counted}: Enter shows all` : counted;
     });
