@@ -1,4 +1,4 @@
-"""Many heads: parameters, a split, one head of a packed matrix."""
+"""Many heads: parameters, a test of a split, one head of a packed matrix."""
 
 import itertools
 from collections.abc import Callable, Iterable
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import Wrong, differs, exercise, one_number, tensor_of
+from attn_lib.exercises._verdict import Wrong, differs, exercise, one_number, tensor_of, yes_or_no
 
 
 @exercise("3.1")
@@ -20,6 +20,8 @@ def count_weights(answer: Any) -> str | None:
     given = one_number(answer)
     if given == weights + biases:
         return None
+    if given == weights + biases - 6:
+        return "one bias is missing: the output projection has one, too"
     if given == weights:
         return "the four weight matrices are right; now add the biases, one for each output"
     if given in (weights / 3, (weights + biases) / 3, weights / 3 + 4 + 4 + 5 + 6):
@@ -31,24 +33,34 @@ def count_weights(answer: Any) -> str | None:
     return "add up four Linear layers: each has (inputs) times (outputs) weights, plus its biases"
 
 
+_SPLITS: list[tuple[str, bool, Callable[[Tensor, int], Tensor]]] = [
+    ("view, then transpose", True, lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2)),
+    ("slices", True, lambda x, H: torch.stack(x.chunk(H, dim=-1), dim=1)),
+    ("a view alone", False, lambda x, H: x.reshape(len(x), H, x.shape[1], -1)),
+    ("no transpose", False, lambda x, H: x.unflatten(-1, (H, -1))),
+    ("numbers dealt out in turn", False, lambda x, H: x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2)),
+    ("heads in reverse", False, lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2).flip(1)),
+    (
+        "tokens in reverse",
+        False,
+        lambda x, H: x.flip(1).unflatten(-1, (H, -1)).transpose(1, 2),
+    ),
+    (
+        "texts mixed up",
+        False,
+        lambda x, H: x.flip(0).unflatten(-1, (H, -1)).transpose(1, 2),
+    ),
+]
+
+
 @exercise("3.2")
-def split_heads(answer: Callable[[Tensor, int], Tensor]) -> str | None:
-    """(B, T, H · d) to (B, H, T, d)."""
-    for B, T, H, d in ((2, 3, 5, 7), (1, 4, 4, 2), (3, 2, 1, 5)):
-        x = torch.arange(float(B * T * H * d)).view(B, T, H * d)
-        out = answer(x.clone(), H)
-        rows = x.tolist()
-        expected = torch.tensor(
-            [[[row[h * d : (h + 1) * d] for row in text] for h in range(H)] for text in rows]
-        )
-        fault = differs(out, expected)
-        if not fault:
-            continue
-        if fault.startswith("the largest"):
-            if not differs(out, x.reshape(B, H, T, d)):
-                return "the shape is right, but the numbers are scrambled by a reshape alone"
-            return "the shape is right, but head h takes numbers h * d to (h + 1) * d of each token"
-        return f"for B={B}, T={T}, H={H}, d={d}, {fault}"
+def splits_right(answer: Callable[[Callable[[Tensor, int], Tensor]], bool]) -> str | None:
+    """Whether a split gives head h the numbers h · d to (h + 1) · d of every token."""
+    for name, right, split in _SPLITS:
+        said = yes_or_no(answer(split))
+        if said != right:
+            verdict = "accepts a wrong" if said else "refuses a right"
+            return f"it {verdict} split: {name}"
     return None
 
 
@@ -67,6 +79,9 @@ def one_of_the_heads(answer: Callable[[Tensor, int, int], tuple]) -> str | None:
         for h in range(H):
             found = _three(answer(packed.clone(), h, H))
             d_k = d_model // H
+            columns = packed[:d_model, h * d_k : (h + 1) * d_k]
+            if not (differs(found[0], columns) and differs(found[0].mT, columns)):
+                return "these are columns of in_proj_weight: what a head brings are rows of it"
             shapes = [tuple(W.shape) for W in found]
             if shapes == [(d_k, d_model)] * 3:
                 return "for x @ W the matrices must be transposed: Linear stores them (out, in)"

@@ -230,6 +230,20 @@ def _loops(q, k, v):
     return out
 
 
+def _right_split(split, B, T, H, d):
+    """Whether each head gets its own numbers of every token, for one set of sizes."""
+    x = torch.arange(B * T * H * d).view(B, T, H * d)
+    heads = split(x, H)
+    wanted = [x[..., h * d : (h + 1) * d] for h in range(H)]
+    return torch.equal(heads, torch.stack(wanted, dim=1))
+
+
+def _right_sums(split):
+    """Whether each head gets its own numbers, added up over the tokens."""
+    x = torch.arange(48).view(2, 3, 8)
+    return torch.equal(split(x, 4).sum(dim=2), x.sum(dim=1).view(2, 4, 2))
+
+
 def _prefixes(head, x):
     """Whether a row changes once the rows after it are there."""
     whole = head(x)
@@ -483,6 +497,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "3.1": [
         (324, "now add the biases"),
+        (363, "the output projection has one, too"),
         (108, "that is one head"),
         (127, "that is one head"),
         (168, "d_model / H"),
@@ -492,15 +507,20 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([369, 369], "not 2"),
     ],
     "3.2": [
-        (lambda x, H: x.reshape(len(x), H, x.shape[1], -1), "by a reshape alone"),
-        (lambda x, H: x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2), r"numbers h \* d"),
-        (lambda x, H: x.unflatten(-1, (H, -1)), r"the shape is \(2, 3, 5, 7\)"),
-        (lambda x, H: torch.stack(x.chunk(H, -1)), r"the shape is \(5, 2, 3, 7\)"),
-        (lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2).tolist(), "not list"),
-        (lambda x, H: x.flip(-1).unflatten(-1, (H, -1)).transpose(1, 2), r"numbers h \* d"),
+        (lambda split: _right_split(split, 2, 3, 1, 4), "accepts a wrong split: a view alone"),
+        (lambda split: _right_split(split, 2, 1, 4, 2), "accepts a wrong split: a view alone"),
+        (lambda split: _right_sums(split), "accepts a wrong split: tokens in reverse"),
+        (lambda split: _right_split(split, 1, 3, 4, 2), "accepts a wrong split: texts"),
+        (lambda split: split(torch.ones(2, 3, 8), 4).shape == (2, 4, 3, 2), "a view alone"),
+        (lambda split: _right_split(split, 2, 3, 4, 1), "numbers dealt out in turn"),
+        (lambda split: False, "refuses a right split: view, then"),
+        (lambda split: "yes", "True or False"),
+        (lambda split: not split(torch.ones(1, 3, 8), 4).is_contiguous(), "right split: slices"),
     ],
     "3.3": [
         (lambda W, h, H: _head(W, h, H), "must be transposed"),
+        (lambda W, h, H: [M.chunk(H, 1)[h] for M in W.chunk(3)], "these are columns"),
+        (lambda W, h, H: [M.chunk(H, 1)[h].T for M in W.chunk(3)], "these are columns"),
         (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 attends differently"),
         (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 attends differently"),
         (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
@@ -909,8 +929,11 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "2.4": [_exponents, _masked_softmax_twice],
     "3.1": [np.array([369]), torch.tensor(369.0)],
     "3.2": [
-        lambda x, H: np.stack(np.split(x.numpy(), H, axis=-1), axis=1),
-        lambda x, H: torch.einsum("bthd->bhtd", x.unflatten(-1, (H, -1))).long(),
+        lambda split: _right_split(split, 2, 3, 4, 2),
+        lambda split: np.array_equal(
+            split(torch.arange(48).view(2, 3, 8), 4),
+            np.arange(48).reshape(2, 3, 4, 2).swapaxes(1, 2),
+        ),
     ],
     "3.3": [
         lambda W, h, H: torch.stack([M.T for M in _head(W.float(), h, H)]),

@@ -107,23 +107,15 @@ def one_head(page):
 def sum_of_heads(page):
     heads, W_O = draw(1, 3, 4, 2), draw(6, 5, seed=1)  # (B, H, T, d_v), (H · d_v, d_model)
     expected = sum(heads[0, h] @ W_O[2 * h : 2 * h + 2] for h in range(3))
-    yield page["merge"](heads)[0] @ W_O, expected
-
-
-def wide_layer(page):
-    return page["MultiHeadAttention"](10, 3, 4, 7).requires_grad_(False)
-
-
-def number_of_parameters(page):
-    sizes = [p.numel() for p in wide_layer(page).parameters() if p.dim() == 2]  # without biases
-    yield sum(sizes), 2 * 10 * 3 * (4 + 7)
+    yield page["MultiHeadAttention"].merge(None, heads)[0] @ W_O, expected
 
 
 def number_of_operations(page):
-    layer, T, P = wide_layer(page), 5, 2 * 10 * 3 * (4 + 7)
+    T, d_model = 5, 12
+    layer = page["MultiHeadAttention"](d_model, 3).requires_grad_(False)
     with FlopCounterMode(display=False) as counter:
-        layer(torch.zeros(1, T, 10))
-    yield counter.get_total_flops(), 2 * T * P + 2 * T**2 * 3 * (4 + 7)
+        layer(torch.zeros(1, T, d_model))
+    yield counter.get_total_flops(), 8 * T * d_model**2 + 4 * T**2 * d_model
 
 
 def residual(page):
@@ -600,7 +592,6 @@ def rows(page: str, *of_page: tuple) -> list[Row]:
 
 
 OUT = r"\text{out} = \operatorname{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V"
-PARAMETERS = r"\text{parameters} = 2\, d_\text{model} H (d_k + d_v)"
 SHARES = r"\text{share}_i = \frac{w_i \cdot z}{z \cdot z}, \qquad \sum_i w_i = z"
 LN = r"\operatorname{LN}(x) = \frac{x - \mu}{\sqrt{s^2 + \varepsilon}}"
 RMS = r"\operatorname{RMS}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}}"
@@ -637,8 +628,7 @@ ROWS = [
     *rows(
         "03_many_heads",
         ("3.1", r"[\,o_1, \dots, o_H]\, W^O = \sum_h o_h W^O_h", sum_of_heads),
-        ("3.2", PARAMETERS, number_of_parameters),
-        ("3.3", r"N = 2 T P + 2 T^2 H (d_k + d_v)", number_of_operations),
+        ("3.2", r"8\, T d_\text{model}^2 + 4\, T^2 d_\text{model}", number_of_operations),
     ),
     *rows(
         "04_scaling",
