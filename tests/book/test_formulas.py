@@ -736,9 +736,8 @@ def test_each_displayed_formula_has_its_row():
 
 @for_each(
     ("1.1", "/ math.sqrt(k.shape[-1])", "/ k.shape[-1]"),
-    ("3.1", "return x.transpose(1, 2).flatten(2)", "return x.flip(1).transpose(1, 2).flatten(2)"),
-    ("3.2", "nn.Linear(d_model, H * d_v)", "nn.Linear(d_model, H * d_k)"),
-    ("3.3", "q @ k.mT /", "(q @ k.mT + 0 * (q @ k.mT)) /"),
+    ("3.1", "return x.transpose(1, 2).reshape(", "return x.flip(1).transpose(1, 2).reshape("),
+    ("3.2", "q @ k.mT /", "(q @ k.mT + 0 * (q @ k.mT)) /"),
     ("4.1", "1.5**4", "1.5**2"),
     ("4.2", "(8 * c) ** 2 / 2", "(8 * c) ** 2"),
     ("4.2", "torch.special.entr(p)", "p"),
