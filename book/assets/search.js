@@ -19,7 +19,7 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "keras flax": "tensorflow",
     "grouped-query attention": "gqa, mqa, multi query",
     "KV cache holds": "memory, vram",
-    "every size": "complexity, flops, quadratic",
+    "heads cost": "complexity, flops, quadratic",
     "MultiheadAttention": "mha",
     "same mask six calls": "sdpa",
     "formula kernel": "flash attention, flashattention",
