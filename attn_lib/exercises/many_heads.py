@@ -33,22 +33,28 @@ def count_weights(answer: Any) -> str | None:
     return "add up four Linear layers: each has (inputs) times (outputs) weights, plus its biases"
 
 
+def _right(x: Tensor, H: int) -> Tensor:
+    return x.unflatten(-1, (H, -1)).transpose(1, 2)
+
+
 _SPLITS: list[tuple[str, bool, Callable[[Tensor, int], Tensor]]] = [
-    ("view, then transpose", True, lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2)),
+    ("view, then transpose", True, _right),
     ("slices", True, lambda x, H: torch.stack(x.chunk(H, dim=-1), dim=1)),
     ("a view alone", False, lambda x, H: x.reshape(len(x), H, x.shape[1], -1)),
     ("no transpose", False, lambda x, H: x.unflatten(-1, (H, -1))),
     ("numbers dealt out in turn", False, lambda x, H: x.unflatten(-1, (-1, H)).permute(0, 3, 1, 2)),
-    ("heads in reverse", False, lambda x, H: x.unflatten(-1, (H, -1)).transpose(1, 2).flip(1)),
+    ("heads in reverse", False, lambda x, H: _right(x, H).flip(1)),
+    ("tokens in reverse", False, lambda x, H: _right(x.flip(1), H)),
+    ("texts mixed up", False, lambda x, H: _right(x.flip(0), H)),
     (
-        "tokens in reverse",
+        "the last two heads exchanged",
         False,
-        lambda x, H: x.flip(1).unflatten(-1, (H, -1)).transpose(1, 2),
+        lambda x, H: torch.cat([_right(x, H)[:, :-2], _right(x, H)[:, -2:].flip(1)], dim=1),
     ),
     (
-        "texts mixed up",
+        "the heads of the last text in reverse",
         False,
-        lambda x, H: x.flip(0).unflatten(-1, (H, -1)).transpose(1, 2),
+        lambda x, H: torch.cat([_right(x[:-1], H), _right(x[-1:], H).flip(1)]),
     ),
 ]
 

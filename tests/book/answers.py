@@ -230,12 +230,14 @@ def _loops(q, k, v):
     return out
 
 
-def _right_split(split, B, T, H, d):
-    """Whether each head gets its own numbers of every token, for one set of sizes."""
+def _right_split(split, B, T, H, d, texts=slice(None), heads=slice(None)):
+    """Whether these heads get their own numbers of every token, for one set of sizes."""
     x = torch.arange(B * T * H * d).view(B, T, H * d)
-    heads = split(x, H)
-    wanted = [x[..., h * d : (h + 1) * d] for h in range(H)]
-    return torch.equal(heads, torch.stack(wanted, dim=1))
+    wanted = torch.stack([x[..., h * d : (h + 1) * d] for h in range(H)], dim=1)
+    found = split(x, H)
+    return found.shape == wanted.shape and torch.equal(
+        found[texts][:, heads], wanted[texts][:, heads]
+    )
 
 
 def _right_sums(split):
@@ -513,6 +515,8 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda split: _right_split(split, 1, 3, 4, 2), "accepts a wrong split: texts"),
         (lambda split: split(torch.ones(2, 3, 8), 4).shape == (2, 4, 3, 2), "a view alone"),
         (lambda split: _right_split(split, 2, 3, 4, 1), "numbers dealt out in turn"),
+        (lambda split: _right_split(split, 2, 3, 4, 2, heads=[0]), "the last two heads exchanged"),
+        (lambda split: _right_split(split, 2, 3, 4, 2, texts=[0]), "of the last text in reverse"),
         (lambda split: False, "refuses a right split: view, then"),
         (lambda split: "yes", "True or False"),
         (lambda split: not split(torch.ones(1, 3, 8), 4).is_contiguous(), "right split: slices"),

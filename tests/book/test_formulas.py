@@ -627,7 +627,7 @@ ROWS = [
     *rows("01_one_head", ("1.1", OUT, one_head)),
     *rows(
         "03_many_heads",
-        ("3.1", r"[\,o_1, \dots, o_H]\, W^O = \sum_h o_h W^O_h", sum_of_heads),
+        ("3.1", r"[\,o_0, \dots, o_{H-1}]\, W^O = \sum_h o_h W^O_h", sum_of_heads),
         ("3.2", r"8\, T d_\text{model}^2 + 4\, T^2 d_\text{model}", number_of_operations),
     ),
     *rows(
