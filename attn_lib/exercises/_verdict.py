@@ -206,7 +206,7 @@ def differs_mask(out: Any, expected: Tensor, case: str) -> str | None:
     if out.shape != expected.shape:
         return f"for {case} the shape is {tuple(out.shape)} instead of {tuple(expected.shape)}"
     if torch.equal(out, ~expected):
-        return "the sign is inverted: True means may attend"
+        return "the mask is inverted: True means may attend"
     if not torch.equal(out, expected):
         wrong = (out != expected).nonzero()[0].tolist()
         return f"for {case} the cell {wrong} should be {bool(expected[tuple(wrong)])}"

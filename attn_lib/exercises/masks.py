@@ -13,7 +13,7 @@ from attn_lib.exercises._verdict import differs, differs_mask, exercise, tensor_
 @exercise("2.1")
 def prefix_mask(answer: Callable[[int, int], Tensor]) -> str | None:
     """The tokens of the prefix attend to each other; the rest is causal."""
-    for T, prefix in ((5, 2), (4, 0), (3, 3), (6, 1)):
+    for T, prefix in ((5, 2), (4, 0), (3, 3), (6, 1), (11, 4)):
         out = answer(T, prefix)
         expected = torch.tensor([[s <= t or s < prefix for s in range(T)] for t in range(T)])
         fault = differs_mask(out, expected, f"T={T}, prefix={prefix}")
@@ -32,6 +32,7 @@ def decoder_mask(answer: Callable[[Tensor], Tensor]) -> str | None:
         torch.tensor([[1, 1, 1], [1, 0, 0]]),  # B and S differ
         torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]]),  # B and S collide
         torch.tensor([[0, 1, 1, 1]]),  # padding on the left
+        torch.tensor([[1, 0, 1], [0, 0, 0]]),  # a gap, and nothing real
     ):
         B, S = binary.shape
         try:
@@ -77,6 +78,9 @@ def sees_future(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) ->
 
         return run
 
+    def spread(*factors: float) -> Callable[[Tensor], Tensor]:  # component 0 of the last token
+        return lambda x: head(0)(x) + x[-1:, :1] * x.new_tensor(factors)
+
     heads = {
         "a causal head": (head(0), False),
         "a head that attends to every position": (head(99), True),
@@ -91,6 +95,11 @@ def sees_future(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) ->
         lambda x: x + (x[-1:, 0] - x[-1:, 1])[:, None] / 2,
         True,
     )
+    heads["a head that leaks only from one component to another"] = spread(0.0, 0.01, 0.0), True
+    heads["a head that leaks to two components with opposite signs"] = (
+        spread(0.0, 0.01, -0.01),
+        True,
+    )
     for name, (run, leaks) in heads.items():
         if yes_or_no(answer(run, x.clone())) != leaks:
             return f"{name}: this one {'leaks' if leaks else 'does not leak'}, you say otherwise"
@@ -101,7 +110,7 @@ def sees_future(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) ->
 def masked_softmax(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     """Zeros for closed cells and empty rows, with a clean gradient."""
     two, leads = (2, 1, 1), torch.arange(18.0).view(2, 3, 3)
-    scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0], [-1e4, -1e4, 5.0]]).repeat(two)
+    scores = torch.tensor([[1.0, 2.0, 4.0], [3.0, 0.0, -1.0], [-1e35, -1e35, 5.0]]).repeat(two)
     mask = torch.tensor([[True, False, True], [False, False, False], [True, True, False]])
     mask, leaf = mask.repeat(two), scores.clone().requires_grad_()
     given = leaf.clone()  # no leaf: what changes it is told so by us

@@ -26,7 +26,7 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "future hidden": "leak, leakage, leaking",
     "causal mask": "lookahead mask, look ahead, subsequent mask, future mask",
     "number closed cells": "inf, 1e9, 1e4, finfo, fp16, float16, half precision, overflow, masked_fill",
-    "true means masked": "key_padding_mask, src_key_padding_mask",
+    "true means attend masked": "key_padding_mask, src_key_padding_mask",
     "window": "swa, local attention",
     "positional encodings": "positional embedding, position embedding, sinusoidal",
     "read longer texts": "context length, long context, extrapolation, yarn, rope scaling",

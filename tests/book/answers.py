@@ -26,6 +26,11 @@ def _summed_derivatives(head, x):
     return bool(reach.triu(diagonal=1).any())
 
 
+def _some_derivatives(head, x, kind):
+    reach = torch.einsum(kind, torch.autograd.functional.jacobian(head, x)).abs() > 1e-9
+    return bool(reach.any(dim=-1).triu(diagonal=1).any())
+
+
 def _decoder(keys):
     size = keys.shape[-1] if isinstance(keys, torch.Tensor) and keys.shape[-1] > 1 else 3
     if isinstance(keys, torch.Tensor) and keys.shape[-1] == 1:
@@ -177,7 +182,7 @@ def _ignores(order):
 
 
 def _masked_softmax(s, m, dim=-1):
-    return s.masked_fill(~m, -1e30).softmax(dim).masked_fill(~m, 0.0)
+    return s.masked_fill(~m, torch.finfo(s.dtype).min).softmax(dim).masked_fill(~m, 0.0)
 
 
 def _exponents(s, m, total=torch.Tensor.double):
@@ -451,6 +456,10 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda T, p: torch.ones(T, T).tril(p).bool(), "should be False"),
         (lambda T, p: torch.ones(T, T).tril(), "not torch.float32"),
         (lambda T, p: (torch.arange(T) < p)[None], "shape is"),
+        (
+            lambda T, p: torch.ones(T, T).tril().triu(-5).bool() | (torch.arange(T) < p),
+            "for T=11, prefix=4 .* should be True",
+        ),
     ],
     "2.2": [
         (lambda b: b.bool(), r"must be \(B, 1, T, S\)"),
@@ -464,6 +473,14 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda b: ~_decoder(b.bool()[:, None, None]), "inverted"),
         (lambda b: _decoder(b.bool()[:, None, None]).float(), "not torch.float32"),
         (lambda b: b.bool()[:, None, None] | _decoder(True).expand(len(b), 1, -1, -1), "be False"),
+        (
+            lambda b: _decoder((b.cumsum(1) * b.flip(1).cumsum(1).flip(1) > 0)[:, None, None]),
+            r"the cell \[0, 0, 1, 1\] should be False",  # from the first real token to the last
+        ),
+        (
+            lambda b: _decoder((b.bool() | ~b.any(1, keepdim=True))[:, None, None]),
+            r"the cell \[1, 0, 0, 0\] should be False",
+        ),
     ],
     "2.3": [
         (lambda head, x: False, "every position: this one leaks"),
@@ -472,6 +489,8 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda head, x: _moves(head, x, -2, -1) or _moves(head, x, 0, -1), "only the first"),
         (lambda head, x: head(x).shape != x.shape, "every position: this one leaks"),
         (_summed_derivatives, "cancels out in a sum"),
+        (lambda head, x: _some_derivatives(head, x, "tisi->tsi"), "from one component to another"),
+        (lambda head, x: _some_derivatives(head, x, "tisj->tsj"), "with opposite signs"),
         (
             lambda head, x: _moves(head, x, slice(0, 2), 2),
             "only output 0 leaks, and only token 1: this",
@@ -494,6 +513,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda s, m: s.tolist(), "not list"),
         (lambda s, m: s.masked_fill_(~m, -1e30).softmax(-1) * m, "changed its argument"),
         (lambda s, m: _masked_softmax(s, m, 1), "must sum to 1"),
+        (lambda s, m: s.masked_fill(~m, -1e30).softmax(-1).masked_fill(~m, 0.0), "must sum to 1"),
         (lambda s, m: _masked_softmax(s.detach(), m), "no gradient"),
         (lambda s, m: _exponents(s, m, torch.Tensor.detach), "not their gradient"),
     ],
@@ -930,7 +950,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         _prefixes,
         lambda head, x: any(_moves(head, x, slice(0, t), t) for t in range(1, len(x))),
     ],
-    "2.4": [_exponents, _masked_softmax_twice],
+    "2.4": [_exponents, _masked_softmax, _masked_softmax_twice],
     "3.1": [np.array([369]), torch.tensor(369.0)],
     "3.2": [
         lambda split: _right_split(split, 2, 3, 4, 2),
