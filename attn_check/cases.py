@@ -24,7 +24,7 @@ class Exam:
         self.layer = self.layers[0]  # the way of reading the projections that fits
         self.answered: Answered = []
         self.hypothesis: Hypothesis | None = None
-        self.seconds = 0.7  # to look for pairs of mistakes
+        self.tries = 1700  # pairs of mistakes in a search: in all tests the last to fit is 937th
         self.random = False  # equal calls of fresh copies differ
         self.drifts = False  # equal calls, with others between, differ
         self.state_example = ""  # how a call depends on earlier ones

@@ -1,6 +1,5 @@
 """The examination: the battery is asked, the answers are explained, and properties are checked."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -57,7 +56,7 @@ def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
         found.assumed += subject.assumed
         found.unchecked += never
         if reports:
-            exam.seconds = 0.0  # for pairs of mistakes
+            exam.tries = 0  # of pairs of mistakes
         if layout is None and not (subject.projects and candidate == "BTd"):
             found.assumed.append(f"the layout is {candidate}")
         assume.assume(exam, given)
@@ -169,11 +168,11 @@ def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
             wrong = {x: sum(not agrees(p, base, meant) for p in plain) for x, base in bases.items()}
             layers = sorted(layers, key=wrong.__getitem__)
         exam.layer = exam.layer if strict else layers[0]
-        deadline = time.thread_time() + exam.seconds
+        tries = iter(range(exam.tries))  # of all attempts together
         if depth == 3 and (exam.state_example or _breaks_a_property(exam, pairs)):
             break
         for words, attempt in attempts:
-            found = search.explain(attempt, meant, layers, depth=depth, deadline=deadline)
+            found = search.explain(attempt, meant, layers, depth=depth, tries=tries)
             if not found or (strict and not _NOT_MEANT.isdisjoint(found[0].mistakes)):
                 continue
             if words == _FAR and not found[0].mistakes:

@@ -1,10 +1,9 @@
 """Which known mistakes reproduce the function's numbers in every case: hypotheses on trial."""
 
 import math
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product, starmap
+from itertools import combinations, product, repeat, starmap
 from weakref import WeakKeyDictionary
 
 import torch
@@ -115,13 +114,13 @@ def explain(
     meant: Intent,
     layers: Sequence[Layer | None],
     *,
-    depth: int = 3,
-    deadline: float = math.inf,
+    depth: int,
+    tries: Iterable[int] = (),
 ) -> list[Hypothesis]:
     """The smallest sets of known mistakes that give every answer, of as few as the depth allows.
 
     Depth 1: one mistake, or none; 2: two, one of which explains the simplest failing case alone;
-    3: two that explain it together. The deadline is by ``time.thread_time``.
+    3: two that explain it together. Of pairs, only as many are tried as ``tries`` has items left.
     """
 
     def size(pair: Pair) -> tuple:
@@ -135,8 +134,11 @@ def explain(
         if not ordered or agrees(ordered[0], base, meant):
             return [base] if depth == 1 else []
         fits: list[Hypothesis] = []
-        for n, candidate in enumerate(_candidates(ordered[0], base, depth)):
-            if depth > 1 and n % 16 == 0 and time.thread_time() > deadline:  # to ask is slow too
+        candidates = _candidates(ordered[0], base, depth)
+        # tries come first: where none is left, nothing is computed
+        for _ in repeat(0) if depth == 1 else tries:
+            candidate = next(candidates, None)
+            if candidate is None:
                 break
             fits += _fitting(candidate, ordered, meant)
         if fits:
@@ -144,7 +146,7 @@ def explain(
     return []
 
 
-def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterable[Hypothesis]:
+def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterator[Hypothesis]:
     """What may explain one failing case, the likeliest first."""
     case, meant = failing[0], base.intent
     # with what is meant of empty rows alone, or also with what else they may give
@@ -156,16 +158,16 @@ def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterable[Hypothe
         for intent in ([meant, *others] if mistake.empties else [meant])
     ]
     if depth == 1:
-        return forms
-    if depth == 2:
+        yield from forms
+    elif depth == 2:
         alone = [form for form in forms if agrees(failing, form, meant)]
-        return filter(None, starmap(_together, product(alone, forms)))
-    # neither alone explains the case: both change it
-    expected = compute(case, meant, base.layer).out
-    outs = [(form, outcome(case, form)) for form in forms]
-    changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
-    pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
-    return filter(None, starmap(_together, pairs))
+        yield from filter(None, starmap(_together, product(alone, forms)))
+    else:  # neither alone explains the case: both change it
+        expected = compute(case, meant, base.layer).out
+        outs = [(form, outcome(case, form)) for form in forms]
+        changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
+        pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
+        yield from filter(None, starmap(_together, pairs))
 
 
 def _fitting(hypothesis: Hypothesis, ordered: Answered, meant: Intent) -> list[Hypothesis]:

@@ -1,6 +1,7 @@
 """Copies of the working tree, and the README's first command run on them."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,13 @@ def run_nbval(root, *arguments, **environment):
     command = [sys.executable, "-m", "pytest", "-q", *plain, "--nbval", *arguments]
     own = {**os.environ, "PYTHONPATH": str(root), **environment}
     return subprocess.run(command, cwd=root, env=own, capture_output=True, text=True)
+
+
+def red_cells(printed):
+    """(Page, number) of each cell that nbval found red -> what it said of it."""
+    parts = re.split(r"^_+ (\S+\.ipynb)::Cell (\d+) _+$", printed, flags=re.MULTILINE)
+    cells = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    return {(page, int(number)): said for page, number, said in cells}
 
 
 def run_build(root):

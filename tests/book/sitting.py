@@ -10,6 +10,7 @@ import re
 import colab
 
 FOLDED = {"hide-input", "hide-cell"}
+UNSEEN = FOLDED | {"remove-input", "remove-cell"}
 SITTING = {
     "words": (1400, 3600),
     "sections before the exercises": (1, 6),
@@ -48,7 +49,7 @@ def lesson(notebook) -> list:
 
 
 def visible(notebook) -> list:
-    return [cell for cell in lesson(notebook) if not tags(cell) & FOLDED]
+    return [cell for cell in lesson(notebook) if not tags(cell) & UNSEEN]
 
 
 def rewritten(notebook) -> bool:
@@ -146,7 +147,7 @@ def stands_by_itself(notebook) -> list[str]:
     shown -= folded
     for cell in cells[1:]:
         tree = trees[cell.id]
-        if tags(cell) & FOLDED:
+        if tags(cell) & UNSEEN:
             folded |= given(tree) | functions(tree)
             continue
         own = given(tree) | functions(tree)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,20 +17,13 @@ import numpy as np
 import pages
 import pytest
 import torch
-from copies import edit, run_build, run_nbval
+from copies import edit, red_cells, run_build, run_nbval
 from tables import for_each
 
 from attn_lib import files, plotting
 
 PAGE = "book/01_one_head.ipynb"
 LINKING = "04_scaling.ipynb"  # to headings of that page and of the notation
-
-
-def red_cells(printed):
-    """(Page, number) of each cell that nbval found red -> what it said of it."""
-    parts = re.split(r"^_+ (\S+\.ipynb)::Cell (\d+) _+$", printed, flags=re.MULTILINE)
-    cells = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
-    return {(page, int(number)): said for page, number, said in cells}
 
 
 # ---------------------------------------------------------------- outputs

@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -542,6 +543,17 @@ def test_each_of_two_mistakes_is_shown_where_it_matters():
     assert words.startswith("3 positions;")
     assert "position 2" not in words  # the last query may attend to all
     assert numbers != found["scale_by_d_k"].split("[")[1:]
+
+
+def test_a_report_does_not_depend_on_how_fast_the_machine_is(monkeypatch):
+    fn, hours = changed("math.sqrt(q.size(-1))", "q.size(-1)"), itertools.count(step=3600.0)
+    quick = diagnose(fn, causal=True)
+    assert quick.mistakes == ["causal_missing", "scale_by_d_k"]  # for which pairs were tried
+    with monkeypatch.context() as patched:
+        for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+            patched.setattr(time, clock, lambda: next(hours))
+        slow = diagnose(fn, causal=True)
+    assert str(slow) == str(quick)
 
 
 # ---------------------------------------------------------------- gradients and half precision
