@@ -87,7 +87,7 @@ _SCRIPT = (
 STYLE = r'<link [^>]*href="(?:\.\./)*([^"?]*\.css)[^"]*"[^>]*>\n?'
 _COLOURS = re.compile(r"(?s)<script data-cfasync.*?</script>")
 # before anything is painted: what was chosen here before, or what the reader's system has
-_CHOSEN = """<script>
+CHOSEN = """<script>
     (({dataset}) => {
       const mode = localStorage.getItem("mode"), dark = matchMedia("(prefers-color-scheme: dark)");
       dataset.mode = ["light", "dark"].includes(mode) ? mode : "auto";
@@ -117,7 +117,7 @@ def fix_page(html: str, folder: Path) -> str:
 
     html = html.replace(_CHEVRON, f'{_CHEVRON[:8]} aria-label="its pages"{_CHEVRON[8:]}')
     html = re.sub(r"(?s)<script>.*?</script>", lambda found: fix_script(found[0]), html)
-    html = re.sub(_SCRIPT, script, _PRELOAD.sub("", _COLOURS.sub(_CHOSEN, html)))
+    html = re.sub(_SCRIPT, script, _PRELOAD.sub("", _COLOURS.sub(CHOSEN, html)))
     html = html.replace("</body>", "\n".join([*late, "</body>"]))
     return _IMAGE.sub(lambda found: _sized(found, folder), html)
 

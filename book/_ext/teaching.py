@@ -15,6 +15,7 @@ from bs4 import BeautifulSoup, Tag
 from colab import UNSET
 from docutils import nodes
 from front import Front, needs, pages, title
+from html_fixes import CHOSEN
 from sphinx.application import Sphinx
 
 FOLDER = "teach"
@@ -85,7 +86,7 @@ def slides(article: Tag, page: str, moving: set[str]) -> str:
         licence = figure.find_next(class_="reuse")("a")[1].text  # as the page has it
         shape = "tall" if int(image["width"]) < 1.25 * int(image["height"]) else "wide"
         written.append(
-            f'<section id="{at}" aria-label="{number}" class="{shape}"><figure>'
+            f'<section id="{at}" aria-label="{number}" class="{shape}"><figure class="drawn">'
             f"{image}<figcaption><b>{number}</b> <span>{words}</span>{more}</figcaption></figure>"
             f"<footer>{licence} · {at} / {len(figures) + 1}</footer></section>"
         )
@@ -130,6 +131,7 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
         asked, solved = sheet(article, page)
         shown = slides(article, page, moving)
         filled = {
+            "chosen": CHOSEN,
             "title": html.escape(title(cells)),
             "number": int(page[:2]),
             "nn": page[:2],

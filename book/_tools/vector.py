@@ -2,7 +2,7 @@
 
 The notebooks hold compared PNGs. While ``execute.py`` runs one, the kernel writes the SVG of each
 figure that it shows, under the sha256 of the PNG; what is kept of it is built anew here from a few
-kinds of elements. A figure stays a PNG alone if it holds a photograph, or would be heavy.
+kinds of elements. A figure stays a PNG alone if it would be heavy.
 """
 
 import base64
@@ -15,13 +15,12 @@ from xml.etree import ElementTree
 
 FOLDER = Path(__file__).resolve().parents[1] / "assets" / "figures"
 HEAVY = 120_000  # bytes
-GREY = ("gray", "gray_r")  # the colours of photographs
 SCALE = 100 / 72  # pixels of the page a point
 BAR = 64  # rows: what has more, all in one colour, is the bar that explains the colours
 FONT = "Inter, 'Inter Book', 'DejaVu Sans', sans-serif"
 SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
-KEPT = {"g", "path", "use", "text", "tspan", "defs", "clipPath", "rect", "image"}
-OWN = "d x y width height transform clip-path id href".split()
+KEPT = {"g", "path", "use", "text", "tspan", "defs", "clipPath", "rect", "image", "pattern", "a"}
+OWN = "d x y width height transform clip-path id href patternUnits fill".split()
 ROOT = {"font-family": FONT, "stroke-linejoin": "round"}
 
 # ---------------------------------------------------------------- in the page's kernel
@@ -41,21 +40,21 @@ def watch(folder: str) -> None:
 
     def both(figure, fmt="png", **options):
         png = show(figure, fmt, **options)
-        if isinstance(png, bytes) and (svg := drawn(figure)):
-            Path(folder, f"{sha(png)}.svg").write_text(svg)
+        if isinstance(png, bytes):
+            Path(folder, f"{sha(png)}.svg").write_text(drawn(figure))
         return png
 
     pylabtools.print_figure = both
 
 
-def drawn(figure) -> str | None:
-    """The SVG of a figure as it was just laid out, or nothing if it holds a photograph."""
+def drawn(figure) -> str:
+    """The SVG of a figure as it was just laid out; each photograph is marked as one by a link."""
     from matplotlib import rc_context, rcParams
     from matplotlib.image import AxesImage
 
     images = figure.findobj(AxesImage)
-    if any(i.get_array().ndim > 2 or i.get_cmap().name in GREY for i in images):
-        return None
+    photographs = [i for i in images if i.get_array().ndim > 2 or i.get_cmap().name == "gray"]
+    grounds = [axes.patch for axes in figure.axes if photographs and axes.patch.get_visible()]
     layout, resolution = figure.get_layout_engine(), figure.dpi
     ways = [image.get_interpolation() for image in images]
     figure.dpi = 2 * resolution  # as the PNG
@@ -65,11 +64,16 @@ def drawn(figure) -> str | None:
     figure.set_layout_engine("none")
     for image in images:
         image.set_interpolation("none")  # a pixel a cell
+        image.set_url("photograph" if image in photographs else None)
+    for ground in grounds:  # whose white the paper has
+        ground.set_visible(False)
     options = {"svg.fonttype": "none", "svg.hashsalt": "book", "image.composite_image": False}
     with rc_context(options):
         figure.savefig(svg := io.StringIO(), format="svg", bbox_inches=box, metadata={"Date": None})
     for image, way in zip(images, ways, strict=True):
         image.set_interpolation(way)
+    for ground in grounds:
+        ground.set_visible(True)
     figure.set_layout_engine(layout)
     return svg.getvalue()
 
@@ -153,6 +157,8 @@ def _parts(part: ElementTree.Element) -> list[ElementTree.Element]:
         return []
     if kind == "image":
         return _cells(attributes)
+    if kind == "a":
+        return [_photograph(part[0])]
     inside = [one for child in part for one in _parts(child)]
     if kind == "g" and not (set(attributes) - {"id"}):
         return inside
@@ -179,6 +185,20 @@ def _joined(letters: list[ElementTree.Element]) -> list[ElementTree.Element]:
         else:
             lines.append(letter)
     return lines
+
+
+def _photograph(image: ElementTree.Element) -> ElementTree.Element:
+    """A picture whose colours are its own: a small one pixel by pixel, a large one as a JPEG."""
+    from PIL import Image
+
+    png = base64.b64decode(image.get(XLINK).partition(",")[2])
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    small = picture.width <= BAR
+    picture.save(made := io.BytesIO(), kind := "png" if small else "jpeg", quality=85)
+    place = {key: image.get(key) for key in ("width", "height", "transform")}
+    look = {"image-rendering": "pixelated" if small else "auto", "preserveAspectRatio": "none"}
+    href = f"data:image/{kind};base64,{base64.b64encode(made.getvalue()).decode()}"
+    return ElementTree.Element("image", {**place, **look, "href": href})
 
 
 def _cells(image: dict[str, str]) -> list[ElementTree.Element]:

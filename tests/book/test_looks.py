@@ -63,7 +63,10 @@ CUT = """phone => {
     cut: blocks.filter(block => block.scrollWidth > block.clientWidth + 1)
       .filter(block => getComputedStyle(block).overflowX !== "auto")
       .map(block => block.innerText.slice(0, 60)),
-    wrapped: blocks.filter(block => getComputedStyle(block).whiteSpace !== "pre").length,
+    wrapped: blocks.filter(block => getComputedStyle(block).whiteSpace !== "pre")
+      .filter(block => !block.closest("[class*=tag_exercise-] .output")).length,
+    unsaid: all("[class*=tag_exercise-] .output pre")
+      .filter(block => block.scrollWidth > block.clientWidth).length,
     sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))]
       .filter(size => size !== "13px"),
     letters: innerWidth > 600 ? letters() : 70,
@@ -75,11 +78,12 @@ CUT = """phone => {
       .map(image => image.closest("figure").id),
   };
 }"""
-FITS = {"cut": [], "wrapped": 0, "sizes": [], "broken": [], "orphans": 0, "narrow": []}
+FITS = {"cut": [], "wrapped": 0, "unsaid": 0, "sizes": [], "broken": [], "orphans": 0, "narrow": []}
 LETTERS = range(60, 78)
 UNFIT = {
     "cut": ".bd-article pre.pre, .bd-article pre { overflow-x: hidden !important }",
     "wrapped": ".bd-article pre { white-space: pre-wrap !important }",
+    "unsaid": ".bd-article .cell[class] .output pre { white-space: pre !important }",
     "sizes": ".bd-article .cell_output pre { font-size: 12px !important }",
     "letters": ".bd-article p { max-width: none !important; font-size: 13px !important }",
     "broken": ".bd-article table code .pre.pre { white-space: normal !important;"
@@ -94,6 +98,7 @@ UNFIT = {
 def test_what_matters_fits(browser, site, request):
     """Code and outputs have one size, are never broken, and scroll inside their box.
 
+    What an exercise says is a sentence, and is broken as such.
     Lines of text are read with ease, and a figure has the width with which
     `pages.figures_legible` reckons, in the dark too.
     """
@@ -115,6 +120,79 @@ def unfit(page) -> list[str]:
     found = page.evaluate(CUT, pages.PHONE)
     wide = [] if found.pop("letters") in LETTERS else ["letters"]
     return wide + [what for what, value in found.items() if value != FITS[what]]
+
+
+# the boxes that scroll sideways; and how far the shade at their ends is from what it lies on
+SCROLLING = ", ".join(
+    f"article {which}"
+    for which in ("pre", ".printed-table", ".pst-scrollable-table-container", "div.math")
+)
+COVERED = f"""() => {{
+  document.querySelectorAll("article details").forEach(folded => {{ folded.open = true; }});
+  const clear = "rgba(0, 0, 0, 0)", colour = e => getComputedStyle(e).backgroundColor;
+  const boxes = [...document.querySelectorAll({SCROLLING!r})].filter(box => box.clientWidth);
+  return boxes.filter(box => {{
+    let ground = box;
+    while (colour(ground) === clear) ground = ground.parentElement;
+    const own = colour(ground), probe = document.createElement("i");
+    probe.style.background = "var(--under)";
+    box.append(probe);
+    const cover = colour(probe);
+    probe.remove();
+    return cover !== own;
+  }}).map(box => box.innerText.slice(0, 40));
+}}"""
+
+
+def test_the_cover_of_a_shade_is_not_seen(browser, site, request):
+    """It has the colour of what lies under the box, wherever that stands."""
+    with opened(browser, site.as_uri()) as page:
+        for name in chosen(request):
+            for scheme in ("light", "dark"):
+                visit(page, f"{site.as_uri()}/{name}", 390, scheme)
+                assert page.evaluate(COVERED) == [], (name, scheme)
+                with styled(page, "article pre { --under: #777 }"):
+                    assert page.evaluate(COVERED) != [] or not page.locator("article pre").count()
+
+
+def shaded(page, box) -> list[bool]:
+    """Whether the left and the right edge of a box differ from its middle, where nothing stands."""
+    at = box.bounding_box()
+    border = box.evaluate("box => box.clientLeft")
+    clip = {"x": at["x"] + border, "y": at["y"] + 2, "width": at["width"] - border - 1, "height": 1}
+    line = Image.open(io.BytesIO(page.screenshot(clip=clip))).convert("L")
+    left, middle, right = (line.getpixel((x, 0)) for x in (1, line.width // 2, line.width - 2))
+    return [abs(left - middle) > 20, abs(right - middle) > 20]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_box_shows_where_it_goes_on(browser, site, scheme):
+    """At the end that is out of sight, and there alone."""
+    with loaded(browser, site, "04_scaling", 390, scheme) as page:
+        for kind in ("cell_input", "cell_output"):
+            found = page.locator(f"article > section .{kind} pre:visible").all()
+            wide = [box for box in found if box.evaluate("b => b.scrollWidth > b.clientWidth + 60")]
+            narrow = [box for box in found if box not in wide]
+            seen = []
+            for box, x in ((wide[0], 0), (wide[0], 30), (wide[0], 9999), (narrow[-1], 0)):
+                box.scroll_into_view_if_needed()
+                box.evaluate("(box, x) => box.scrollTo(x, 0)", x)
+                seen.append(shaded(page, box))
+            assert seen == [[False, True], [True, True], [True, False], [False, False]], kind
+            with styled(page, "html .bd-article pre { background-image: none !important }"):
+                wide[0].evaluate("box => box.scrollTo(0, 0)")
+                assert shaded(page, wide[0]) == [False, False]
+
+
+def test_nothing_lies_on_what_one_reads(browser, site):
+    """The theme has a button that comes when one scrolls up."""
+    with loaded(browser, site, "04_scaling", 390) as page:
+        button = page.locator("#pst-back-to-top")
+        for y in (3000, 2500):
+            page.evaluate(f"scrollTo(0, {y})")
+            page.wait_for_function(f"scrollY === {y}")
+        assert button.count() == 1
+        assert not button.is_visible()
 
 
 # ---------------------------------------------------------------- around the pictures
@@ -349,7 +427,7 @@ def test_what_makes_a_page_heavy_is_seen(old, new, what, site):
 
 LINKED = "styles/theme.css styles/pydata-sphinx-theme.css pygments.css "
 LINKED += "styles/sphinx-book-theme.css togglebutton.css copybutton.css mystnb.*.css "
-LINKED += "sphinx-design.min.css fonts.css book.css live.css"
+LINKED += "sphinx-design.min.css fonts.css book.css dark.css live.css"
 # how the first element of each kind looks, its icon included
 LOOK = """() => {
   const kinds = new Map();

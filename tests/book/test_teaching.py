@@ -13,7 +13,7 @@ import line_figures
 import pages
 import teaching
 import yaml
-from browsing import opened, styled, visit
+from browsing import loaded, opened, styled, visit
 from PIL import Image
 from tables import for_each
 
@@ -225,6 +225,26 @@ def test_each_slide_is_whole_on_its_screen(width, height, browser, site):
             assert page.evaluate(CUT) != []
 
 
+def test_slides_are_dark_in_the_dark_but_not_on_paper(browser, site):
+    """Their figures, too, with the colours that they have on the page."""
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    letter = "getComputedStyle(document.querySelector('svg text')).fill"
+    with projected(browser, site) as page:
+        light = [page.evaluate(part) for part in (ground, letter)]
+        page.emulate_media(color_scheme="dark")
+        page.reload()
+        dark = [page.evaluate(part) for part in (ground, letter)]
+        page.emulate_media(media="print")
+        assert [page.evaluate(part) for part in (ground, letter)] == light
+    assert [ground == "rgb(255, 255, 255)" for ground, _ in (light, dark)] == [True, False]
+    with loaded(browser, site, pages.CHAPTERS[0].stem, 1280, "dark") as page:
+        page.wait_for_function("document.querySelector('svg text')")
+        assert [page.evaluate("getComputedStyle(document.body).backgroundColor"), dark[1]] == [
+            dark[0],
+            page.evaluate(letter),
+        ]
+
+
 def sheets_of_paper(page):
     file = page.pdf(prefer_css_page_size=True)
     return len(re.findall(rb"/Type /Page\n", file)), re.search(rb"/MediaBox \[(.*?)\]", file)[1]
@@ -346,5 +366,6 @@ def test_the_files_keep_the_style_of_their_frames(site):
         (style,) = between("<style>", "</style>", (teaching.HERE / f"{frame}.html").read_text())
         text = taken(site, pages.CHAPTERS[0], kind)
         assert style in text
-        assert re.findall('href="(.*[.]css)"', text) == ["../_static/fonts.css"]
+        sheets = ["fonts", "dark"] if kind == "slides" else ["fonts"]
+        assert re.findall('href="../_static/(.*)[.]css"', text) == sheets
         assert "$" not in re.sub(r"#\.\*\|\$", "", text)
