@@ -38,6 +38,7 @@ CAPTION = re.compile(
     r'(?s)<figure [^>]*id="([\w-]+)"(?:(?!</figure>).)*class="caption-text">(.*?)</figcaption>'
 )
 TAG, PAINTED = re.compile(r"(<[^>]*>)"), r'<(?:path|rect)[^>]* fill="#(\w\w)\1\1"'
+CELL = re.compile(r'<path stroke="#\w+" d="M\d+ \d+h')  # of a heat map, or of a print in ink
 _COLOUR = re.compile(r'(fill|stroke|stop-color)="#(\w\w)(\w\w)(\w\w)"')
 
 
@@ -69,7 +70,7 @@ def inlined(name: str, alt: str) -> str:
 
 def _recoloured(tag: str) -> str:
     text = tag.startswith(("<text", "<tspan"))
-    cell = tag.startswith("<path stroke=")
+    cell = CELL.match(tag) is not None
     return _COLOUR.sub(
         lambda one: one[0] if text and "#ffffff" in one[0] else _colour(one, cell), tag
     )
