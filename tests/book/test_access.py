@@ -40,7 +40,8 @@ FOCUS = """() => {
 
 def violations(page) -> list[str]:
     """What axe-core, with all its rules, finds on a page as it is shown."""
-    page.add_style_tag(content="article * { background-image: none !important }")  # it gives up
+    # on a shade it gives up
+    page.add_style_tag(content="article :not(#_) { background-image: none !important }")
     page.evaluate(AXE)
     found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
     return [f"{v['id']}: {n['html'][:90]}" for v in found["violations"] for n in v["nodes"]]
@@ -87,7 +88,7 @@ def test_axe_finds_nothing_in_what_one_types(browser, site, width, scheme):
 def test_axe_finds_what_is_planted(browser, site):
     planted = {
         "image-alt": "<img src='nowhere.png'>",
-        "color-contrast": "<p style='color: #999; background: #aaa'>pale</p>",
+        "color-contrast": "<pre style='color: #999; background: #aaa'>pale</pre>",
         "label": "<input type='text'>",
         "heading-order": "<h6>too deep</h6>",
     }
