@@ -107,6 +107,17 @@ def test_pictures_do_not_glare(dark):
             assert name in glaring(page), style
 
 
+def test_no_slider_glares(browser, site):
+    def lightest():
+        shot = page.locator(".live .slide input").first.screenshot()
+        return ImageStat.Stat(Image.open(io.BytesIO(shot)).convert("L")).extrema[0][1]
+
+    with loaded(browser, site, "04_scaling", 390, "dark") as page:
+        assert lightest() < 200
+        with styled(page, ".live .slide input { accent-color: #0072b2 !important }"):
+            assert lightest() > 200
+
+
 def test_no_words_say_what_the_dark_changes(dark):
     found = [each for path in pages.NOTEBOOKS for each in dark(path.stem).evaluate(WORDS)]
     assert len(found) > 60
