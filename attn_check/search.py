@@ -136,10 +136,7 @@ def explain(
         fits: list[Hypothesis] = []
         candidates = _candidates(ordered[0], base, depth)
         # tries come first: where none is left, nothing is computed
-        for _ in repeat(0) if depth == 1 else tries:
-            candidate = next(candidates, None)
-            if candidate is None:
-                break
+        for _, candidate in zip(repeat(0) if depth == 1 else tries, candidates, strict=False):
             fits += _fitting(candidate, ordered, meant)
         if fits:
             return fits
