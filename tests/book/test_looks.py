@@ -47,7 +47,7 @@ CUT = """phone => {
     const long = all("section > p").filter(p => p.innerText.length > 300);
     const rows = long.map(p => p.offsetHeight / parseFloat(getComputedStyle(p).lineHeight));
     const sum = numbers => numbers.reduce((a, b) => a + b, 0);
-    return Math.round(sum(long.map(p => p.innerText.length)) / sum(rows));
+    return long.length ? Math.round(sum(long.map(p => p.innerText.length)) / sum(rows)) : 70;
   };
   const drawn = image => {
     const style = getComputedStyle(image);
@@ -386,6 +386,40 @@ def test_the_first_thing_painted_has_the_colours_of_the_reader(browser, site, sy
 
 
 # ---------------------------------------------------------------- what a page weighs
+
+MOVED = """new PerformanceObserver(list => list.getEntries().forEach(
+  ({value}) => { window.moved = (window.moved || 0) + value; })).observe({type: "layout-shift"})"""
+PAINTED = "() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(() => go())))"
+
+
+def moved(browser, own, name, local="local(") -> float:
+    """How far a page moves when its typeface comes after its text."""
+    with opened(browser, own, viewport={"width": 390, "height": 844}) as page:
+        waiting = []
+        page.route("**/*.woff2", waiting.append)
+        page.route(
+            "**/*.css*",
+            lambda call: call.fulfill(
+                body=call.fetch().text().replace("local(", local), content_type="text/css"
+            ),
+        )
+        page.add_init_script(MOVED)
+        page.goto(f"{own}/{name}", wait_until="domcontentloaded")
+        page.evaluate(PAINTED)
+        page.unroute("**/*.woff2")
+        for call in waiting:
+            call.continue_()
+        page.evaluate("document.fonts.ready.then(() => 0)")
+        for _ in range(3):
+            page.evaluate(PAINTED)
+        assert waiting
+        return page.evaluate("window.moved || 0")
+
+
+def test_text_hardly_moves_when_its_typeface_comes(browser, served):
+    name = "book/03_many_heads.html"
+    assert moved(browser, served, name) < 0.05
+    assert moved(browser, served, name, "local(no-") > 0.1
 
 
 def heavy(html: str, folder) -> list[str]:
