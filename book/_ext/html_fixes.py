@@ -29,11 +29,14 @@ _TOGETHER = re.compile(
     r'(\(?<span class="math[^>]*>(?:(?!</span>).)*</span>(?:[.,;:!?)\]’”]|-\w+)+)'  # also "n-th"
 )
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
-# and the bibliography's roles are no longer roles
+# the bibliography's roles are no longer roles, and a signature is no list of definitions
 _THEME = {
     r'(<summary) aria-label="Toggle hidden content"': r"\1",
     r'(<div class="citation" id="[\w-]+") role="doc-biblioentry"': r"\1",
     r'<div role="list" (class="citation-list">)': r"<div \1",
+    r'<dl>(?=\n<dd><em class="sig-param")': '<div class="parameters">',
+    r'<dd>(<em class="sig-param">.*)</dd>': r"<div>\1</div>",
+    r'</dl>(?=\n+<span class="sig-paren">)': "</div>",
 }
 
 ABOUT = 'href="index.html#about-this-book"'

@@ -74,15 +74,28 @@ def icons(css: str, font: Path) -> str:
     return f"url(data:font/woff;base64,{base64.b64encode(made.getvalue()).decode()})"
 
 
-def excerpts(doctree: nodes.document) -> dict[str, str]:
-    """How each section of a page begins, by its names; the page itself has none."""
+def excerpts(doctree: nodes.document) -> dict[str, str | list[str]]:
+    """How each section of a page begins, by its names, or its table's rows; the page has none."""
     found = {}
     for section in doctree.findall(nodes.section):
         paragraph = next(section.findall(nodes.paragraph), None)
         if paragraph is not None:
-            begins = textwrap.shorten(plain(paragraph), EXCERPT, placeholder=" …")
+            begins = rows(paragraph) or _short(plain(paragraph))
             found |= dict.fromkeys([*([] if found else [""]), *section["ids"]], begins)
     return found
+
+
+def rows(paragraph: nodes.paragraph) -> list[str]:
+    """The rows of the table in which a paragraph stands: first its head."""
+    table = paragraph
+    while table and not isinstance(table, nodes.table):
+        table = table.parent
+    cells = [row.findall(nodes.paragraph) for row in table.findall(nodes.row)] if table else []
+    return [_short(" · ".join(map(plain, row))) for row in cells]
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, EXCERPT, placeholder=" …")
 
 
 def plain(paragraph: nodes.paragraph) -> str:

@@ -19,12 +19,12 @@ NAMES = "panels panel texts_in x_of y_of mark colour style curve shows".split()
 DECIDING = re.compile(
     r"\b(left|right(?=[.,:;)]| (?:one|of|panel|column|end|edge|cut|circle)|$)"
     r"|above|below|upper|lower"
-    r"|purple|blue|green|amber|orange|red|yellow|black|dotted|dashed|solid|hollow|filled"
+    r"|pink|blue|green|amber|orange|red|yellow|black|dotted|dashed|solid|hollow|filled"
     r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
     r"|most|none|all|only|longest|darkest|highest|lowest|tallest)\b",
     re.IGNORECASE,
 )
-HUES = {327: "purple", 202: "blue", 164: "green", 41: "amber", 26: "orange", 355: "red"}
+HUES = {327: "pink", 202: "blue", 164: "green", 41: "amber", 26: "orange", 355: "red"}
 STYLES = {":": "dotted", "--": "dashed", "-": "solid"}
 
 

@@ -53,7 +53,9 @@ def drawn(figure) -> str:
     from matplotlib.image import AxesImage
 
     images = figure.findobj(AxesImage)
-    photographs = [i for i in images if i.get_array().ndim > 2 or i.get_cmap().name == "gray"]
+    photographs = [
+        i for i in images if i.get_array().shape[2:] == (3,) or i.get_cmap().name == "gray"
+    ]  # what has a fourth colour is a veil
     grounds = [axes.patch for axes in figure.axes if photographs and axes.patch.get_visible()]
     layout, resolution = figure.get_layout_engine(), figure.dpi
     ways = [image.get_interpolation() for image in images]
@@ -226,15 +228,21 @@ def _cells(image: dict[str, str]) -> list[ElementTree.Element]:
         for colour, run in itertools.groupby(map(tuple, row)):
             long = len(list(run))
             if colour[3]:
-                paths.setdefault(_hex(colour), []).append(f"M{x} {y}h{long}")
+                paths.setdefault(colour, []).append(f"M{x} {y}h{long}")
             x += long
     place += f" scale({wide:g} {high:g}) translate(0 .5)"  # lines as thick as a cell is high
     group = ElementTree.Element("g", {"transform": place.strip(), "shape-rendering": "crispEdges"})
     group.extend(
-        ElementTree.Element("path", {"stroke": colour, "d": "".join(path)})
+        ElementTree.Element("path", {**_paint(colour), "d": "".join(path)})
         for colour, path in paths.items()
     )
     return [group]
+
+
+def _paint(colour) -> dict[str, str]:
+    """A veil is one through which one sees."""
+    thin = {"stroke-opacity": f"{colour[3] / 255:.3g}"} if colour[3] < 255 else {}
+    return {"stroke": _hex(colour), **thin}
 
 
 def _hex(colour) -> str:

@@ -118,7 +118,11 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
   const item = ([file, title, anchor, said]) => {
     const make = (name, rest) => Object.assign(document.createElement(name), rest);
     const [page, section] = title.split(" > "), result = make("li");
-    const begins = (Search._index.excerpts[file] || {})[anchor.slice(1)];
+    // a table tells the row that holds most of the words, of Chinese ones if there are some
+    const meant = asked.match(/\p{Script=Han}+/gu) || split(asked);
+    const held = row => meant.filter(word => row.toLowerCase().includes(word)).length;
+    const told = [(Search._index.excerpts[file] || {})[anchor.slice(1)]].flat();
+    const begins = told[1] ? told.reduce((best, row) => held(row) > held(best) ? row : best) : told[0];
     result.append(make("a", {innerHTML: section || page, href: root + file + DOCUMENTATION_OPTIONS.LINK_SUFFIX + anchor}));
     if (section || said) result.append(make("p", {className: "page", innerHTML: section ? page : said}));
     if (begins && !said) result.append(make("p", {className: "context", textContent: begins}));

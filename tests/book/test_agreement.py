@@ -413,7 +413,7 @@ def test_another_title_and_another_work_are_seen():
 
 # ---------------------------------------------------------------- colours in words and in pictures
 
-HUES = {"purple": 327, "blue": 202, "green": 164, "amber": 41, "orange": 26, "yellow": 56, "red": 3}
+HUES = {"pink": 327, "blue": 202, "green": 164, "amber": 41, "orange": 26, "yellow": 56, "red": 3}
 
 
 def hues(png: bytes) -> set[str]:

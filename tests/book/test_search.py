@@ -173,6 +173,12 @@ def test_a_result_says_where_it_stands_and_how_it_begins(browser, site, served, 
             title = re.search("<title>(.*?)( &#8212;|</)", (site / "book" / name).read_text())
             assert letters(title[1]) in letters(where)
             assert letters(begins[:50]) in letters(text_of(site, address))
+        for typed, row in (
+            ("多头", "multi-head attention · 多头注意力"),
+            ("glossary", "term · 中文"),
+        ):
+            search(page, own, typed)
+            assert page.evaluate(SHOWN)[0][1][1].startswith(row)
         assert page.errors + page.outside == []
 
 
