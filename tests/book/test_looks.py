@@ -396,7 +396,7 @@ def moved(browser, own, name, local="local(") -> float:
     """How far a page moves when its typeface comes after its text."""
     with opened(browser, own, viewport={"width": 390, "height": 844}) as page:
         waiting = []
-        page.route("**/*.woff2", waiting.append)
+        page.route("**/*.woff2", lambda call: waiting.append(call))
         page.route(
             "**/*.css*",
             lambda call: call.fulfill(
