@@ -64,7 +64,7 @@ CUT = """phone => {
       .filter(block => getComputedStyle(block).overflowX !== "auto")
       .map(block => block.innerText.slice(0, 60)),
     wrapped: blocks.filter(block => getComputedStyle(block).whiteSpace !== "pre")
-      .filter(block => !block.closest("[class*=tag_exercise-] .output")).length,
+      .filter(block => !block.closest("[class*=tag_exercise-] .output, .front-check")).length,
     unsaid: all("[class*=tag_exercise-] .output pre")
       .filter(block => block.scrollWidth > block.clientWidth).length,
     sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))]
@@ -72,7 +72,7 @@ CUT = """phone => {
     letters: innerWidth > 600 ? letters() : 70,
     broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
     orphans: all("math:not([display])").filter(orphaned).length,
-    narrow: all("figure :is(img, .drawn svg)").filter(image => innerWidth < 600)
+    narrow: all("figure:not(.front-figure) :is(img, .drawn svg)").filter(image => innerWidth < 600)
       .filter(image => image.clientWidth && drawn(image) < Math.min(phone,
         parseFloat(image.style.width || image.getAttribute("width"))))
       .map(image => image.closest("figure").id),
@@ -396,7 +396,7 @@ def moved(browser, own, name, local="local(") -> float:
     """How far a page moves when its typeface comes after its text."""
     with opened(browser, own, viewport={"width": 390, "height": 844}) as page:
         waiting = []
-        page.route("**/*.woff2", waiting.append)
+        page.route("**/*.woff2", lambda call: waiting.append(call))
         page.route(
             "**/*.css*",
             lambda call: call.fulfill(
