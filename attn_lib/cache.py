@@ -188,11 +188,12 @@ def one_pass(forward: _Forward) -> _Forward:
     alone = "layer" in inspect.signature(forward).parameters  # else: a whole stack, or a model
 
     @functools.wraps(forward)
-    def call(self: nn.Module, *args: Any, cache: Cache | None = None, **options: Any) -> Any:
+    def call(self: nn.Module, *args: Any, **options: Any) -> Any:
+        cache = options.get("cache")
         if cache is None or cache._alone is not None:
-            return forward(self, *args, cache=cache, **options)
+            return forward(self, *args, **options)
         draft = cache._draft(options.get("layer", 0), alone)
-        out = forward(self, *args, cache=draft, **options)
+        out = forward(self, *args, **{**options, "cache": draft})
         cache._commit(draft)
         return out
 

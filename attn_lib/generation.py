@@ -133,7 +133,7 @@ def _chosen(
 ) -> Tensor:
     """(B, vocabulary) to (B, 1)."""
     best, token = logits.max(dim=1, keepdim=True)  # NaN counts as larger than any number
-    if not bool(best.isfinite().all()):
+    if not all(math.isfinite(logit) for logit in best.flatten().tolist()):
         raise ValueError("the model's logits must be finite, got NaN or infinity")
     if temperature == 0.0:
         return token

@@ -236,10 +236,9 @@ class MultiHeadAttention(nn.Module):
         self._check_inputs(x, context, causal)
         source = x if context is None else context
         seen = 0 if cache is None or context is not None else cache.length
-        B, T, S = x.shape[0], x.shape[1], seen + source.shape[1]
-        shape, closed = torch.Size((B, self.num_heads, T, S)), None
+        B, T, S, closed = x.shape[0], x.shape[1], seen + source.shape[1], None
         if mask is not None:
-            check_mask(mask, shape, x.device)
+            check_mask(mask, torch.Size((B, self.num_heads, T, S)), x.device)
             closed = closed_to_all(mask)[..., None]  # (S, 1) or (B, S, 1)
         if closed is not None and cache is None:
             source = source.masked_fill(closed, 0.0)
@@ -247,7 +246,7 @@ class MultiHeadAttention(nn.Module):
         if attn_bias is not None:
             if torch.is_autocast_enabled(x.device.type):
                 attn_bias = attn_bias.to(q.dtype)
-            check_attn_bias(attn_bias, shape, q)
+            check_attn_bias(attn_bias, torch.Size((B, self.num_heads, T, S)), q)
         if cache is not None and context is not None:
             k, v = cache._of_context(layer, context, self._keys_values, self)
         else:
