@@ -508,3 +508,37 @@ def test_a_link_with_the_words_of_a_heading_leads_there():
         )
         != []
     )
+
+
+# words that may lead to any page
+ANYWHERE = {"Each page", "an appendix", "the next page", "the reference", "reference"}
+ANYWHERE |= {"a chapter of its own"}
+
+
+def stems(text: str) -> set[str]:
+    return {word[:5] for word in re.findall(r"[a-z√]+", text.lower()) if word not in SMALL}
+
+
+def misplaced(text: str, targets: dict[str, str]) -> list[str]:
+    """Links without a word of the page, or the section of this one, that they lead to."""
+    about = {name: " ".join([name.replace("_", " "), *headings(t)]) for name, t in targets.items()}
+    links = re.findall(r"\[([^]\[]+)\]\((?:book/)?([\w.]+)\.(?:ipynb|md)\)", text)
+    anchors = re.findall(r"\[([^]\[]+)\]\(#([\w-]+)\)", text)
+    pairs = [(words, about.get(page, "")) for words, page in links]
+    pairs += [(words, anchor.replace("-", " ")) for words, anchor in anchors]
+    return [
+        words
+        for words, there in pairs
+        if words not in ANYWHERE and not re.fullmatch(r"(?i)chapters? \d+|\d+|how|below|changelog", words)
+        if not stems(words) & stems(there.replace(".", " "))
+    ]
+
+
+def test_a_link_has_a_word_of_where_it_leads():
+    targets = {name.rpartition(".")[0]: text for name, text in SOURCES.items() if ".py" not in name}
+    wrong = {name: misplaced(text, targets) for name, text in {**SOURCES, "README": README}.items()}
+    assert {name: words for name, words in wrong.items() if words} == {}
+    assert misplaced("[the clinic](14_clinic.ipynb)", targets) == []
+    assert misplaced("[the clinic](13_weather.ipynb)", targets) == ["the clinic"]
+    assert misplaced("[Check my attention](#check-your-own-attention)", targets) == []
+    assert misplaced("[Check my attention](#look-up-a-symptom)", targets) != []

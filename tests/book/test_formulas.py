@@ -802,3 +802,54 @@ def test_another_formula_is_seen():
     for cell in notebook.cells:
         cell.source = cell.source.replace(r"{\sqrt{d_k}}\right", r"{d_k}\right")
     assert formulas(notebook)["1.1"] != ROWS[0].tex
+
+
+# ---------------------------------------------------------------- inside sentences
+
+# formulas whose parts are, with another meaning, in another order elsewhere
+BOTH_ORDERS = {"g(h(PX))", r"g(P\,h(X))", r"P\,g(h(X))", "i - j"}
+PART = re.compile(r"\\[a-zA-Z]+|\\.|[^\s\\]")
+
+
+def parts(tex: str) -> list[str]:
+    """Letters with their indices and powers, and signs."""
+    tex = re.sub(r"\\[,;!]|\\(?:text|operatorname)|[{}]", "", tex)
+    found = []
+    for part in PART.findall(tex):
+        if found and (part in "_^" or found[-1][-1] in "_^" or found[-1] == r"\Delta"):
+            found[-1] += part
+        else:
+            found.append(part)
+    return found
+
+
+def reordered(texts: dict[str, str]) -> list[str]:
+    """Formulas inside sentences whose parts are in another order in another formula."""
+    displayed = [tex for text in texts.values() for tex, _ in DISPLAYED.findall(text)]
+    inside = [
+        tex
+        for text in texts.values()
+        for tex in re.findall(r"\$([^$]+)\$", DISPLAYED.sub("", text))
+    ]
+    orders: dict[tuple[str, ...], set[str]] = {}
+    for all_parts in map(parts, displayed + inside):
+        for start, n in product(range(len(all_parts)), range(2, 13)):
+            piece = all_parts[start : start + n]
+            orders.setdefault(tuple(sorted(piece)), set()).add(" ".join(piece))
+    return [
+        tex
+        for tex in dict.fromkeys(inside)
+        if 2 <= len(parts(tex)) <= 12 and re.search("[A-Za-z]", tex) and tex not in BOTH_ORDERS
+        if orders[tuple(sorted(parts(tex)))] != {" ".join(parts(tex))}
+    ]
+
+
+def test_formulas_in_sentences_have_the_order_of_others():
+    texts = {
+        name: "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+        for name, notebook in PAGES.items()
+    }
+    assert reordered(texts) == []
+    for old, new in ((r"of $QK^\top$", r"of $KQ^\top$"), (r"$q = xW^Q$", r"$q = W^Q x$")):
+        assert texts["01_one_head"].count(old) == 1
+        assert len(reordered(texts | {"01_one_head": texts["01_one_head"].replace(old, new)})) == 1
