@@ -814,7 +814,7 @@ PART = re.compile(r"\\[a-zA-Z]+|\\.|[^\s\\]")
 def parts(tex: str) -> list[str]:
     """Letters with their indices and powers, and signs."""
     tex = re.sub(r"\\[,;!]|\\(?:text|operatorname)|[{}]", "", tex)
-    found = []
+    tex, found = tex.replace(r"^\top", "⊤"), []
     for part in PART.findall(tex):
         if found and (part in "_^" or found[-1][-1] in "_^" or found[-1] == r"\Delta"):
             found[-1] += part
