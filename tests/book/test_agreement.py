@@ -160,6 +160,18 @@ def of_weights(text: str) -> set[str]:
     return set(re.findall(r"weights are under the (\w+)", " ".join(text.split())))
 
 
+def terms(text: str) -> str:
+    """The MIT licence, without whose it is."""
+    text = re.sub("[“”]", '"', text[text.index("Permission is hereby granted") :])
+    return " ".join(text.split())
+
+
+def test_the_words_of_the_licence_are_the_same_twice():
+    one, other = TEXTS["LICENSE"], (ROOT / "attn_lib/data/fashion.txt").read_text()
+    assert terms(one) == terms(other)
+    assert terms(one) != terms(other.replace("and/or sell", "and/or share"))
+
+
 # of what is not the book's own: the licences that may stand in a sentence about it
 OF_OTHERS = {
     "photograph": {"CC0", "public domain", "CC BY"},  # of the pages they stand on, too
