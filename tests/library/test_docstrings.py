@@ -6,6 +6,7 @@ import pkgutil
 import re
 import sys
 
+import matplotlib.pyplot as plt
 import pytest
 import torch
 
@@ -131,6 +132,7 @@ def recorded() -> list[tuple]:
         calls()
     finally:
         sys.setprofile(None)
+        plt.close("all")
     return found
 
 
