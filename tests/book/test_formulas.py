@@ -802,3 +802,107 @@ def test_another_formula_is_seen():
     for cell in notebook.cells:
         cell.source = cell.source.replace(r"{\sqrt{d_k}}\right", r"{d_k}\right")
     assert formulas(notebook)["1.1"] != ROWS[0].tex
+
+
+# ---------------------------------------------------------------- inside sentences
+
+# formulas whose parts are, with another meaning, in another order elsewhere
+BOTH_ORDERS = {"g(h(PX))", r"g(P\,h(X))", r"P\,g(h(X))", "i - j"}
+PART = re.compile(r"\\[a-zA-Z]+|\\.|[^\s\\]")
+
+
+def parts(tex: str) -> list[str]:
+    """Letters with their indices and powers, and signs."""
+    tex = re.sub(r"\\[,;!]|\\(?:text|operatorname)|[{}]", "", tex)
+    tex, found = tex.replace(r"^\top", "⊤"), []
+    for part in PART.findall(tex):
+        if found and (part in "_^" or found[-1][-1] in "_^" or found[-1] == r"\Delta"):
+            found[-1] += part
+        else:
+            found.append(part)
+    return found
+
+
+def reordered(texts: dict[str, str]) -> list[str]:
+    """Formulas inside sentences whose parts are in another order in another formula."""
+    displayed = [tex for text in texts.values() for tex, _ in DISPLAYED.findall(text)]
+    inside = [
+        tex
+        for text in texts.values()
+        for tex in re.findall(r"\$([^$]+)\$", DISPLAYED.sub("", text))
+    ]
+    orders: dict[tuple[str, ...], set[str]] = {}
+    for all_parts in map(parts, displayed + inside):
+        for start, n in product(range(len(all_parts)), range(2, 13)):
+            piece = all_parts[start : start + n]
+            orders.setdefault(tuple(sorted(piece)), set()).add(" ".join(piece))
+    return [
+        tex
+        for tex in dict.fromkeys(inside)
+        if 2 <= len(parts(tex)) <= 12 and re.search("[A-Za-z]", tex) and tex not in BOTH_ORDERS
+        if orders[tuple(sorted(parts(tex)))] != {" ".join(parts(tex))}
+    ]
+
+
+def test_formulas_in_sentences_have_the_order_of_others():
+    texts = {
+        name: "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+        for name, notebook in PAGES.items()
+    }
+    assert reordered(texts) == []
+    right = texts["01_one_head"]
+    assert right.count(r"of $QK^\top$") == 1
+    wrong = {"01_one_head": right.replace(r"of $QK^\top$", r"of $KQ^\top$")}
+    assert reordered(texts | wrong) == [r"KQ^\top"]
+
+
+WORTH = {"sqrt": math.sqrt, "ln": math.log, "log": math.log}
+SIGNS = {ast.Add: float.__add__, ast.Sub: float.__sub__, ast.Mult: float.__mul__}
+SIGNS |= {ast.Div: float.__truediv__, ast.Pow: float.__pow__}
+
+
+def worth(node: ast.AST) -> float:
+    if isinstance(node, ast.Call):
+        return WORTH[node.func.id](*map(worth, node.args))
+    if isinstance(node, ast.BinOp):
+        return SIGNS[type(node.op)](worth(node.left), worth(node.right))
+    return -worth(node.operand) if isinstance(node, ast.UnaryOp) else float(node.value)
+
+
+def sums(text: str) -> list[tuple[str, float, float]]:
+    """Equations of numbers alone: TeX, what the left is worth, and what the right says."""
+    found = []
+    for tex in re.findall(r"\$([^$]+)\$", re.sub(r"\$ \$", " ", DISPLAYED.sub("", text))):
+        left, sign, right = re.sub(r"\\[,;!]|\\(?=%)", "", tex).partition(" = ")
+        plain = re.sub(r"\\[dt]?frac(?:\{(\d+)\}\{(\d+)\}|(\d)(\d))", r"(\1\3/\2\4)", left)
+        plain = re.sub(r"\\(sqrt|ln|log) ?\{?([\d.]+)\}?", r"\1(\2)", plain)
+        plain = re.sub(r"\^\{?(-?\d+)\}?", r"**\1", plain).replace(r"\cdot", "*")
+        plain = re.sub(r"([\d)]) *(?=sqrt|ln|log)", r"\1*", plain)
+        if (
+            sign
+            and re.fullmatch(r"[\d.]+", right)
+            and re.fullmatch(r"(?:[\d.+\-*/() ]|sqrt|ln|log)+", plain)
+        ):
+            found.append((tex, worth(ast.parse(plain.strip(), mode="eval").body), float(right)))
+    return found
+
+
+def false_sums(text: str) -> list[str]:
+    return [tex for tex, one, other in sums(text) if not math.isclose(one, other, abs_tol=5e-4)]
+
+
+def test_sums_inside_sentences_are_right():
+    texts = ["\n".join(c.source for c in page.cells) for page in PAGES.values()]
+    assert [tex for text in texts for tex in false_sums(text)] == []
+    assert sum(len(sums(text)) for text in texts) >= 3
+
+
+@for_each(
+    (r"$1/\sqrt{64} = 0.125$", r"$\sqrt{64} = 0.125$"),
+    (r"$0.7 \cdot 0 + 0.3 \cdot 1 = 0.3$", r"$0.7 \cdot 1 + 0.3 \cdot 1 = 0.3$"),
+    (r"$(1 + \frac13)/7 = 0.19$", r"$(1 + \frac14)/7 = 0.19$"),
+    (r"$- 3 \cdot 0.025 \ln 0.025$ $= 0.277$", r"$- 3 \cdot 0.025 \ln 0.25$ $= 0.277$"),
+)
+def test_a_wrong_sum_is_seen(right, wrong):
+    assert (len(sums(right)), len(sums(wrong))) == (1, 1)
+    assert len(false_sums(wrong)) == 1

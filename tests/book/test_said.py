@@ -1,0 +1,599 @@
+"""Sentences that no number and no output holds: their words, and what must be true for them.
+
+A row names a file, words of it, and Python that holds if they are true. Words that were changed
+are seen, and words that are no longer true; whether the Python says what the words say, a person
+has to judge.
+"""
+
+import math
+import re
+from inspect import signature
+
+import compare
+import nbformat
+import pages
+import torch
+import torch.nn.functional as F
+from tables import for_each
+from torch.distributions import Binomial
+
+import attn_check
+import attn_lib
+from attn_lib import files, functional, masks, positions, vision
+from attn_lib.layers import FeedForward, MultiHeadAttention, split_heads
+from attn_lib.models import SentenceEncoder
+from attn_lib.training import train
+
+CHECK, PINS = ".github/workflows/check.yml", "requirements.txt"
+FILES = ["README.md", "LICENSE", "pyproject.toml", PINS, ".ci/run", "CITATION.cff"]
+FILES += [CHECK, "attn_lib/data/photographs.txt", "_toc.yml"]
+FILES += ["tests/library/oracle.py", "tests/library/test_functional.py"]
+FILES += [
+    "tests/library/test_architectures.py",
+    "tests/book/browsing.py",
+    "tests/book/test_front.py",
+]
+FILES += ["tests/book/test_checks.py", "book/_tools/pdf.py"]
+FILES += [str(path.relative_to(pages.ROOT)) for path in pages.ROOT.glob("attn_*/*.py")]
+TEXTS = {name: " ".join((pages.ROOT / name).read_text().split()) for name in FILES}
+TEXTS |= {path.stem: " ".join(path.read_text().split()) for path in pages.TEXTS}
+for path in pages.NOTEBOOKS:
+    cells = [cell.source for cell in pages.read(path).cells if cell.cell_type == "markdown"]
+    TEXTS[path.stem] = " ".join(re.sub(r"(?m)^> ?", "", "\n".join(cells)).split())
+
+RAW = (pages.ROOT / "README.md").read_text()
+ARCHITECTURES = TEXTS["tests/library/test_architectures.py"]
+COMMANDS = re.findall(r"(?m)^pip install -r requirements.txt && (.*)$", RAW)
+LIBRARY = (
+    "functional masks layers positions transformer vision training plotting pretrained".split()
+)
+LIBRARY += ["exercises"]
+
+
+def has(name: str, *words: str) -> bool:
+    return all(word in TEXTS[name] for word in words)
+
+
+def printed(text: str) -> list:
+    return [nbformat.v4.new_output("stream", text=text)]
+
+
+def draw(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def near(one, other) -> bool:
+    one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=5e-4)
+
+
+def report(attend) -> str:
+    return str(attn_check.diagnose(attend, causal=True))
+
+
+def peeks(q, k, v):
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
+
+
+def hides(q, k, v):
+    return functional.attention(q, k, v, causal=True)[0]
+
+
+README = [
+    (
+        "from one attention head to real language models and Vision Transformers, on real "
+        "sentences and real trained weights",
+        lambda: (
+            has("README.md", "1. Build one attention head", "a real language model, SmolLM2")
+            and has("README.md", "race a Vision Transformer", "a real sentence encoder, MiniLM")
+        ),
+    ),
+    (
+        "You come out able to build a head, a Transformer block, a language model and a Vision "
+        "Transformer; to load published weights into code of your own and prove that it is the "
+        "same model; to look into trained heads and tell a finding from a story; and to find what "
+        "is wrong with an attention that runs.",
+        lambda: (
+            has("index", "**build** a head, a block, a language model, a Vision Transformer;")
+            and has("index", "**load** published weights, and prove that it is the same model;")
+            and has("index", "**look** into trained heads, and tell a finding from a story;")
+        ),
+    ),
+    (
+        "The first command [below](#build-it-test-it) makes it a website, "
+        "`_build/html/index.html`, that needs no server and no network; `python "
+        "book/_tools/pdf.py` then prints the whole as a PDF beside it.",
+        lambda: (
+            has("book/_tools/pdf.py", 'ROOT / "_build" / "html"')
+            and has("README.md", "## Build it, test it")
+        ),
+    ),
+    (
+        "in a shell, `python -m attn_check module:function`.",
+        lambda: has("attn_check/__main__.py", "module:function"),
+    ),
+    (
+        "One runs every page anew, compares its outputs and builds the website; the other tests "
+        "the library and the book",
+        lambda: (
+            [("--nbval" in line, "jupyter-book" in line) for line in COMMANDS]
+            == [(True, True), (False, False)]
+        ),
+    ),
+    (
+        "installs the library from its first cell: from a wheel beside it, which the download menu "
+        "of each page offers.",
+        lambda: all(".whl" in pages.code_cells(pages.read(p))[0].source for p in pages.NOTEBOOKS),
+    ),
+    (
+        "Every text that a notebook prints and every figure that it draws are compared anew on "
+        "every build; where one of them differs, there is no book. The numbers in the sentences "
+        "are bound to the cells that print them.",
+        lambda: (
+            compare.output_fault(printed("a"), printed("b"))
+            and not compare.output_fault(printed("a"), printed("a"))
+            and pages.numbers_bound in pages.RULES
+        ),
+    ),
+    ("with Python 3.10 or later", lambda: has("pyproject.toml", 'requires-python = ">=3.10"')),
+    ("in a fresh environment of Python 3.11", lambda: has(CHECK, 'python-version: "3.11"')),
+    (
+        "names the mistake, the line to look for, the repair and the smallest example that shows "
+        "it",
+        lambda: all(
+            w in report(peeks) for w in ("No causal mask", "Look for:", "Repair:", "3 pos")
+        ),
+    ),
+    (
+        "or says what holds, and what could not be checked",
+        lambda: all(w in report(hides) for w in ("no mistake found", "Holds", "Not checked")),
+    ),
+    (
+        "in a headless Chromium where there is one",
+        lambda: has("tests/book/browsing.py", "playwright.chromium.launch(executable_path=found"),
+    ),
+    (
+        "`jupyter lab book` opens the notebooks (`pip install jupyterlab` first)",
+        lambda: (pages.BOOK / "01_one_head.ipynb").exists() and not has(PINS, "jupyterlab=="),
+    ),
+    (
+        "attn_lib/ the library: attention, masks, layers, positions, blocks, images, training, "
+        "figures, trained weights, exercise checks",
+        lambda: {*LIBRARY} <= {path.stem for path in pages.ROOT.glob("attn_lib/*")},
+    ),
+    (
+        "attn_check/ what finds the mistake in somebody's attention; it imports nothing of "
+        "attn_lib",
+        lambda: (
+            not any(
+                re.search(r"(?m)^ *(import|from) attn_lib", path.read_text())
+                for path in pages.ROOT.glob("attn_check/*.py")
+            )
+        ),
+    ),
+    ("book/ the pages: notebooks, stored as they ran", lambda: len(pages.NOTEBOOKS) > 10),
+    (
+        "the first command said: ``` Cell 7: Cell outputs differ",
+        lambda: has("tests/book/test_front.py", "test_the_readme_s_red_run_is_a_real_one"),
+    ),
+    (
+        "are planted by tests, on copies, which expect failure",
+        lambda: has("tests/book/test_checks.py", "(checkout", "returncode == 1"),
+    ),
+    (
+        "is compared with plain loops in double precision and with PyTorch's own kernel, on inputs "
+        "drawn by hypothesis",
+        lambda: (
+            has("tests/library/oracle.py", "plain Python loops and double precision")
+            and has(
+                "tests/library/test_functional.py", "hypothesis", "scaled_dot_product_attention"
+            )
+        ),
+    ),
+    (
+        "Random models of Llama, Qwen3, Gemma2, Gemma3, Olmo2 and SmolLM3 become models of this "
+        "library and give the same logits, gradients and texts",
+        lambda: (
+            re.findall(r'": "(\w+)"', re.search(r"DECODERS = {(.*?)}", ARCHITECTURES)[1])
+            == "Llama Qwen3 Gemma2 Gemma3 Olmo2 SmolLM3".split()
+        ),
+    ),
+    (
+        "The typefaces, Inter and Fira Math, are under the SIL Open Font License.",
+        lambda: has(
+            "LICENSE",
+            "Inter, copyright The Inter Project Authors, under the SIL Open Font",
+            "Fira Math",
+        ),
+    ),
+    (
+        "weights of all-MiniLM-L6-v2, DINOv2 and SmolLM2 are fetched, never stored here, and are "
+        "under Apache 2.0",
+        lambda: (
+            TEXTS["LICENSE"].count("under the Apache License 2.0")
+            == len({n.split("/")[0] for n in files.SOURCES})
+        ),
+    ),
+    (
+        "Fashion-MNIST is under MIT, the photographs are CC0 or public domain: notes stand beside "
+        "them in `attn_lib/data`",
+        lambda: (
+            has("LICENSE", "fashion.npz: Fashion-MNIST, copyright 2017 Zalando SE, under the MIT")
+            and has("attn_lib/data/photographs.txt", "CC0", "public domain")
+        ),
+    ),
+]
+LICENSE = [
+    (
+        "This project has two parts of its own, under two licences, and data and weights, some of "
+        "others.",
+        lambda: has(
+            "LICENSE", "1. Code:", "2. Text and figures:", "3. Data", "4. Weights of others"
+        ),
+    ),
+    (
+        "4. Weights of others, fetched at run time, never stored here:",
+        lambda: not [*pages.ROOT.glob("attn_lib/data/*minilm*"), *pages.ROOT.glob("**/*.gguf")],
+    ),
+]
+
+# ---------------------------------------------------------------- docstrings
+
+Q, K, V = draw(2, 5, 8), draw(2, 7, 8), draw(2, 7, 3)
+OPEN, CLOSED = torch.ones(5, 7, dtype=torch.bool), torch.zeros(5, 7, dtype=torch.bool)
+
+
+def layer(**options):
+    torch.manual_seed(0)
+    return MultiHeadAttention(12, 3, **options).double()
+
+
+def moved(of_key: int, **options) -> list[int]:
+    """Which queries of a layer see a change of one key."""
+    attend, x = layer(**options), draw(1, 6, 12)
+    other = x.clone()
+    other[0, of_key] += 1
+    difference = (attend(x, causal=True) - attend(other, causal=True)).abs().sum(dim=-1)[0]
+    return difference.gt(1e-9).nonzero().flatten().tolist()
+
+
+def mode_after_training() -> bool:
+    model = torch.nn.Linear(1, 1).eval()
+    seen = []
+    train(model, lambda m, _: (seen.append(m.training), m(torch.ones(1)).sum())[1], steps=1, lr=0.1)
+    return seen == [True] and not model.training
+
+
+DOCSTRINGS = {
+    "functional": [
+        (
+            "A query that may attend to nothing gets a row of zeros, never NaN and never uniform",
+            lambda: functional.attention_weights(Q, K, mask=CLOSED).eq(0).all(),
+        ),
+        (
+            "query i of T attends to the keys up to position i + S − T",
+            lambda: torch.equal(
+                functional.attention_weights(Q, K, causal=True)[0] > 0,
+                torch.tensor([[j <= i + 7 - 5 for j in range(7)] for i in range(5)]),
+            ),
+        ),
+        (
+            "scores become softcap · tanh(scores / softcap)",
+            lambda: near(
+                functional.attention_weights(Q, K, softcap=0.7),
+                (0.7 * (Q @ K.mT / 8**0.5 / 0.7).tanh()).softmax(dim=-1),
+            ),
+        ),
+        (
+            "rows sum to 1, or to 0 where nothing may be attended to",
+            lambda: near(functional.attention_weights(Q, K).sum(dim=-1), torch.ones(2, 5)),
+        ),
+        (
+            "The weights are returned before dropout, so their rows still sum to 1 in training.",
+            lambda: near(
+                functional.attention(Q, K, V, dropout_p=0.5)[1].sum(dim=-1), torch.ones(2, 5)
+            ),
+        ),
+        (
+            "``-inf`` closes a cell, as False does in ``mask``",
+            lambda: near(
+                functional.attention_weights(
+                    Q, K, attn_bias=masks.to_additive(OPEN.tril(), dtype=torch.float64)
+                ),
+                functional.attention_weights(Q, K, mask=OPEN.tril()),
+            ),
+        ),
+    ],
+    "layers": [
+        (
+            "head h holds channels h · d to (h + 1) · d of each position",
+            lambda: torch.equal(split_heads(Q, 4)[:, 2], Q[..., 4:6]),
+        ),
+        (
+            "number of positions that each query may attend to: its own and those just before it",
+            lambda: moved(1, window=3) == [1, 2, 3],
+        ),
+        (
+            'with ``"silu"`` SwiGLU, which at the same d_ff has half as many parameters again',
+            lambda: (
+                [
+                    sum(
+                        p.numel()
+                        for p in FeedForward(d_model=4, d_ff=6, gated=g, bias=False).parameters()
+                    )
+                    for g in (True, False)
+                ]
+                == [72, 48]
+            ),
+        ),
+        (
+            "for a query that may attend to nothing, the output projection of zeros, which is its "
+            "bias",
+            lambda: near(
+                layer()(draw(1, 5, 12), mask=CLOSED[:, :5]), layer().out_proj.bias.expand(1, 5, 12)
+            ),
+        ),
+        (
+            "if True, the queries are the last T of S positions and see no later key",
+            lambda: moved(2) == [2, 3, 4, 5],
+        ),
+    ],
+    "masks": [
+        (
+            "The token itself is counted, as in Mistral and Keras: with ``window=3`` a query "
+            'attends to three keys. Longformer\'s "w on each side" is ``window=w + 1, right=w``.',
+            lambda: (
+                masks.window_mask(9, window=3)[5].sum() == 3
+                and masks.window_mask(9, window=3, right=2)[4].tolist()
+                == [abs(j - 4) <= 2 for j in range(9)]
+            ),
+        ),
+        (
+            "Let query i, at position i + offset, attend to every key up to and including its "
+            "position.",
+            lambda: torch.equal(
+                masks.causal_mask(5, 7, offset=1),
+                torch.tensor([[j <= i + 1 for j in range(7)] for i in range(5)]),
+            ),
+        ),
+        (
+            "Close the padding after the end of each example",
+            lambda: masks.padding_mask(torch.tensor([2]), 4).flatten().tolist() == [1, 1, 0, 0],
+        ),
+        (
+            "0 where open, −inf where closed",
+            lambda: (
+                masks.to_additive(OPEN).eq(0).all()
+                and masks.to_additive(CLOSED).eq(-math.inf).all()
+            ),
+        ),
+        (
+            "int64 (B, S): 1 = may be attended to, 0 = padding",
+            lambda: masks.to_binary(masks.padding_mask(torch.tensor([1]), 2)).tolist() == [[1, 0]],
+        ),
+        (
+            "bool of the same shape, True = blocked",
+            lambda: torch.equal(masks.to_blocked(OPEN), CLOSED),
+        ),
+    ],
+    "positions": [
+        (
+            "column 2i is sin(p / base^(2i/d_model)) and column 2i + 1 the cosine of the same "
+            "angle",
+            lambda: near(
+                positions.sinusoidal(4, 6)[3, 2:4],
+                [f(3 / 1e4 ** (2 / 6)) for f in (math.sin, math.cos)],
+            ),
+        ),
+        (
+            "each pair keeps its length",
+            lambda: near(
+                positions.apply_rope(Q, torch.arange(5)).view(2, 5, 2, 4).norm(dim=2),
+                Q.view(2, 5, 2, 4).norm(dim=2),
+            ),
+        ),
+        (
+            "−slope · distance for keys at or before the query, and 0 for later keys",
+            lambda: near(positions.alibi_bias(2, 3)[0, 1], [-1 / 16, 0.0, 0.0]),
+        ),
+    ],
+    "vision": [
+        (
+            "row i gives the share of each input in position i. Rows sum to 1, also for a query "
+            "that may attend to nothing",
+            lambda: near(vision.attention_rollout([torch.zeros(1, 2, 3, 3)])[0], torch.eye(3)),
+        ),
+    ],
+    "training": [
+        (
+            "trained in place, in training mode; afterwards each module has its earlier mode",
+            mode_after_training,
+        ),
+    ],
+}
+
+# ---------------------------------------------------------------- formulas inside sentences
+
+GATED = FeedForward(d_model=8, d_ff=5, activation="silu", gated=True, bias=False).double()
+MILK = torch.tensor([[0.0, 0], [2, 0], [1, 1]])  # keys of *the*, *cat* and *drank*
+FORMULAS = {
+    "01_one_head": [
+        (
+            "Its vector $(2, 0)$ times $W^Q$ is the query $(0, 2)$",
+            lambda: (torch.tensor([2, 0]) @ torch.tensor([[0, 1], [1, 0]])).tolist() == [0, 2],
+        ),
+        (
+            "Entry $(t, s)$ of $QK^\\top$ is query $t$ times key $s$.",
+            lambda: near((Q @ K.mT)[0, 3, 6], Q[0, 3] @ K[0, 6]),
+        ),
+        (
+            "Divide by $\\sqrt{d_k}$, where $d_k = 2$",
+            lambda: near(
+                attn_lib.attention(MILK, MILK, MILK)[1], (MILK @ MILK.mT / 2**0.5).softmax(dim=-1)
+            ),
+        ),
+        (
+            "standard deviation that grows as $\\sqrt{d_k}$",
+            lambda: (
+                abs((draw(2, 9999, 64).prod(dim=0).sum(dim=1).std() / 64**0.5 - 1).item()) < 0.03
+            ),
+        ),
+        ("$e^{1000}$ is infinite for a computer", lambda: torch.tensor(1000.0).exp() == math.inf),
+    ],
+    "02_masks": [
+        ("makes $e^{-\\infty} = 0$ of it", lambda: math.exp(-math.inf) == 0),
+        (
+            "Its query is $(2, 1)$, their keys are $(0, 0)$, $(2, 0)$ and $(1, 1)$: the "
+            "products are $0$, $4$ and $3$.",
+            lambda: (MILK @ torch.tensor([2.0, 1])).tolist() == [0, 4, 3],
+        ),
+        (
+            "The mean is $(1 + \\frac13 + \\frac12 + 1 + \\frac13 + \\frac13 + 1)/7 = 0.643$.",
+            lambda: near((1 + 1 / 3 + 1 / 2 + 1 + 1 / 3 + 1 / 3 + 1) / 7, 0.643),
+        ),
+        (
+            "That is a loss of $\\log 54$ for its 7 guesses, or $\\log(54)/7$ for each.",
+            lambda: near(sum(-math.log(1 / n) for n in (1, 3, 2, 1, 3, 3, 1)), math.log(54)),
+        ),
+        ("$0 \\cdot \\text{NaN}$ is NaN, and our head", lambda: math.isnan(0 * math.nan)),
+        (
+            "the mean of $-\\log(\\text{chance of the right word})$",
+            lambda: near(
+                F.cross_entropy(Q[0], torch.arange(5)),
+                -Q[0].softmax(-1).diag().log().mean(),
+            ),
+        ),
+    ],
+    "03_many_heads": [
+        ("$0.7 \\cdot 0 + 0.3 \\cdot 1 = 0.3$", lambda: near(0.7 * 0 + 0.3 * 1, 0.3)),
+        (
+            "One usually makes each head $d_\\text{model} / H$ wide",
+            lambda: MultiHeadAttention(12, 3).d_k == 12 / 3,
+        ),
+        (
+            "The four matrices hold $d_\\text{model}^2$ numbers each",
+            lambda: all(
+                p.weight.numel() == 12**2
+                for p in (layer().q_proj, layer().k_proj, layer().v_proj, layer().out_proj)
+            ),
+        ),
+    ],
+    "07_real_encoder": [
+        (
+            "GELU as $x\\,\\Phi(x)$",
+            lambda: near(F.gelu(Q), Q * torch.special.ndtr(Q)),
+        ),
+        (
+            "in every LayerNorm $\\varepsilon = 10^{-12}$",
+            lambda: signature(SentenceEncoder).parameters["eps"].default == 10**-12,
+        ),
+    ],
+    "08_language_model": [
+        (
+            "$\\big(\\text{silu}(xW_\\text{gate}) \\odot xW_\\text{up}\\big)\\, W_\\text{down}$",
+            lambda: near(GATED(Q), (F.silu(GATED.gate(Q)) * GATED.up(Q)) @ GATED.down.weight.T),
+        ),
+        (
+            "multiplying by $e^{i\\theta}$ rotates it by $\\theta$",
+            lambda: near(
+                torch.angle(
+                    torch.polar(torch.tensor(2.0), torch.tensor(0.3))
+                    * torch.exp(torch.tensor(0.4j))
+                ),
+                0.7,
+            ),
+        ),
+    ],
+    "09_next_token": [
+        (
+            "a standard deviation of $\\sqrt{np(1-p)}$",
+            lambda: near(Binomial(50, torch.tensor(0.3)).stddev, (50 * 0.3 * 0.7) ** 0.5),
+        ),
+        (
+            "The **surprise** is $-\\log_2 p$, in bits: 1 for the toss of a",
+            lambda: -math.log2(1 / 2) == 1,
+        ),
+        (
+            "**Perplexity** is $2^{\\bar s}$",
+            lambda: near(
+                2 ** (-torch.tensor([0.5, 0.25]).log2()).mean(),
+                (-torch.tensor([0.5, 0.25]).log().mean()).exp(),
+            ),
+        ),
+    ],
+    "10_encoder_decoder": [
+        (
+            "The weights are $4/5$ and $1/5$, so $(4, 2)$ is added",
+            lambda: near(
+                torch.tensor([math.log(4), 0]).softmax(0) @ torch.tensor([[5.0, 0], [0, 10]]),
+                [4, 2],
+            ),
+        ),
+        (
+            "$-0.925 \\ln 0.925$ $- 3 \\cdot 0.025 \\ln 0.025$ $= 0.349$",
+            lambda: near(-0.925 * math.log(0.925) - 3 * 0.025 * math.log(0.025), 0.349),
+        ),
+        ("$1 - \\varepsilon$ for the right character $r$", lambda: near(1 - 0.1 + 0.1 / 4, 0.925)),
+    ],
+}
+ROWS = [("README.md", *row) for row in README] + [("LICENSE", *row) for row in LICENSE]
+ROWS += [(f"attn_lib/{name}.py", *row) for name, rows in DOCSTRINGS.items() for row in rows]
+ROWS += [(name, *row) for name, rows in FORMULAS.items() for row in rows]
+
+
+@for_each(*ROWS, ids=lambda part: " ".join(part.split()[:6]) if isinstance(part, str) else "")
+def test_a_sentence_stands_and_is_true(name, words, holds):
+    assert words in TEXTS[name]
+    assert holds()
+
+
+def still_true(words: str) -> bool:
+    (holds,) = (holds for _, begins, holds in ROWS if begins.startswith(words))
+    return bool(holds())
+
+
+@for_each(
+    ("with Python 3.10 or later", "pyproject.toml", ">=3.10", ">=3.11"),
+    ("in a fresh environment of Python 3.11", CHECK, '"3.11"', '"3.12"'),
+    ("The typefaces, Inter and Fira Math", "LICENSE", "Fira Math", "Fira Code"),
+    ("Fashion-MNIST is under MIT", "LICENSE", "2017 Zalando SE, under the MIT", "under the GPL"),
+    ("This project has two parts", "LICENSE", "2. Text and figures:", "2. Text:"),
+)
+def test_a_sentence_that_is_no_longer_true_is_seen(words, name, old, new, monkeypatch):
+    assert still_true(words)
+    monkeypatch.setitem(TEXTS, name, TEXTS[name].replace(old, new))
+    assert not still_true(words)
+
+
+@for_each(
+    ("A query that may attend to nothing", functional, "attention_weights"),
+    ("rows sum to 1, or to 0", functional, "attention_weights"),
+    ("Close the padding after the end", masks, "padding_mask"),
+    ("The token itself is counted", masks, "window_mask"),
+    ("each pair keeps its length", positions, "apply_rope"),
+)
+def test_a_docstring_of_another_computation_is_seen(words, module, name, monkeypatch):
+    right = getattr(module, name)
+
+    def wrong(*given, **options):
+        found = right(*given, **options)
+        return ~found if found.dtype == torch.bool else found + 0.1
+
+    monkeypatch.setattr(module, name, wrong)
+    assert not still_true(words)
+
+
+# sentences of the README that no row holds any words of; the number only gets smaller
+UNHELD = 19
+
+
+def test_most_sentences_of_the_readme_are_held():
+    text = re.sub(r"(?ms)^\|[^\n]*$|^#+ [^\n]*$|^![^\n]*$|```.*?```", "", RAW)
+    sentences = [" ".join(part.split()) for part in re.split(r"(?<=[.;:]) |\n\n", text)]
+    held = [words for name, words, _ in ROWS if name == "README.md"]
+    loose = [
+        part
+        for part in sentences
+        if re.search(r"\w", part) and not any(part in words or words in part for words in held)
+    ]
+    assert len(loose) == UNHELD, loose

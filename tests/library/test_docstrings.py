@@ -1,0 +1,322 @@
+"""Shapes, types and bounds that docstrings name, held against what calls take and give."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+import attn_lib
+from attn_lib import functional, fused, generation, masks, models, plotting, positions, vision
+from attn_lib.layers import FeedForward, MultiHeadAttention, merge_heads, split_heads
+from attn_lib.training import train
+from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
+
+ARGUMENT = re.compile(r"(?m)^    \*{0,2}(\w+): (.*(?:\n        .*)*)")
+SHAPE = re.compile(r"^(?:``.*``: out )?(?:([a-z]+\d*) )?\(([^()]*)\)(,? or)?(?: ([a-z]+\d*))?")
+KINDS = {"bool": torch.bool, "integers": torch.int64, "uint8": torch.uint8, "int64": torch.int64}
+KINDS |= {"float32": torch.float32}
+
+
+def documented() -> dict:
+    """From code to the name and the docstring of what is public; a class is its ``__init__``."""
+    found = {}
+    names = [f"attn_lib.{i.name}" for i in pkgutil.iter_modules(attn_lib.__path__)]
+    for module in (importlib.import_module(n) for n in names if "__main__" not in n):
+        for name, thing in vars(module).items():
+            if getattr(thing, "__module__", None) != module.__name__ or name[0] == "_":
+                continue
+            if inspect.isfunction(thing):
+                found[inspect.unwrap(thing).__code__] = (name, inspect.getdoc(thing) or "", thing)
+            elif inspect.isclass(thing):
+                for inner, method in vars(thing).items():
+                    if inspect.isfunction(method) and (inner[0] != "_" or inner == "__init__"):
+                        of = thing if inner == "__init__" else method
+                        full = f"{name}.{inner}".removesuffix(".__init__")
+                        code = inspect.unwrap(method).__code__
+                        found[code] = (full, inspect.getdoc(of) or "", of)
+    return found
+
+
+SAID = documented()
+
+
+def part(doc: str, title: str) -> str:
+    found = re.search(rf"(?m)^{title}:\n((?:    .*\n?|\n(?=    ))+)", doc)
+    return found[1] if found else ""
+
+
+def arguments(doc: str) -> dict[str, str]:
+    return {name: " ".join(text.split()) for name, text in ARGUMENT.findall(part(doc, "Args"))}
+
+
+# ---------------------------------------------------------------- calls, every size another prime
+
+
+def draw(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def calls() -> None:
+    q, k, v = draw(2, 3, 5, 11), draw(2, 3, 7, 11), draw(2, 3, 7, 13)
+    for attend in (functional.attention, fused.fused_attention):
+        attend(q, k, v, mask=masks.padding_mask(torch.tensor([7, 4]), 7))
+    functional.attention_weights(q, k)
+    fused.fused_attention(draw(2, 6, 5, 11), k, v)
+    merge_heads(split_heads(draw(2, 5, 21), 3))
+    masks.causal_mask(5, 7)
+    masks.window_mask(5, 7, window=3)
+    masks.segment_mask(torch.zeros(2, 5, dtype=torch.int64))
+    masks.from_binary(masks.to_binary(masks.padding_mask(torch.tensor([7, 4]), 7)))
+    positions.apply_rope(draw(2, 3, 5, 14), torch.arange(5))
+    positions.apply_rope(draw(5, 14), torch.arange(5))
+    positions.sinusoidal(5, 14)
+    positions.alibi_bias(3, 5, 7)
+    positions.LearnedPositions(max_len=19, d_model=14)(draw(2, 5, 14), torch.arange(5))
+    sizes = {"d_model": 21, "num_heads": 3, "d_ff": 23}
+    MultiHeadAttention(21, 3, d_context=17)(draw(2, 5, 21), draw(2, 7, 17))
+    FeedForward(d_model=21, d_ff=23)(draw(2, 5, 21))
+    TransformerBlock(**sizes, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
+    TransformerEncoder(**sizes, num_layers=1, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
+    TransformerDecoder(**sizes, num_layers=1)(draw(2, 5, 21), draw(2, 7, 21))
+    tokens, context = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)
+    source_mask, target_mask = (masks.padding_mask(torch.tensor([4, n]), n) for n in (7, 5))
+    model = models.Transformer(
+        source_vocab_size=29, target_vocab_size=31, max_len=19, num_layers=1, **sizes
+    ).eval()
+    model(context, tokens, source_mask=source_mask, target_mask=target_mask)
+    read = model.encode(context, mask=source_mask)
+    model.decode(tokens, read, context_mask=source_mask)
+    writer = models.DecoderLM(
+        vocab_size=31, max_len=19, num_layers=1, logit_softcap=2.0, **sizes
+    ).eval()
+    generation.generate(
+        writer, tokens, max_new_tokens=3, mask=masks.padding_mask(torch.tensor([5, 5]), 5)
+    )
+    encoder = models.SentenceEncoder(vocab_size=31, max_len=19, num_layers=1, **sizes).eval()
+    encoder(tokens, mask=target_mask)
+    encoder.embed(tokens)
+    images = draw(2, 1, 33, 33)
+    seer = vision.VisionTransformer(
+        image_size=33, patch_size=11, in_channels=1, num_classes=37, num_layers=1, **sizes
+    ).eval()
+    seer(images)
+    seer.features(images)
+    vision.PatchEmbedding(patch_size=11, in_channels=1, d_model=21)(draw(2, 1, 33, 22))
+    vision.resample_positions(draw(10, 21), 2)
+    vision.attention_rollout([draw(2, 3, 5, 5).softmax(dim=-1)])
+    train(writer, lambda m, _: m(tokens).square().mean(), steps=2, lr=1e-3)
+    plotting.plot_weights(draw(5, 7).softmax(dim=-1))
+    plotting.plot_mask(masks.causal_mask(5, 7))
+
+
+def recorded() -> list[tuple]:
+    """Of each call of what is documented: code, arguments, result."""
+    found, open_calls, sizes = [], [], {}
+
+    def watch(frame, event, result):
+        if frame.f_code in SAID and event == "call":
+            given, key = dict(frame.f_locals), id(frame.f_locals.get("self"))
+            if frame.f_code.co_name == "__init__":
+                sizes[key] = {**given, **given.get("block", {})} | sizes.get(key, {})
+            open_calls.append({**sizes.get(key, {}), **given})
+        elif frame.f_code in SAID and event == "return":
+            found.append((frame.f_code, open_calls.pop(), result))
+
+    sys.setprofile(watch)
+    try:
+        calls()
+    finally:
+        sys.setprofile(None)
+        plt.close("all")
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(one_thread):
+    return recorded()
+
+
+# ---------------------------------------------------------------- shapes and types
+
+
+def size(letters: str, known: dict[str, int]) -> int | None:
+    """What an axis is worth, where all its letters are known: ``1 + n · n``, ``a · b / c²``."""
+    worth = 0
+    for term in letters.split(" + "):
+        value = 1
+        for sign, name, square in re.findall(r"([·/]?) ?(\w+?)(²?)(?= |$)", term):
+            number = int(name) if name.isdigit() else known.get(name)
+            if number is None:
+                return None
+            number **= 2 if square else 1
+            value = value // number if sign == "/" else value * number
+        worth += value
+    return worth
+
+
+def misfits(text: str, value, known: dict[str, int]) -> list[str]:
+    """Where a tensor is not what a text says; a letter that is new becomes known."""
+    match = SHAPE.match(text)
+    if match is None or match[3] or not isinstance(value, torch.Tensor):
+        return []
+    kinds, letters = {match[1], match[4]} & {*KINDS}, match[2].rstrip(",").split(", ")
+    wrong = [kind for kind in kinds if value.dtype != KINDS[kind]]
+    shape = [*value.shape]
+    if letters[0] == "...":
+        letters = letters[1:]
+        shape = shape[len(shape) - len(letters) :]
+    if len(letters) != len(shape):
+        return [*wrong, f"({match[2]})"]
+    for letter, real in zip(letters, shape, strict=True):
+        if re.fullmatch(r"[A-Za-z]\w*", letter):
+            known.setdefault(letter, real)
+        wrong += [letter] * (size(letter, known) not in (None, real))
+    return wrong
+
+
+def untrue(doc: str, given: dict, result) -> list[str]:
+    """What a docstring says of tensors that is not so in one call."""
+    own = {**vars(given.get("self", draw)), **given}
+    known = {name: number for name, number in own.items() if type(number) is int}
+    told = {name: (text, given.get(name)) for name, text in arguments(doc).items()}
+    first = result[0] if isinstance(result, tuple) else result
+    told["Returns"] = (" ".join(part(doc, "Returns").split()), first)
+    for _ in range(2):  # a letter may be used before it is named
+        wrong = {name: misfits(*pair, known) for name, pair in told.items()}
+    return [f"{name}: {what}" for name, faults in wrong.items() for what in faults]
+
+
+def test_shapes_are_those_of_the_calls(made):
+    wrong = {SAID[code][0]: untrue(SAID[code][1], *call) for code, *call in made}
+    assert {name: faults for name, faults in wrong.items() if faults} == {}
+
+
+def exchanged(doc: str) -> dict[str, str]:
+    """By argument, a docstring in which the last two letters of its shape are exchanged."""
+    found = {}
+    for name, text in [*arguments(doc).items(), ("Returns", part(doc, "Returns").strip())]:
+        match = SHAPE.match(text)
+        pair = match[2].split(", ")[-2:] if match and not match[3] else []
+        if len(set(pair)) == 2 and "..." not in pair:
+            before, there, after = doc.partition(f"{name}:")
+            other = after.replace(", ".join(pair), ", ".join(pair[::-1]), 1)
+            found[name] = before + there + other
+    return found
+
+
+# that no other line of the docstring speaks of, or that are multiplied
+UNTOLD = {"plot_weights weights", "plot_mask mask", "PatchEmbedding.forward images"}
+
+
+def test_exchanged_letters_are_seen(made):
+    seen = {}
+    for code, *call in made:
+        name, doc, _ = SAID[code]
+        for argument, other in exchanged(doc).items():
+            seen.setdefault(f"{name} {argument}", []).append(bool(untrue(other, *call)))
+    assert len(seen) > 40
+    assert {name for name, found in seen.items() if not any(found)} == UNTOLD
+
+
+READING = {"dinov2_inputs", "minilm_inputs"}  # of weights and photographs
+
+
+def test_nearly_all_that_names_a_shape_is_called(made):
+    shaped = {
+        name for name, doc, _ in SAID.values() if any(map(SHAPE.match, arguments(doc).values()))
+    }
+    assert shaped - {SAID[code][0] for code, *_ in made} == {"plot_diagram", *READING}
+
+
+# ---------------------------------------------------------------- bounds
+
+BOUNDS = {r"at least (\d+)(?! text)": lambda n: ([int(n)], [int(n) - 1])}
+BOUNDS |= {r"in \[0, 1\]": lambda: ([0.0, 1.0], [-0.1, 1.1])}
+BOUNDS |= {r"in \(0, 1\]": lambda: ([1.0], [0.0, 1.1])}
+BOUNDS |= {r"a positive|above 0": lambda: ([0.5], [0, -1.0])}
+
+
+def refused(thing, given: dict, **changes) -> str:
+    """The error that a call with other values raises."""
+    takes = inspect.signature(thing).parameters
+    more = [name for name, parameter in takes.items() if parameter.kind == parameter.VAR_KEYWORD]
+    given = {name: value for name, value in given.items() if name in takes}
+    for name in more:
+        given |= given.pop(name)
+    try:
+        thing(**given | changes)
+    except (TypeError, ValueError) as error:
+        return type(error).__name__
+    return ""
+
+
+def bounds(doc: str) -> list[tuple[str, list, list]]:
+    """Names of arguments, with values that a docstring says are taken, and are refused."""
+    found = []
+    for name, text in arguments(doc).items():
+        for pattern, values in BOUNDS.items():
+            if match := re.search(pattern, text):
+                found.append((name, *values(*match.groups())))
+    raised = " ".join(part(doc, "Raises").split())
+    for name in re.findall(r"``?(\w+)``? that is not positive", raised):
+        found.append((name, [0.5], [0, -1.0]))
+    return found
+
+
+def broken_bounds(doc: str, thing, given: dict) -> list[str]:
+    """Arguments that are refused within the bounds that a docstring names, or taken outside."""
+    wrong, named = [], part(doc, "Raises")
+    for name, right, others in bounds(doc):
+        if isinstance(given.get(name), int | float):
+            errors = {v: refused(thing, given, **{name: v}) for v in [*right, *others]}
+            wrong += [f"{name}={v}" for v in right if errors[v]]
+            wrong += [f"{name}={v}" for v in others if f"{errors[v] or '-'}:" not in named]
+    return wrong
+
+
+def test_no_bound_is_put_into_other_words():
+    """How many there are in all docstrings: a word that was changed is no bound any more."""
+    assert sum(len(bounds(doc)) for _, doc, _ in SAID.values()) == 24
+
+
+def test_bounds_are_those_that_are_refused(made):
+    wrong = {SAID[c][0]: broken_bounds(SAID[c][1], SAID[c][2], given) for c, given, _ in made}
+    assert {name: faults for name, faults in wrong.items() if faults} == {}
+
+
+@pytest.mark.parametrize("change", [1, -1])
+def test_another_bound_is_seen(made, change):
+    tried = 0
+    for code, given, _ in made:
+        doc = SAID[code][1]
+        other = re.sub(r"at least (\d+)", lambda n: f"at least {int(n[1]) + change}", doc)
+        if broken_bounds(doc, SAID[code][2], given) != broken_bounds(other, SAID[code][2], given):
+            tried += 1
+    assert tried > 10
+
+
+# ---------------------------------------------------------------- errors that another docstring has
+
+
+def unraised(docs: dict[str, str]) -> list[str]:
+    """Errors that are as in another docstring, where there is none of that name."""
+    found = []
+    for name, doc in docs.items():
+        for error, text in re.findall(r"(?m)^    (\w+): (.*)", part(doc, "Raises")):
+            for other in re.findall(r"as (?:in )?:\w+:`(?:attn_lib\.\w+\.)?([\w.]+)`", text):
+                own = f"{name.partition('.')[0]}.{other}"
+                there = docs.get(own, docs.get(other, ""))
+                found += [name] * (f"{error}:" not in part(there, "Raises"))
+    return found
+
+
+def test_errors_as_elsewhere_are_raised_there():
+    assert unraised({name: doc for name, doc, _ in SAID.values()}) == []
+    text = "Raises:\n    ValueError: as :class:`One`.\n"
+    assert unraised({"One": text.replace(": as", ": not"), "Two": text}) == []
+    assert unraised({"One": "Raises:\n    TypeError: a size.\n", "Two": text}) == ["Two"]
