@@ -448,7 +448,7 @@ FORMULAS = {
             lambda: (MILK @ torch.tensor([2.0, 1])).tolist() == [0, 4, 3],
         ),
         (
-            "The mean is $(1 + \\frac13 + \\frac12 + 1 + \\frac13 + \\frac13 + 1)/7 = 0.643$.",
+            "on average $(1 + \\frac13 + \\frac12 + 1 + \\frac13 + \\frac13 + 1)/7 = 0.643$.",
             lambda: near((1 + 1 / 3 + 1 / 2 + 1 + 1 / 3 + 1 / 3 + 1) / 7, 0.643),
         ),
         (
