@@ -91,11 +91,8 @@ def to_half_split(answer: Callable[[Tensor, int], Tensor]) -> str | None:
 @exercise("5.3")
 def slowed(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     """Speeds for longer texts: pairs that made a whole turn keep theirs, the others are slowed."""
-    for base, pairs, trained, wanted in (
-        (100.0, 4, 50, 200),
-        (1e4, 7, 400, 1000),
-        (1e3, 5, 64, 72),
-    ):
+    cases = (1e4, 6, 150, 3000), (1e4, 7, 400, 1000), (1e3, 5, 64, 72)
+    for base, pairs, trained, wanted in cases:
         speeds = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
         whole = (trained - 1) * speeds >= 2 * math.pi
         right = torch.where(whole, speeds, speeds * trained / wanted)
