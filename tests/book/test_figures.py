@@ -510,7 +510,7 @@ def random_row():
 
 
 def dial():
-    """Each position, and both together: rotated pairs, products, the score, what is shaded, angles."""
+    """Each position, and both together: rotated pairs, products, score, angles, what is shaded."""
     pairs = {role: torch.tensor(stored("fig-positions-dial")[role[0]]) for role in ("query", "key")}
 
     def check(moving, i, j, low):
