@@ -1,19 +1,28 @@
-"""Positions: a row of sines, two layouts of RoPE, positions with padding, relative or not."""
+"""Positions: a row of sines, two layouts of RoPE, speeds for longer texts."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, tensor_of, yes_or_no
+from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, tensor_of
+
+
+def _flat(answer: Any) -> Any:
+    """A list of lists, such as a point for each hand, as one list."""
+    rows = list(answer) if isinstance(answer, (list, tuple)) else []
+    if rows and all(isinstance(row, (list, tuple, Tensor, np.ndarray)) for row in rows):
+        return [number for row in rows for number in numbers_of(row)]
+    return answer
 
 
 @exercise("5.1")
 def row_of_sines(answer: Any) -> str | None:
     """Sines and cosines of position 3, d = 4, base 100."""
-    given = numbers_of(answer)
+    given = numbers_of(_flat(answer))
     if len(given) != 4:
         return f"a position has d = 4 numbers here, not {len(given)}"
     if not all(map(math.isfinite, given)):
@@ -80,78 +89,48 @@ def to_half_split(answer: Callable[[Tensor, int], Tensor]) -> str | None:
 
 
 @exercise("5.3")
-def positions_of(answer: Callable[[Tensor], Tensor]) -> str | None:
-    """Positions that count only real tokens."""
-    for rows in (
-        [[1, 1, 1, 1], [1, 1, 0, 0]],
-        [[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]],
-        [[0, 1, 1, 0, 0], [0, 0, 0, 0, 0]],
-    ):
-        real = torch.tensor(rows, dtype=torch.bool)
-        out = tensor_of(answer(real.clone()))
-        if out.shape != real.shape:
-            return differs(out, real.double())
-        if out.dtype not in (torch.int64, torch.int32):  # what nn.Embedding takes
-            return f"positions index a table: integers are wanted, not {out.dtype}"
-        for row, positions in zip(rows, out.tolist(), strict=True):
-            wanted = 0
-            for is_real, position in zip(row, positions, strict=True):
-                if is_real and position != wanted:
-                    return f"for {row} real tokens have positions 0, 1, …, but you say {positions}"
-                if not 0 <= position < len(row):
-                    return f"for {row} some padding has position {position}, not in the table"
-                wanted += is_real
-    return None
-
-
-@exercise("5.4")
-def is_relative(answer: Callable[[Callable[[int, int], float]], bool]) -> str | None:
-    """A detector of relative scores, tried on tables that are known to be relative or not."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, learned = torch.randn(3, 100, 8, generator=generator, dtype=torch.float64)
-    p = torch.arange(100, dtype=torch.float64)
-    apart = p[:, None] - p
-    angles = p[:, None] * 100.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
-    sines = torch.cat([angles.sin(), angles.cos()], dim=1)
-    rotations = torch.polar(torch.ones_like(angles), angles)
-
-    def rotary(row: Tensor) -> Tensor:
-        return torch.complex(row[:4], row[4:]) * rotations
-
-    end = (p.clamp(min=90)[:, None] - p.clamp(min=90)) / 10
-    tables = {
-        "RoPE": ((rotary(q[0]) @ rotary(k[0]).mH).real, True),
-        "ALiBi": (-0.5 * apart.abs(), True),
-        "a score with one number for each distance up to 8": (
-            learned[0][(apart.clamp(-7, 0).abs()).long()],
-            True,
-        ),
-        "a product of two rows of sines": (sines @ sines.T, True),
-        "a learned table": (learned @ learned.T, False),
-        "sines added to a word": ((q[0] + sines) @ (k[0] + sines).T, False),
-        "a penalty for late keys": (-0.01 * p.expand(100, 100), False),
-        "a score that distinguishes positions only near the end": (end.clamp(min=0), False),
-        "a score that repeats after five positions": ((p[:, None] % 5) * (p % 5), False),
-        "a distance with a faint bend": (-apart.abs() + 1e-4 * p[:, None], False),
-    }
-    distance, late, odd = -apart.abs(), 0.1 * p[:, None], p % 2 == 1
-    for where, cells in {
-        "before the query": apart > 0,
-        "after the query": apart < 0,
-        "farther away than 50": apart.abs() > 50,
-        "at the first position": p == 0,
-        "at the query's own position": apart == 0,
-        "at odd positions": odd,
-        "at even positions": ~odd,
-    }.items():
-        tables[f"a distance, but for keys {where}"] = distance + late * cells, False
-    tables["a distance, but for queries at odd positions"] = distance + 0.1 * odd[:, None], False
-    pairs = 0.1 * (p // 2)
-    tables["a distance, and a number for each two queries"] = distance + pairs[:, None], False
-    tables["a distance, and a number for each two keys"] = distance + pairs, False
-    for name, (table, relative) in tables.items():
-        rows = table.tolist()
-        if yes_or_no(answer(lambda i, j: rows[i][j])) != relative:  # noqa: B023
-            depends = "depends" if relative else "does not depend"
-            return f"{name} {depends} on i - j alone, but you say otherwise"
+def slowed(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
+    """Speeds for longer texts: pairs that made a whole turn keep theirs, the others are slowed."""
+    cases = (1e4, 6, 150, 3000), (1e4, 7, 400, 1000), (1e3, 5, 64, 72)
+    for base, pairs, trained, wanted in cases:
+        speeds = base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+        whole = (trained - 1) * speeds >= 2 * math.pi
+        right = torch.where(whole, speeds, speeds * trained / wanted)
+        given = speeds.clone()
+        out = tensor_of(answer(given, trained, wanted))
+        if not torch.equal(given, speeds):
+            return "it changed its argument; work on a new tensor"
+        if not (fault := differs(out, right)):
+            continue
+        for other, words in (
+            (speeds, "nothing was slowed down"),
+            (speeds * trained / wanted, "that is position interpolation: it slows all pairs"),
+            (
+                torch.where(whole, speeds, speeds * wanted / trained),
+                "the slow pairs became faster: multiply by trained / wanted",
+            ),
+            (
+                torch.where(whole, speeds * trained / wanted, speeds),
+                "the other way round: pairs that made a whole turn keep their speed",
+            ),
+            (
+                torch.where((trained - 1) * speeds >= 1.0, speeds, speeds * trained / wanted),
+                "a whole turn is 2π radians, not 1",
+            ),
+            (
+                torch.where(
+                    (wanted - 1) * speeds >= 2 * math.pi, speeds, speeds * trained / wanted
+                ),
+                "a pair must have made its turn in training, on trained tokens",
+            ),
+            (
+                (base * (wanted / trained) ** (pairs / (pairs - 1)))
+                ** (-torch.arange(pairs, dtype=torch.float64) / pairs),
+                "that is NTK-aware scaling: it changes the base, and so all pairs but the first",
+            ),
+        ):
+            if not differs(out, other) and differs(other, right):
+                return words
+        shapes = f"for {pairs} pairs, {trained} tokens in training and {wanted} wanted"
+        return f"{shapes}, {fault.replace('from PyTorch', 'from the rule')}"
     return None

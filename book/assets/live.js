@@ -399,22 +399,40 @@
   }
 
   // Rotary positions: pairs of a query and of a key, rotated by where they stand; both can move together.
-  function dial({q, k, speeds, i, j, last}) {
+  // Shaded: the angles from the key to the query at distances that training covered, up to `trained`.
+  function dial({q, k, speeds, i, j, last, trained}) {
     const SIZE = 240, R = 100, C = SIZE / 2;
     const start = {query: i, key: j}, at = {...start}, pairs = {query: q, key: k}, roles = ["query", "key"];
     const planes = speeds.map(speed => {
       const svg = make("svg", {viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": `the pair of speed ${speed}`},
+        make("path", {class: "covered"}),
         make("circle", {class: "axis", cx: C, cy: C, r: R}),
         make("text", {class: "name", x: 6, y: 18}, `speed ${speed}`));
       const hands = roles.map(role => [
         make("line", {class: `arrow ${role}`, x1: C, y1: C}),
         make("circle", {class: `tip ${role}`, r: role === "query" ? 9 : 5}),   // the key lies on top
       ]);
-      svg.append(...hands.flat());
-      return {svg, hands};
+      // what is dragged lies on top; sliders do the same for the keyboard
+      const handles = roles.map(role => make("circle", {class: `handle ${role}-tip`, r: 22, "aria-hidden": true}));
+      svg.append(...hands.flat(), ...handles);
+      handles.forEach((handle, h) => {
+        handle.addEventListener("touchstart", event => event.preventDefault(), {passive: false});
+        handle.addEventListener("pointerdown", event => handle.setPointerCapture(event.pointerId));
+        handle.addEventListener("pointermove", event => handle.hasPointerCapture(event.pointerId) && follow(event, svg, h, speed));
+      });
+      return {svg, hands, handles, covered: svg.firstChild};
     });
+    // To the position, not farther than half a turn away, whose hand points nearest to the pointer.
+    function follow(event, svg, h, speed) {
+      const frame = svg.getBoundingClientRect(), role = roles[h], m = speeds.indexOf(speed);
+      const y = frame.top + frame.height / 2 - event.clientY, x = event.clientX - frame.left - frame.width / 2;
+      const [a, b] = pairs[role][m], here = Math.atan2(b, a) + speed * at[role];
+      const away = Math.atan2(y, x) - here, near = away - 2 * Math.PI * Math.round(away / (2 * Math.PI));
+      at[role] = Math.min(last, Math.max(0, at[role] + Math.round(near / speed)));
+      draw();
+    }
     const row = (name, cells) => make("tr", {}, make("th", {scope: "row"}, name), ...cells);
-    const cells = [...roles, "product"].map(name => speeds.map(() => make("td", {class: name})));
+    const cells = [...roles, "product", "angle"].map(name => speeds.map(() => make("td", {class: name})));
     const say = make("p", {class: "say", "aria-live": "polite"});
     const knob = (name, move) => slider(name, {max: last, step: 1}, p => { move(p); draw(); });
     const knobs = [...roles.map(role => knob(`${role} at`, p => { at[role] = p; })), knob("both from", p => {
@@ -423,13 +441,23 @@
     })];
     const again = make("button", {type: "button"}, "start again");
     function draw() {
+      const apart = at.query - at.key, low = Math.min(at.query, at.key);
       const products = speeds.map((speed, m) => {
+        // a sector that begins at the key's hand; above a whole turn, the circle
+        const [a, b] = pairs.key[m], from = Math.atan2(b, a) + speed * at.key, reach = speed * trained;
+        const corner = angle => `${(C + R * Math.cos(angle)).toFixed(2)} ${(C - R * Math.sin(angle)).toFixed(2)}`;
+        const whole = reach >= 2 * Math.PI, half = whole ? Math.PI : reach / 2, arc = `A${R} ${R} 0 ${half > Math.PI ? 1 : 0} 0`;
+        planes[m].covered.setAttribute("d", `M${C} ${C}L${corner(from)}${arc} ${corner(from + half)}${arc} ${corner(from + 2 * half)}Z`);
+        const seen = whole || (apart >= 0 && apart <= trained);
+        cells[3][m].textContent = `${number(speed * apart, 1)}${seen ? "" : ", new"}`;
+        cells[3][m].classList.toggle("new", !seen);
         const turned = roles.map((role, h) => {
           const [x, y] = pairs[role][m], cos = Math.cos(speed * at[role]), sin = Math.sin(speed * at[role]);
           const point = [x * cos - y * sin, x * sin + y * cos], [line, tip] = planes[m].hands[h];
           const [px, py] = [C + R * point[0], C - R * point[1]];
           line.setAttribute("x2", px); line.setAttribute("y2", py);
           tip.setAttribute("cx", px); tip.setAttribute("cy", py);
+          planes[m].handles[h].setAttribute("cx", px); planes[m].handles[h].setAttribute("cy", py);
           cells[h][m].textContent = vector(point, 3);
           return point;
         });
@@ -437,7 +465,6 @@
         cells[2][m].textContent = number(product, 3);
         return product;
       });
-      const apart = at.query - at.key, low = Math.min(at.query, at.key);
       knobs[2].input.max = last - Math.abs(apart);
       [at.query, at.key, low].forEach((p, n) => {
         knobs[n].input.value = p;
@@ -452,9 +479,9 @@
       ...knobs.map(({label}) => label),
       make("div", {class: "planes"}, ...planes.map(({svg}) => svg)),
       make("table", {class: "turned"}, columns(make("th", {scope: "col"}, "rotated"), speeds.map(speed => `speed ${speed}`)),
-        make("tbody", {}, row("query", cells[0]), row("key", cells[1]), row("product", cells[2]))),
+        make("tbody", {}, row("query", cells[0]), row("key", cells[1]), row("product", cells[2]), row("angle", cells[3]))),
       say,
-      make("p", {class: "hint"}, "Move one position, then both: the score changes with the distance alone. ", again),
+      make("p", {class: "hint"}, "Drag the ends of the hands, or move the sliders. An angle is new where training never came. ", again),
     ];
   }
 

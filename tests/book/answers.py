@@ -100,12 +100,24 @@ def _headed(q, k, v, H, *, cut=True, merged=True, scale=None):
     return (out.transpose(1, 2) if merged else out).reshape(B, T, width)
 
 
-def _all_steps(tolerance, of=lambda i, j: True, by=1):
-    def is_relative(score):
-        cells = ((i, j) for i in range(100 - by) for j in range(100 - by) if of(i, j))
-        return all(abs(score(i + by, j + by) - score(i, j)) < tolerance for i, j in cells)
+def _yarn(
+    by=lambda trained, wanted: trained / wanted,
+    swapped=False,
+    turn=2 * math.pi,
+    reach=lambda trained, wanted: trained - 1,
+):
+    def slowed(speeds, trained, wanted):
+        whole = reach(trained, wanted) * speeds >= turn
+        return torch.where(whole ^ swapped, speeds, speeds * by(trained, wanted))
 
-    return is_relative
+    return slowed
+
+
+def _ntk(speeds, trained, wanted):
+    pairs = len(speeds)
+    base = float(1 / speeds[1]) ** pairs
+    base *= (wanted / trained) ** (pairs / (pairs - 1))
+    return base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
 
 
 def _size_today(d, H, H_kv, f, *, matrices=3, norms=2):
@@ -287,27 +299,18 @@ def _interleaved(W, H):
     return W.numpy()[order]
 
 
-def _counted(real):
-    places = torch.zeros(real.shape, dtype=torch.int32)
-    for b, row in enumerate(real.tolist()):
-        for s in range(len(row)):
-            places[b, s] = sum(row[:s])
-    return places.where(real, 0)
+def _slowed_one_by_one(speeds, trained, wanted):
+    found = []
+    for speed in speeds.tolist():
+        turns = (trained - 1) * speed / math.tau
+        found.append(speed if turns >= 1 else speed / (wanted / trained))
+    return np.array(found)
 
 
-def _toeplitz(score):
-    """Each diagonal against its first cell, in numpy."""
-    table = np.array([[score(i, j) for j in range(100)] for i in range(100)])
-    return np.all([np.ptp(table.diagonal(d)) < 1e-9 for d in range(-99, 100)])
-
-
-def _sampled(score):
-    generator = np.random.default_rng(0)
-    for i, j in generator.integers(0, 100, (5000, 2)):
-        back = generator.integers(0, min(i, j) + 1)
-        if not math.isclose(score(i, j), score(i - back, j - back), abs_tol=1e-8):
-            return 0
-    return 1
+def _slowed_with_a_factor(speeds, trained, wanted):
+    factor = torch.full_like(speeds, trained / wanted)
+    factor[speeds * (trained - 1) >= 2 * torch.pi] = 1
+    return (speeds * factor).float()
 
 
 def _added_one_by_one(x, attend, think, norm_1, norm_2):
@@ -597,6 +600,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([0.141, 0.99, 0.296, 0.955], "at least one is off"),
         ([0.141, -0.99], "not 2"),
         ([math.nan] * 4, "finite"),
+        ([[math.cos(3), math.sin(3)], (math.cos(0.3), math.sin(0.3))], "the sine comes first"),
+        ([[0.141, -0.99], [0.296]], "not 3"),
+        ([["a"]], "not list|not str"),
     ],
     "5.2": [
         (lambda W, H: W, "as it was"),
@@ -608,32 +614,16 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, H: W.copy_(torch.cat([W[0::2], W[1::2]])), "changed its argument"),
     ],
     "5.3": [
-        (lambda real: torch.arange(real.shape[1]).expand_as(real), "you say"),
-        (lambda real: real.cumsum(-1), r"for \[1, 1, 1, 1\] real tokens have positions 0"),
-        (lambda real: real.cumsum(-1) - 1, "has position -1"),
-        (lambda real: (real.cumsum(-1) - 1).masked_fill(~real, 99), "has position 99"),
-        (lambda real: (real.cumsum(-1) - 1.0).clamp(min=0), "not torch.float"),
-        (lambda real: (real.cumsum(-1) - 1)[0], "shape is"),
-        (lambda real: (real.cumsum(0) - 1).clamp(min=0), "you say"),
-    ],
-    "5.4": [
-        (lambda score: True, "a learned table does not depend"),
-        (lambda score: False, "RoPE depends"),
-        (lambda score: score(1, 0) == score(50, 49), "RoPE depends|sines depends"),
-        (lambda score: abs(score(3, 1) - score(4, 2)) < 1e-9, "near the end"),
-        (lambda score: abs(score(2, 1) - score(1, 2)) < 1e-9, "RoPE depends"),
-        (lambda score: abs(score(95, 91) - score(90, 86)) < 1e-9, "does not depend|repeats"),
-        (_all_steps(0.001), "faint bend"),
-        (_all_steps(1e-9, lambda i, j: j <= i), "after the query"),
-        (_all_steps(1e-9, lambda i, j: j >= i), "near the end"),
-        (_all_steps(1e-9, lambda i, j: j > 0), "at the first position"),
-        (_all_steps(1e-9, lambda i, j: abs(i - j) < 9), "farther away"),
-        (_all_steps(1e-9, lambda i, j: i != j), "own position"),
-        (_all_steps(1e-9, lambda i, j: i % 2 == 0), "each two queries"),
-        (_all_steps(1e-9, lambda i, j: j % 2 == 0), "each two keys"),
-        (_all_steps(1e-9, by=2), "queries at odd positions"),
-        (_all_steps(1e-9, lambda i, j: j % 2 == 0, by=2), "at odd positions"),
-        (lambda score: torch.tensor([score(1, 1), score(2, 2)]), r"not Tensor of shape \(2,\)"),
+        (lambda speeds, trained, wanted: speeds, "nothing was slowed down"),
+        (lambda speeds, trained, wanted: speeds * trained / wanted, "position interpolation"),
+        (_yarn(by=lambda trained, wanted: wanted / trained), "became faster"),
+        (_yarn(swapped=True), "the other way round"),
+        (_yarn(turn=1.0), "2π radians, not 1"),
+        (_yarn(reach=lambda trained, wanted: wanted - 1), "must have made its turn in training"),
+        (_ntk, "NTK-aware scaling"),
+        (lambda *given: _yarn()(*given) + 0.001, "the largest difference from the rule"),
+        (lambda speeds, trained, wanted: speeds[:1], "shape is"),
+        (lambda speeds, trained, wanted: speeds.mul_(trained / wanted), "changed its argument"),
     ],
     "6.1": [
         ([-1.22, 0.0, 0.0, 1.22], "divides the sum of squares by all four"),
@@ -968,6 +958,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "4.3": [np.array([0.208]), torch.tensor(0.2081, requires_grad=True)],
     "5.1": [
         np.array([[0.14, -0.99], [0.3, 0.96]]),
+        [[math.sin(3), math.cos(3)], [math.sin(0.3), math.cos(0.3)]],
         (f(a) for a in (3, 0.3) for f in (math.sin, math.cos)),
     ],
     "5.2": [
@@ -976,8 +967,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             [h.float().unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) for h in W.chunk(H)]
         ),
     ],
-    "5.3": [_counted, lambda real: (real.numpy().cumsum(-1) - 1) % real.shape[1]],
-    "5.4": [_toeplitz, _sampled],
+    "5.3": [_slowed_one_by_one, _slowed_with_a_factor],
     "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
     "6.2": [
         lambda d, H, K, f: np.array([2 * d * (d + d * K / H) + 3 * d * f + 2 * d]),

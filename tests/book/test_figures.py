@@ -264,10 +264,10 @@ def one_head():
     return Shown([tokens, temperatures], (1, 8), check)
 
 
-def drag(moving, by):
+def drag(moving, by, handle=None):
     """The end of the query, with the mouse, or with a finger; the page must not move along."""
     page = moving.page
-    box = moving.drawn.locator(".handle").bounding_box()
+    box = (handle or moving.drawn.locator(".handle")).bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     start, *steps = [(x + by[0] * part / 4, y + by[1] * part / 4) for part in range(5)]
     before = page.evaluate("scrollY")
@@ -510,12 +510,12 @@ def random_row():
 
 
 def dial():
-    """Each position, and both together: rotated pairs, their products, the score."""
+    """Each position, and both together: rotated pairs, products, score, angles, what is shaded."""
     pairs = {role: torch.tensor(stored("fig-positions-dial")[role[0]]) for role in ("query", "key")}
 
     def check(moving, i, j, low):
-        found, sentence, *others = moving.read(
-            *("td.product", ".say"),
+        found, sentence, angles, shaded, *others = moving.read(
+            *("td.product", ".say", "td.angle", ".covered @d"),
             *(f"td.{role}" for role in pairs),
             *(f"svg {part}.{role} @{end}" for role in pairs for part, end in ENDS),
         )
@@ -533,15 +533,50 @@ def dial():
         compare(found, formatted(products, 3))
         score = f"score {products.sum():.6f}."
         compare(sentence, [f"Query at {i}, key at {j}: distance {i - j}, {score}"])
+        new = ", new" if not 0 <= i - j <= 15 else ""  # the slow pair's; the fast one went round
+        compare(angles, [f"{i - j:.4f}", f"{(i - j) / 10:.4f}{new}"])
+        for path, speed, reach in zip(shaded, (1.0, 0.1), (math.tau, 1.5), strict=True):
+            ends = torch.tensor(floats(re.findall(r"-?\d+\.\d+", path))).view(3, 2)
+            turns = speed * j + reach * torch.tensor([0.0, 0.5, 1.0])
+            corners = 120 + 100 * torch.stack([turns.cos(), -turns.sin()], dim=1)
+            torch.testing.assert_close(ends, corners, rtol=0.0, atol=0.01)
 
     def follow(settings, n, value):
         i, j, low = settings
-        by = min(value, 30 - abs(i - j)) - low  # both stop where one is at the end
+        by = min(value, 63 - abs(i - j)) - low  # both stop where one is at the end
         i, j = ((value, j), (i, value), (i + by, j + by))[n]
         return i, j, min(i, j)
 
-    at = [str(n) for n in range(31)]
-    return Shown([at, at, [f"{n} on" for n in range(31)]], (2, 1, 1), check, follow)
+    at = [str(n) for n in range(64)]
+    return Shown([at, at, [f"{n} on" for n in range(64)]], (10, 4, 4), check, follow)
+
+
+@pytest.mark.parametrize(("width", "scheme"), SCREENS)
+def test_the_hands_of_the_dial_can_be_dragged(browser, site, width, scheme):
+    """By mouse or finger, on either plane; to the nearest position; not beyond the ends."""
+    with figure(browser, site, "fig-positions-dial", width, scheme) as moving:
+        moving.check()
+        planes = moving.drawn.locator(".planes svg")
+        unit = planes.first.bounding_box()["width"] / 240 * 100  # a hand's length
+
+        def drag_to(plane, role, angle, i, j):
+            box = planes.nth(plane).bounding_box()
+            tip = planes.nth(plane).locator(f".{role}-tip")
+            here = tip.bounding_box()
+            x, y = (here[a] + here[b] / 2 for a, b in (("x", "width"), ("y", "height")))
+            to_x = box["x"] + box["width"] / 2 + unit * math.cos(angle)
+            to_y = box["y"] + box["height"] / 2 - unit * math.sin(angle)
+            drag(moving, (to_x - x, to_y - y), tip)
+            moving.settings = i, j, min(i, j)
+            moving.check()
+
+        drag_to(1, "query", 2.31, 23, 4)
+        drag_to(1, "key", 0.88, 23, 9)
+        drag_to(0, "query", 23 + 1.05, 24, 9)
+        drag_to(1, "query", 2.4 + 3.0, 54, 9)
+        drag_to(1, "key", -0.7, 54, 0)  # not below 0
+        drag_to(1, "query", 5.4 + 1.6, 63, 0)  # nor beyond the last
+        moving.again()
 
 
 @functools.cache

@@ -285,62 +285,82 @@ def rotated(page):
         expected[row, m + 2] = one * math.sin(a) + two * math.cos(a)
     yield page["rotate"](x, p, speeds), expected
     yield positions.apply_rope(x, p, base=1e4), expected
-    yield page["R"](torch.tensor(0.7)), rotation(0.7)
 
 
-def hands(T, speeds):
-    """Positions on a clock, (T, hands, 2): sine first."""
-    rows = [[[math.sin(w * p), math.cos(w * p)] for w in speeds.tolist()] for p in range(T)]
+def clocks(T, speeds):
+    """The ends of the hands at each position, (T, 2, hands): all x, then all y."""
+    rows = [[[f(w * p) for w in speeds.tolist()] for f in (math.cos, math.sin)] for p in range(T)]
     return torch.tensor(rows)
 
 
 def turned_hands(page):
-    speeds, n = torch.tensor([1e4 ** (-m / 6) for m in range(6)]), 13
-    E = hands(200, speeds)
-    yield positions.sinusoidal(200, 12), E.flatten(1).float()
-    found = page["assigned"]("ahead =", n=n, E=E.flatten(1), speeds=speeds)
-    yield found["ahead"] < 1e-12, True
+    speeds = torch.tensor([1e4 ** (-m / 6) for m in range(6)])
+    E = clocks(200, speeds)
+    sine_first = E.flip(1).mT.flatten(1)
+    yield positions.sinusoidal(200, 12), sine_first.float()
+    yield page["hands"](torch.arange(200), speeds), E.flatten(1)
+    shifted = page["assigned"]("shifted =", E=E.flatten(1), speeds=speeds)["shifted"]
     for m, w in enumerate(speeds):
-        yield E[20 + n, m].flip(0), rotation(w * n) @ E[20, m].flip(0)
+        yield E[20 + 3, :, m], rotation(w * 3) @ E[20, :, m]
+        yield shifted[20, m::6], rotation(w * 3) @ E[20, :, m]
 
 
 def products_of_hands(page):
-    speeds, n = torch.tensor([1e4 ** (-m / 6) for m in range(6)]), 13
-    E = hands(200, speeds).flatten(1)
-    expected = sum(math.cos(w * n) for w in speeds.tolist())
-    yield (E[20] @ E[20 + n]), expected
-    found = page["assigned"]("products =", n=n, E=E, speeds=speeds, ahead=None)
-    yield found["products"].abs().max() < 1e-12, True
+    speeds = torch.tensor([1e4 ** (-m / 6) for m in range(6)])
+    E = clocks(200, speeds).flatten(1)
+    expected = sum(math.cos(w * 3) for w in speeds.tolist())
+    yield E[20] @ E[23], expected
+    found = page["assigned"]("products =", E=E, speeds=speeds, shifted=None)
+    yield found["products"], torch.full((197,), expected)
+
+
+def rotation_of_pairs(n, speeds):
+    """rot_n, as a matrix: pair m is number m and number m + d / 2."""
+    d, pairs = 2 * len(speeds), len(speeds)
+    matrix = torch.zeros(d, d)
+    for m, w in enumerate(speeds.tolist()):
+        matrix[m::pairs, m::pairs] = rotation(n * w)
+    return matrix
 
 
 def same_score(page):
-    q, k = draw(2), draw(2, seed=1)
+    q, k, speeds = draw(8), draw(8, seed=1), torch.tensor([1.0, 0.7, 0.1, 0.01])
     page |= {"q": q, "k": k}
-    expected = [[q @ (rotation(0.7 * (j - i)) @ k) for j in range(9)] for i in range(9)]
-    yield page["scores"](lambda p: page["R"](torch.tensor(0.7 * p))), torch.tensor(expected)
-    growing = page["scores"](lambda p: 1.1**p * rotation(0.7 * p))
+    rot = [rotation_of_pairs(n, speeds) for n in range(-8, 9)]  # that of n is at n + 8
+    expected = [[(rot[i - j + 8] @ q) @ k for j in range(9)] for i in range(9)]
+    yield page["scores"](lambda x, p: rot[int(p) + 8] @ x), torch.tensor(expected)
+    yield page["scores"](lambda x, p: page["rotate"](x, p, speeds)[0]), torch.tensor(expected)
+    growing = page["scores"](lambda x, p: 1.1 ** int(p) * rot[int(p) + 8] @ x)
     yield torch.allclose(growing, torch.tensor(expected)), False
 
 
-def powers_of_a_rotation(page):
-    A = rotation(0.7)  # A_1 decides the others: A_n = A_1^n
-    for n in range(5):
-        yield page["R"](torch.tensor(0.7 * n)), torch.linalg.matrix_power(A, n)
+def powers_in_a_basis(page):
+    A = torch.linalg.qr(draw(8, 8)).Q
+    A[:, 0] *= torch.linalg.det(A).sign()
+    found = page["assigned"]("B = torch.cat([planes", A=A, q=None)
+    B, speeds = found["B"], found["omega"]
+    yield B.T @ B, torch.eye(8)
+    for n in range(5):  # A_1 decides the others
+        yield torch.linalg.matrix_power(A, n), B @ rotation_of_pairs(n, speeds) @ B.T
 
 
 def rotary(page):
-    q, k, p = draw(1, 8).expand(900, 8), draw(1, 8, seed=1).expand(900, 8), torch.arange(30)
+    q, k, p = draw(30, 8), draw(30, 8, seed=1), torch.arange(30)
     speeds = torch.tensor([1e4 ** (-m / 4) for m in range(4)])
-    found = page["assigned"]("# (5.7)", q=q, k=k, p=p, speeds=speeds, E=None)
-    expected = torch.zeros(30, 30)
-    for m in range(4):
-        both = q[0, m::4], k[0, m::4]
-        for i, j in product(range(30), range(30)):
-            expected[i, j] += both[0] @ rotation(speeds[m] * (j - i)) @ both[1]
-    yield found["S"], expected
-    yield found["right"], expected
-    turned = (positions.apply_rope(x[:30], p) for x in (q, k))
-    yield next(turned) @ next(turned).T, expected
+    rot = [rotation_of_pairs(n, speeds) for n in range(-29, 30)]
+    expected = torch.tensor(
+        [[(rot[i - j + 29] @ q[i]) @ k[j] for j in range(30)] for i in range(30)]
+    )
+    yield page["rotate"](q, p, speeds) @ page["rotate"](k, p, speeds).T, expected
+    yield positions.apply_rope(q, p) @ positions.apply_rope(k, p).T, expected
+    layer, x = of_random_numbers(page["Layer"]()), draw(1, 30, 32, seed=2)
+    found = layer.weights(x, "RoPE", lambda distance: distance[..., None] * speeds)
+    for h in range(4):  # the readers turn the query by the distance
+        q, k = (linear(f, x[0])[:, 8 * h : 8 * h + 8] for f in (layer.q_proj, layer.k_proj))
+        for i in (1, 17, 29):
+            powers = [math.exp((rot[i - j + 29] @ q[i]) @ k[j] / math.sqrt(8)) for j in range(i)]
+            row = [power / sum(powers) for power in powers] + [0.0] * (30 - i)
+            yield found[0, h, i], torch.tensor(row)
 
 
 def bytes_of_a_token(page):
@@ -605,7 +625,8 @@ FOR_QUERY = r"\boxed{\frac{\partial\,\text{out}}{\partial q} = "
 FOR_QUERY += r"c \sum_j p_j\, \Delta v_j\, \Delta k_j^\top}"
 KNOB = r"\boxed{(c, \sigma_W, \eta) \sim \bigl(a^2 c, \tfrac{\sigma_W}{a}, \tfrac{\eta}{a}\bigr)}"
 PRODUCT = r"\boxed{e(p) \cdot e(p + n) = \sum_m \cos \omega_m n}"
-ROPE = r"\boxed{(R_{\omega i}\, q) \cdot (R_{\omega j}\, k) = q^\top R_{\omega (j - i)}\, k}"
+ROPE = r"\boxed{(\operatorname{rot}_i q) \cdot (\operatorname{rot}_j k) = "
+ROPE += r"(\operatorname{rot}_{i-j}\, q) \cdot k}"
 BYTES = r"\text{bytes per token} = 2\, L\, H_\text{kv}\, d_k \cdot 4"
 SMOOTHED = r"\ell = -(1 - \varepsilon) \ln p_r - \frac{\varepsilon}{V} \sum_i \ln p_i"
 RATE = r"\eta_n = \begin{cases} \eta \, (n + 1) / w & n < w \cr \frac{\eta}{2} + "
@@ -648,8 +669,8 @@ ROWS = [
         ("5.2", r"y' = x \sin a + y \cos a", rotated),
         ("5.3", r"\boxed{e_m(p + n) = R_{\omega_m n}\, e_m(p)}", turned_hands),
         ("5.4", PRODUCT, products_of_hands),
-        ("5.5", r"(A_i q) \cdot (A_{i+n} k) = q \cdot (A_n k)", same_score),
-        ("5.6", r"\boxed{A_n = R_{\omega n}}", powers_of_a_rotation),
+        ("5.5", r"(A_{n+j}\, q) \cdot (A_j\, k) = (A_n\, q) \cdot k", same_score),
+        ("5.6", r"\boxed{A_n = B \operatorname{rot}_n B^\top}", powers_in_a_basis),
         ("5.7", ROPE, rotary),
     ),
     *rows(
@@ -751,14 +772,16 @@ def test_each_displayed_formula_has_its_row():
     ("4.7", "p.mT * (v - p @ v)", "v - p @ v"),
     ("4.8", '"lr": 0.003 / b}', '"lr": 0.003}'),
     ("4.8", "LookUp(a**2 / 8", "LookUp(a / 8"),
-    ("5.1", "x = inputs(words[ids], E)", "x = inputs(words[ids], E).cumsum(dim=-2)"),
+    ("5.1", "F.layer_norm(words[ids] + E,", "F.layer_norm((words[ids] + E).cumsum(dim=0),"),
     ("5.2", "x * sin + y * cos", "x * sin - y * cos"),
     ("before 5.2", "x * cos - y * sin", "x * cos + y * sin"),
-    ("5.3", "R(n * speeds)", "R(-n * speeds)"),
-    ("5.4", "(n * speeds).cos()", "(n * speeds).sin()"),
-    ("5.5", "a @ b for _, b in turned", "a @ b for b, _ in turned"),
-    ("5.6", "-a.sin(), a.sin()", "a.sin(), -a.sin()"),
-    ("5.7", "rotate(k, apart, speeds)", "rotate(k, -apart, speeds)"),
+    ("5.3", "torch.full((200,), 3)", "torch.full((200,), -3)"),
+    ("5.3", "torch.ones(len(speeds)), 0 * speeds", "0 * speeds, torch.ones(len(speeds))"),
+    ("5.4", "products = (E[:-3] * E[3:])", "products = (E[:-3] * E[2:-1])"),
+    ("5.5", "return queries @ keys.T", "return keys @ queries.T"),
+    ("5.6", "vectors[:, one].conj()", "vectors[:, one]"),
+    ("5.7", "q, e, k).real", "q, e.conj(), k).real"),
+    ("5.7", "chunk(2, dim=-1)).conj()", "chunk(2, dim=-1))"),
     ("6.1", "return x + f(norm(x))", "return f(norm(x))"),
     ("6.2", "/ z.square().sum()", "/ z.norm()"),
     ("before 6.3", "x.square().mean", "x.abs().mean"),
