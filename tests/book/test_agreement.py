@@ -279,7 +279,6 @@ def test_a_wrong_default_is_seen(line, wrong):
 BY_NUMBER = {
     "04_scaling": 4,
     "05_positions": 5,
-    "06_block": 4,
     "07_real_encoder": 7,
     "08_language_model": 7,
     "09_next_token": 2,

@@ -17,7 +17,6 @@ UNBOUND = {
     "01_one_head": 2,
     "04_scaling": 3,
     "05_positions": 3,
-    "06_block": 6,
     "07_real_encoder": 3,
     "08_language_model": 1,
     "10_encoder_decoder": 2,
