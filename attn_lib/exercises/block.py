@@ -1,4 +1,4 @@
-"""The block: a norm by hand, the size of a block of today, its order."""
+"""The block: a norm by hand, a block's order, and what its writes add to a logit."""
 
 import math
 from collections.abc import Callable
@@ -8,10 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, one_number
-from attn_lib.transformer import TransformerBlock
+from attn_lib.exercises._verdict import (
+    differs,
+    exercise,
+    near,
+    numbers_of,
+    tensor_of,
+)
 
-Sublayer = Callable[[Tensor], Tensor]
 Norm = Callable[[Tensor], Tensor]
 
 
@@ -33,46 +37,24 @@ def layer_norm(answer: Any) -> str | None:
         return "the mean is subtracted, as it should be: now divide by the standard deviation"
     if near(given, [n / math.sqrt(2) for n in (2, 4, 4, 6)]):
         return "subtract the mean before you divide"
+    if near(given, [n / math.sqrt(18) for n in (2, 4, 4, 6)]):
+        return "that is RMSNorm: LayerNorm subtracts the mean first"
+    if near(given, [c / math.sqrt(18) for c in centred]):
+        return (
+            "after the mean is subtracted, divide by the root of what is left, squared and averaged"
+        )
     return "at least one number is off: mean 4, then the mean of the four squared deviations"
 
 
 @exercise("6.2")
-def size_today(answer: Callable[[int, int, int, int], int]) -> str | None:
-    """Parameters of a block with shared key heads, RMSNorm and SwiGLU, counted in the library's."""
-    today: dict[str, Any] = {"norm": torch.nn.RMSNorm, "gated": True, "activation": "silu"}
-    for d_model, H, H_kv, d_ff in ((12, 6, 2, 10), (8, 4, 1, 32), (10, 5, 5, 3)):
-        heads: dict[str, Any] = {"num_heads": H, "attention": {"num_kv_heads": H_kv}}
-        with torch.device("meta"):
-            block = TransformerBlock(d_model=d_model, d_ff=d_ff, bias=False, **heads, **today)
-        size = sum(p.numel() for p in block.parameters())
-        given = one_number(answer(d_model, H, H_kv, d_ff))
-        if given == size:
-            continue
-        narrow = d_model * H_kv // H
-        said: dict[float, str] = {
-            -d_model * d_ff: "SwiGLU has three matrices: gate, up and down",
-            2 * d_model * (d_model - narrow): "keys and values are narrower: they have H_kv heads",
-            -2 * d_model: "you forgot the gains of the two norms",
-            -d_model: "each of the two norms has a gain for each number",
-            2 * d_model: "an RMSNorm has a gain and no bias",
-            -(d_model**2): "you forgot the output projection, which joins the heads",
-            -d_model * narrow: "keys and values have a matrix each",
-        }
-        case = f"for {d_model=}, {H=}, {H_kv=}, {d_ff=} it is {size}, but you say {given:g}"
-        told = said.get(given - size)
-        return f"{case}: {told}" if told else case
-    return None
-
-
-@exercise("6.3")
-def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
-    """``x + sublayer(norm(x))``, twice."""
+def sandwich_block(answer: Callable[..., Tensor]) -> str | None:
+    """``x + norm_2(sublayer(norm(x)))``, twice."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator)
 
-    x, A, W, gains = draw(2, 5, 7), draw(5, 5).softmax(-1), draw(7, 7), (draw(7), draw(7))
+    x, A, W, gains = draw(2, 5, 7), draw(5, 5).softmax(-1), draw(7, 7), draw(4, 7)
 
     def attend(y: Tensor) -> Tensor:
         return A.to(y) @ y
@@ -80,51 +62,113 @@ def pre_norm_block(answer: Callable[..., Tensor]) -> str | None:
     def think(y: Tensor) -> Tensor:
         return (y @ W.to(y)).relu()
 
-    def first(y: Tensor) -> Tensor:
-        return F.layer_norm(y, (7,), gains[0].to(y))
+    def norm_with(gain: Tensor) -> Norm:
+        return lambda y: F.layer_norm(y, (7,), gain.to(y))
 
-    def second(y: Tensor) -> Tensor:
-        return F.layer_norm(y, (7,), gains[1].to(y))
-
+    a, b, c, d = norms = [norm_with(gain) for gain in gains]
     given = x.clone()
-    out = answer(given, attend, think, first, second)
+    out = answer(given, attend, think, norms)
     if not torch.equal(given, x):
         return "it changed its argument: write x = x + ..., not x += ..."
-    middle = x + attend(first(x))
-    fault = differs(out, middle + think(second(middle)))
+
+    def block(*four: Norm) -> Tensor:
+        y = x + four[1](attend(four[0](x)))
+        return y + four[3](think(four[2](y)))
+
+    fault = differs(out, block(a, b, c, d))
     if not fault:
         return None
-    post = first(x + attend(x))
+    y, plain = x + b(attend(a(x))), _as_it_is
+    on_the_norm = a(x) + b(attend(a(x)))
+    post = b(x + attend(a(x)))
     mistakes = {
-        "this is post-norm: normalise what a sublayer reads, not the sum": second(
-            post + think(post)
-        ),
-        "the network must read the residual stream after attention has written to it": middle
-        + think(second(x)),
-        "the second sum must start from the residual stream, not from the first x": x
-        + think(second(middle)),
-        "you added to the normalised token: add to x itself": _on_the_norm(
-            x, attend, think, first, second
-        ),
-        "each sublayer has its own norm; you used the first twice": middle + think(first(middle)),
-        "each sublayer has its own norm; you swapped them": _pre_norm(
-            x, attend, think, second, first
-        ),
-        "the result of a pre-norm block is not normalised": second(middle + think(second(middle))),
-        "the output of each sublayer is added: the network's too": think(second(middle)),
+        "this is pre-norm: normalise what each sublayer writes as well": [
+            block(a, plain, b, plain),
+            block(a, plain, c, plain),
+        ],
+        "this is an output norm: normalise what each sublayer reads as well": [
+            block(plain, a, plain, b),
+            block(plain, b, plain, d),
+        ],
+        "this is post-norm: the sum itself is never normalised": [
+            d(post + think(c(post))),
+            b((y0 := a(x + attend(x))) + think(y0)),
+            d((y0 := b(x + attend(x))) + think(y0)),
+        ],
+        "there is no norm in it yet": [block(plain, plain, plain, plain)],
+        "what attention writes is added to the stream: + x is missing": [
+            (y0 := b(attend(a(x)))) + d(think(c(y0)))
+        ],
+        "what the network writes is added to the stream as well": [d(think(c(y)))],
+        "nothing is added: each sublayer writes to the stream, and does not replace it": [
+            d(think(c(b(attend(a(x))))))
+        ],
+        "the network must read the residual stream after attention has written to it": [
+            y + d(think(c(x)))
+        ],
+        "the second sum must start from the residual stream, not from the first x": [
+            x + d(think(c(y)))
+        ],
+        "you added to the normalised token: add to x itself": [
+            on_the_norm + d(think(c(on_the_norm))),
+            (y0 := c(on_the_norm)) + d(think(y0)),
+        ],
+        "the norms come in the order in which a token meets them: 0 and 1 are attention's": [
+            block(a, c, b, d),
+            block(b, a, d, c),
+            block(c, d, a, b),
+        ],
+        "each sublayer has norms of its own; you used the first two twice": [block(a, b, a, b)],
     }
-    for said, wrong in mistakes.items():
-        if not differs(out, wrong):
+    for said, forms in mistakes.items():
+        if any(not differs(out, form) for form in forms):
             return said
-    return fault
+    return fault.replace("PyTorch", "x + norms[1](attend(norms[0](x))), twice,")
 
 
-def _pre_norm(x: Tensor, attend: Sublayer, think: Sublayer, first: Norm, second: Norm) -> Tensor:
-    x = x + attend(first(x))
-    return x + think(second(x))
+def _as_it_is(y: Tensor) -> Tensor:
+    return y
 
 
-def _on_the_norm(x: Tensor, attend: Sublayer, think: Sublayer, first: Norm, second: Norm) -> Tensor:
-    x = first(x)
-    x = second(x + attend(x))
-    return x + think(x)
+@exercise("6.3")
+def credits_of_writes(answer: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> str | None:
+    """What each write adds to a logit, behind an RMSNorm."""
+    generator = torch.Generator().manual_seed(0)
+    for n, d, eps in ((5, 7, 0.1), (3, 4, 1e-5)):
+        writes = torch.randn(n, d, generator=generator)
+        gain, row = torch.randn(2, d, generator=generator)
+        z = writes.sum(dim=0)
+        size = (z.square().mean() + eps).sqrt()
+        right = writes / size * gain @ row
+        out = answer(writes.clone(), gain.clone(), row.clone(), eps)
+        fault = differs(out, right)
+        if not fault:
+            continue
+        each = (writes.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+        mistakes = {
+            "each write is divided by its own size: the norm divides all by that of their sum": (
+                writes / each * gain @ row
+            ),
+            "the last norm divides by the size of the final vector": writes * gain @ row,
+            "the last norm has a gain": writes / size @ row,
+            "eps is part of the size: the root of the mean square plus eps": (
+                writes / z.square().mean().sqrt() * gain @ row
+            ),
+            "RMSNorm divides by the root of the mean square, not of the sum of squares": (
+                writes / (z.square().sum() + eps).sqrt() * gain @ row
+            ),
+            "these are shares of the final vector: what is asked is how much of the logit": (
+                writes @ z / z.square().sum()
+            ),
+            "the numbers add up to 1; they should add up to the logit": right / right.sum(),
+        }
+        for said, wrong in mistakes.items():
+            if not differs(out, wrong):
+                return said
+        if not differs(out, right.sum()):
+            return "that is the logit itself: say how much of it comes from each write"
+        added = tensor_of(out)
+        if added.shape == right.shape and not differs(added.sum(), right.sum()):
+            return "the numbers add up to the logit, but each must be that of its own write"
+        return fault.replace("PyTorch", "the right numbers")
+    return None

@@ -351,6 +351,40 @@
     ];
   }
 
+  // A logit lens: the tokens that a model would name if it stopped after so many of its blocks.
+  function lens({prompts, guesses, chances, answers, own, block}) {
+    const last = own[0].length - 1, again = make("button", {type: "button"}, "start again");
+    const rows = chances[0][0].map(() => [make("th", {scope: "row"}), make("td", {class: "share"})]);
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const picks = choices("prompt", prompts, i => { which = i; draw(); });
+    const depth = slider("blocks run", {max: last, step: 1}, k => { now = k; draw(); });
+    let which = 0, now = block;
+    function draw() {
+      const names = guesses[which][now], shares = chances[which][now];
+      rows.forEach(([name, cell], i) => {
+        name.textContent = names[i];
+        cell.textContent = number(shares[i], 3);
+        cell.style.setProperty("--w", shares[i]);
+      });
+      picks.inputs[which].checked = true;
+      depth.input.value = now;
+      depth.output.textContent = `${now} of ${last}`;
+      depth.input.setAttribute("aria-valuetext", depth.output.textContent);
+      const how = now < last ? `If SmolLM2 stopped after ${now} of ${last} blocks, it would say ` : `After all ${last} blocks SmolLM2 says `;
+      say.replaceChildren(how, token(names[0]), `, with ${number(shares[0], 3)}. `,
+        ...(now < last ? ["In the end it says ", token(answers[which]), `, which has ${number(own[which][now], 3)} here.`] : []));
+    }
+    again.addEventListener("click", () => { which = 0; now = block; draw(); });
+    draw();
+    return [
+      picks.set, depth.label,
+      make("table", {class: "next"}, columns(make("th", {scope: "col"}, "next token"), ["probability"]),
+        make("tbody", {}, ...rows.map(cells => make("tr", {}, ...cells)))),
+      say,
+      make("p", {class: "hint"}, "Move the slider, or focus it and use the arrow keys. ", again),
+    ];
+  }
+
   // One random row: its width, its number of keys and its scale decide who is heard.
   function row({products, widths, stops, gradient, half}) {
     const names = ["1", "1/√dₖ", "1/dₖ"], most = stops[stops.length - 1];
@@ -674,7 +708,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, row, dial, exchange, swap, patches, trained}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, lens, row, dial, exchange, swap, patches, trained}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

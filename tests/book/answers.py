@@ -120,14 +120,23 @@ def _ntk(speeds, trained, wanted):
     return base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
 
 
-def _size_today(d, H, H_kv, f, *, matrices=3, norms=2):
-    return 2 * d * d + 2 * d * (d * H_kv // H) + matrices * d * f + norms * d
+def _sandwich(x, attend, think, norms):
+    x = x + norms[1](attend(norms[0](x)))
+    return x + norms[3](think(norms[2](x)))
 
 
-def _added_to_the_norm(x, attend, think, first, second):
-    y = first(x)
-    y = second(y + attend(y))
-    return y + think(y)
+def _added_to_the_norm(x, attend, think, norms):
+    y = norms[0](x)
+    y = norms[2](y + norms[1](attend(y)))
+    return y + norms[3](think(y))
+
+
+def _size(writes, eps):
+    return (writes.sum(0).square().mean() + eps).sqrt()
+
+
+def _credits(writes, gain, row, eps):
+    return writes / _size(writes, eps) * gain @ row
 
 
 def _mean(out, lengths, keep=torch.mul):
@@ -313,11 +322,18 @@ def _slowed_with_a_factor(speeds, trained, wanted):
     return (speeds * factor).float()
 
 
-def _added_one_by_one(x, attend, think, norm_1, norm_2):
+def _added_one_by_one(x, attend, think, norms):
     stream = [x]
-    for part, norm in ((attend, norm_1), (think, norm_2)):
-        stream.append(part(norm(torch.stack(stream).sum(0))))
+    for part, norm, norm_2 in ((attend, *norms[:2]), (think, *norms[2:])):
+        stream.append(norm_2(part(norm(torch.stack(stream).sum(0)))))
     return torch.stack(stream).sum(0)
+
+
+def _what_is_lost(writes, gain, row, eps):
+    """What the logit falls by without each write, the size being kept: one dot product each."""
+    z, size = writes.sum(0), (writes.sum(0).square().mean() + eps).sqrt()
+    logits = [float((z - w) / size * gain @ row) for w in writes]
+    return [float(z / size * gain @ row) - logit for logit in logits]
 
 
 def _cost_by_hand(z, w, f):
@@ -630,35 +646,49 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([-1.0, 0.0, 0.0, 1.0], "take its root first"),
         ([-2, 0, 0, 2], "now divide by"),
         ([1.41, 2.83, 2.83, 4.24], "subtract the mean"),
+        ([0.47, 0.94, 0.94, 1.41], "that is RMSNorm"),
+        ([-0.47, 0.0, 0.0, 0.47], "after the mean is subtracted"),
         ([-1.5, 0, 0, 1.5], "at least one"),
         ([math.nan] * 4, "at least one"),
         ([1.0, 2.0], "not 2"),
     ],
     "6.2": [
-        (lambda d, H, K, f: _size_today(d, H, K, f, matrices=2), "three matrices"),
-        (lambda d, H, K, f: _size_today(d, H, H, f), "keys and values are narrower"),
-        (lambda d, H, K, f: _size_today(d, H, K, f, norms=0), "forgot the gains"),
-        (lambda d, H, K, f: _size_today(d, H, K, f, norms=1), "each of the two norms"),
-        (lambda d, H, K, f: _size_today(d, H, K, f, norms=4), "a gain and no bias"),
-        (lambda d, H, K, f: _size_today(d, H, K, f) - d * d, "joins the heads"),
-        (lambda d, H, K, f: _size_today(d, H, K, f) - d * d * K // H, "a matrix each"),
+        (lambda x, a, t, n: (y := x + a(n[0](x))) + t(n[2](y)), "this is pre-norm"),
+        (lambda x, a, t, n: (y := x + a(n[0](x))) + t(n[1](y)), "this is pre-norm"),
+        (lambda x, a, t, n: (y := x + n[1](a(x))) + n[3](t(y)), "this is an output norm"),
+        (lambda x, a, t, n: (y := x + n[0](a(x))) + n[1](t(y)), "this is an output norm"),
+        (lambda x, a, t, n: n[1]((y := n[0](x + a(x))) + t(y)), "this is post-norm"),
+        (lambda x, a, t, n: (y := x + a(x)) + t(y), "no norm in it"),
+        (lambda x, a, t, n: (y := n[1](a(n[0](x)))) + n[3](t(n[2](y))), r"\+ x is missing"),
+        (lambda x, a, t, n: n[3](t(n[2](x + n[1](a(n[0](x)))))), "added to the stream as well"),
+        (lambda x, a, t, n: n[3](t(n[2](n[1](a(n[0](x)))))), "nothing is added"),
+        (lambda x, a, t, n: x + n[1](a(n[0](x))) + n[3](t(n[2](x))), "after attention has written"),
+        (lambda x, a, t, n: x + n[3](t(n[2](x + n[1](a(n[0](x)))))), "start from the residual"),
+        (lambda x, a, t, n: _added_to_the_norm(x, a, t, n), "add to x itself"),
         (
-            lambda d, H, K, f: 4 * d * d + 2 * d * f + 9 * d + f,
-            "for d_model=12, H=6, H_kv=2, d_ff=10 it is",
+            lambda x, a, t, n: _sandwich(x, a, t, [n[0], n[2], n[1], n[3]]),
+            "0 and 1 are attention's",
         ),
-        (lambda d, H, K, f: None, "not NoneType"),
+        (
+            lambda x, a, t, n: _sandwich(x, a, t, [n[1], n[0], n[3], n[2]]),
+            "0 and 1 are attention's",
+        ),
+        (lambda x, a, t, n: _sandwich(x, a, t, [*n[:2], *n[:2]]), "the first two twice"),
+        (lambda x, a, t, n: _sandwich(x.add_(0.5), a, t, n), "changed its argument"),
+        (lambda x, a, t, n: _sandwich(2 * x, a, t, n), "twice, is"),
     ],
     "6.3": [
-        (lambda x, a, t, n, m: m(n(x + a(x)) + t(n(x + a(x)))), "this is post-norm"),
-        (lambda x, a, t, n, m: x + a(n(x)) + t(m(x)), "after attention has written"),
-        (lambda x, a, t, n, m: x + t(m(x + a(n(x)))), "start from the residual stream"),
-        (lambda x, a, t, n, m: _added_to_the_norm(x, a, t, n, m), "add to x itself"),
-        (lambda x, a, t, n, m: (y := (x + a(n(x)))) + t(n(y)), "used the first twice"),
-        (lambda x, a, t, n, m: (y := (x + a(m(x)))) + t(n(y)), "swapped"),
-        (lambda x, a, t, n, m: m((y := (x + a(n(x)))) + t(m(y))), "is not normalised"),
-        (lambda x, a, t, n, m: t(m(x + a(n(x)))), "the output of each sublayer is added"),
-        (lambda x, a, t, n, m: x.add_(a(n(x))) + t(m(x)), "changed its argument"),
-        (lambda x, a, t, n, m: x + a(x) + t(x), "largest difference"),
+        (lambda w, g, r, e: w / (w**2).mean(1, keepdim=True).add(e).sqrt() * g @ r, "its own size"),
+        (lambda w, g, r, e: w * g @ r, "divides by the size of the final vector"),
+        (lambda w, g, r, e: w / _size(w, e) @ r, "has a gain"),
+        (lambda w, g, r, e: w / _size(w, 0.0) * g @ r, "eps is part"),
+        (lambda w, g, r, e: w / (w.sum(0) ** 2).sum().add(e).sqrt() * g @ r, "not of the sum"),
+        (lambda w, g, r, e: w @ w.sum(0) / (w.sum(0) ** 2).sum(), "these are shares"),
+        (lambda w, g, r, e: (c := _credits(w, g, r, e)) / c.sum(), "add up to 1"),
+        (lambda w, g, r, e: _credits(w, g, r, e).sum(), "the logit itself"),
+        (lambda w, g, r, e: _credits(w, g, r, e).mean().expand(len(w)), "that of its own write"),
+        (lambda w, g, r, e: _credits(w, g, r, e)[:, None], "the shape is"),
+        (lambda w, g, r, e: -_credits(w, g, r, e), "from the right numbers is"),
     ],
     "7.1": [
         ([3.0, 4.0], "now divide it by its length"),
@@ -970,12 +1000,14 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "5.3": [_slowed_one_by_one, _slowed_with_a_factor],
     "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
     "6.2": [
-        lambda d, H, K, f: np.array([2 * d * (d + d * K / H) + 3 * d * f + 2 * d]),
-        lambda d, H, K, f: Fraction(2 * d * d * (H + K), H) + d * (3 * f + 2),
+        _added_one_by_one,
+        lambda x, a, t, n: _sandwich(x.double(), a, t, n),
     ],
     "6.3": [
-        _added_one_by_one,
-        lambda x, a, t, n, m: (y := (x.double() + a(n(x.double())))) + t(m(y)),
+        lambda *given: np.array(_what_is_lost(*given)),
+        lambda w, g, r, e: (
+            torch.einsum("nd,d,d->n", w.double(), g.double(), r.double()) / _size(w, e)
+        ),
     ],
     "7.1": [np.array([0.6, 0.8]), torch.tensor([3.0, 4.0], dtype=torch.float64) / 5],
     "7.2": [

@@ -607,6 +607,50 @@ def next_token():
     return Shown([temperatures, [f"{n / 10:.1f}" for n in range(1, 11)]], (3, 9), check)
 
 
+LENS = "fig-block-lens"
+PROMPTS = [
+    "the cat drank the warm",
+    "The sun rises in the",
+    "The capital of France is",
+    "She opened the door and walked",
+    "In winter the lake turns to",
+]
+
+
+@functools.cache
+def lens():
+    """Each prompt after each number of blocks: the best tokens of a model cut off there."""
+    tokenizer, model = pretrained.smollm2_tokenizer(), pretrained.smollm2()
+    blocks, found = list(model.decoder.blocks), []
+    with torch.no_grad():
+        for prompt in PROMPTS:
+            ids = torch.tensor([tokenizer.encode(prompt).ids])
+            found.append([])
+            for k in range(31):
+                model.decoder.blocks = torch.nn.ModuleList(blocks[:k])
+                found[-1].append(model(ids)[0, -1].softmax(dim=-1))
+    ends = [int(rows[30].argmax()) for rows in found]
+
+    def name(i):
+        return tokenizer.decode([i]).replace(" ", "␣").replace("\n", "⏎")
+
+    def check(moving, which, k):
+        best, end = found[which][k].topk(5), ends[which]
+        names, cells, widths, sentence = moving.read(
+            *("tbody th", "td.share", "td.share @--w", ".say")
+        )
+        assert names == [name(i) for i in best.indices.tolist()]
+        compare(cells, formatted(best.values, 3), within=0.61)
+        assert floats(widths) == pytest.approx(best.values.tolist(), abs=1e-4)
+        words = f"If SmolLM2 stopped after {k} of 30 blocks, it would say {names[0]}, with "
+        rest = f" In the end it says {name(end)}, which has {found[which][k][end]:.6f} here."
+        if k == 30:
+            words, rest = f"After all 30 blocks SmolLM2 says {names[0]}, with ", ""
+        compare(sentence, [f"{words}{best.values[0]:.6f}.{rest}"], within=0.61)
+
+    return Shown([PROMPTS, [f"{k} of 30" for k in range(31)]], (0, 28), check)
+
+
 # ---------------------------------------------------------------- dates
 
 DATES = "23 October 2025", "14 January 1987"
@@ -854,6 +898,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     HEADS: (functools.partial(heads, 0, 4), "03_many_heads"),
     ROW: (random_row, "04_scaling"),
     "fig-positions-dial": (dial, "05_positions"),
+    LENS: (lens, "06_block"),
     SINK: (functools.partial(heads, 1, 1), "07_real_encoder"),
     SAMPLE: (next_token, "09_next_token"),
     "fig-encoder-decoder-exchange": (dates, "10_encoder_decoder"),

@@ -118,9 +118,18 @@ def number_of_operations(page):
     yield counter.get_total_flops(), 8 * T * d_model**2 + 4 * T**2 * d_model
 
 
+def seen_through_the_lens(page):
+    x, E, gain = draw(4, 3), draw(7, 3, seed=1), draw(3, seed=2)
+    logits = x / (x.square().mean(dim=1, keepdim=True) + 0.1).sqrt() * gain @ E.T
+    norm = nn.RMSNorm(3, eps=0.1)
+    norm.weight.data = gain
+    page["E"], page["model"] = E, SimpleNamespace(decoder=SimpleNamespace(norm=norm))
+    yield page["lens"](x), logits.exp() / logits.exp().sum(dim=1, keepdim=True)
+
+
 def residual(page):
     x, W, norm = draw(4, 3), draw(3, 3, seed=1), nn.Identity()
-    yield page["before"](x, lambda y: y @ W, norm), x + x @ W
+    yield page["pre_norm"](x, lambda y: y @ W, norm), x + x @ W
 
 
 def shares(page):
@@ -128,7 +137,7 @@ def shares(page):
     z = writes.sum(dim=0)
     share = torch.stack([sum(w * z) / sum(z * z) for w in writes])
     yield share.sum(), 1.0
-    found = page["assigned"]("shares =", writes=writes[:, None], z=z, final=None)
+    found = page["assigned"]("shares =", writes=writes[:, None], z=z)
     yield found["shares"], share
 
 
@@ -612,6 +621,7 @@ def rows(page: str, *of_page: tuple) -> list[Row]:
 
 
 OUT = r"\text{out} = \operatorname{softmax}\!\left(\frac{QK^\top}{\sqrt{d_k}}\right) V"
+LENS = r"p_k = \operatorname{softmax}\left(\operatorname{norm}(x_k)\, E^\top\right)"
 SHARES = r"\text{share}_i = \frac{w_i \cdot z}{z \cdot z}, \qquad \sum_i w_i = z"
 LN = r"\operatorname{LN}(x) = \frac{x - \mu}{\sqrt{s^2 + \varepsilon}}"
 RMS = r"\operatorname{RMS}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}}"
@@ -675,14 +685,15 @@ ROWS = [
     ),
     *rows(
         "06_block",
-        ("6.1", r"x \leftarrow x + f(x)", residual),
-        ("6.2", SHARES, shares),
-        ("before 6.3", LN, rms),
-        ("6.3", RMS, rms),
-        ("before 6.4", r"h = \max(x W_1 + b_1, 0)", feed_forward),
-        ("6.4", r"\operatorname{FFN}(x) = h\, W_2 + b_2", feed_forward),
-        ("before 6.5", GATED, swiglu),
-        ("6.5", r"\operatorname{SwiGLU}(x) = h\, W_\text{down}", swiglu),
+        ("6.1", LENS, seen_through_the_lens),
+        ("6.2", r"x \leftarrow x + f(x)", residual),
+        ("6.3", SHARES, shares),
+        ("before 6.4", LN, rms),
+        ("6.4", RMS, rms),
+        ("before 6.5", r"h = \max(x W_1 + b_1, 0)", feed_forward),
+        ("6.5", r"\operatorname{FFN}(x) = h\, W_2 + b_2", feed_forward),
+        ("before 6.6", GATED, swiglu),
+        ("6.6", r"\operatorname{SwiGLU}(x) = h\, W_\text{down}", swiglu),
     ),
     *rows("08_language_model", ("8.1", BYTES, bytes_of_a_token)),
     *rows(
@@ -782,12 +793,14 @@ def test_each_displayed_formula_has_its_row():
     ("5.6", "vectors[:, one].conj()", "vectors[:, one]"),
     ("5.7", "q, e, k).real", "q, e.conj(), k).real"),
     ("5.7", "chunk(2, dim=-1)).conj()", "chunk(2, dim=-1))"),
-    ("6.1", "return x + f(norm(x))", "return f(norm(x))"),
-    ("6.2", "/ z.square().sum()", "/ z.norm()"),
-    ("before 6.3", "x.square().mean", "x.abs().mean"),
-    ("6.3", "x.square().mean", "x.abs().mean"),
-    ("before 6.5", "F.silu(self.gate(x))", "F.silu(self.up(x))"),
-    ("6.5", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
+    ("6.1", "model.decoder.norm(x) @ E.T", "x @ E.T"),
+    ("6.1", "E.T).softmax(dim=-1)", "E.T).softmax(dim=0)"),
+    ("6.2", "return x + f(norm(x))", "return f(norm(x))"),
+    ("6.3", "/ z.square().sum()", "/ z.norm()"),
+    ("before 6.4", "x.square().mean", "x.abs().mean"),
+    ("6.4", "x.square().mean", "x.abs().mean"),
+    ("before 6.6", "F.silu(self.gate(x))", "F.silu(self.up(x))"),
+    ("6.6", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
     ("8.1", "k.nbytes + v.nbytes", "k.nbytes"),
     ("9.1", "logits / temperature", "logits * temperature"),
     ("9.2", "ids[0, 1:, None]", "ids[0, :-1, None]"),

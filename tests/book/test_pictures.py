@@ -16,7 +16,6 @@ from attn_lib import plotting
 UNBOUND = {
     "01_one_head": 2,
     "04_scaling": 3,
-    "06_block": 6,
     "07_real_encoder": 3,
     "08_language_model": 1,
     "10_encoder_decoder": 2,
