@@ -843,7 +843,7 @@ def test_another_formula_is_seen():
 # ---------------------------------------------------------------- inside sentences
 
 # formulas whose parts are, with another meaning, in another order elsewhere
-BOTH_ORDERS = {"g(h(PX))", r"g(P\,h(X))", r"P\,g(h(X))", "i - j"}
+BOTH_ORDERS = {"g(h(PX))", r"g(P\,h(X))", r"P\,g(h(X))", "i - j", r"x = \cos a", "A_n", "W^Q x"}
 PART = re.compile(r"\\[a-zA-Z]+|\\.|[^\s\\]")
 
 
