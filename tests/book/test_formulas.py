@@ -204,7 +204,7 @@ def softmax(s):
 
 def derivative_of_the_softmax(page):
     s = draw(4)
-    p, found = softmax(s), page["assigned"]("by_torch =", cat=0, scores=s)
+    p, found = softmax(s), page["assigned"]("by_torch =", cat=s, times=1)
     J = torch.tensor([[p[i] * (float(i == j) - p[j]) for j in range(4)] for i in range(4)])
     yield found["J"], J
     yield found["by_torch"], J
