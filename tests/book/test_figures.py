@@ -512,7 +512,7 @@ def random_row():
         weights, sizes = all_heads(d, scales[kind])
         top = max(all_heads(d, scale)[1].max() for scale in scales)
         cells, sentence, heights, classes, label = moving.read(
-            *("td.weight", ".say", ".bar @height", ".bar @class", "svg @aria-label")
+            *("td.weight", ".say", ".bar @height", ".bar @class", "svg.losses @aria-label")
         )
         compare(cells, formatted(weights[h], 2))
         words = (
