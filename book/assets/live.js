@@ -385,49 +385,58 @@
     ];
   }
 
-  // One random row: its width, its number of keys and its scale decide who is heard.
-  function row({products, widths, stops, gradient, half}) {
-    const names = ["1", "1/√dₖ", "1/dₖ"], most = stops[stops.length - 1];
-    const cells = products[0].map(() => make("td", {class: "weight"}));
-    const rows = Array.from({length: most / 16}, (_, i) => make("tr", {},
-      make("th", {scope: "row"}, `${16 * i + 1} …`), ...cells.slice(16 * i, 16 * i + 16)));
+  // Random heads that read one sentence: the weights of one of them, and the gradients of all.
+  function row({tokens, products, widths, gradient, width: d_0, head: h_0}) {
+    const names = ["1", "1/√dₖ", "1/dₖ"], count = products[0].length;
+    const cells = tokens.map(() => make("td", {class: "weight"}));
+    const bars = products[0].map((_, h) => make("rect", {class: "bar", x: 10 * h + 1, width: 8}));
+    const svg = make("svg", {class: "losses", viewBox: `0 0 ${10 * count} 108`, role: "img"},
+      make("text", {class: "name", x: 2, y: 10}, "gradient of each head"), ...bars,
+      make("line", {class: "axis", x1: 0, x2: 10 * count, y1: 106, y2: 106}));
     const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
-    const slide = (name, values, start) => slider(name, {max: values.length - 1, value: values.indexOf(start)}, () => draw());
-    const width = slide("width", widths, 64), keys = slide("number of keys", stops, 16);
+    const width = slider("width", {max: widths.length - 1, value: widths.indexOf(d_0)}, () => draw());
+    const head = slider("head", {max: count - 1, value: h_0}, () => draw());
     const scales = choices("scale", names, i => { kind = i; draw(); });
     let kind = 0;
     function draw() {
-      const [i, j] = [width.input.value, keys.input.value], d = widths[i], count = stops[j];
-      const scale = [1, d ** -0.5, 1 / d][kind], scores = products[i].slice(0, count).map(a => scale * a);
+      const [i, h] = [Number(width.input.value), Number(head.input.value)], d = widths[i];
+      const scale = [1, d ** -0.5, 1 / d][kind], scores = products[i][h].map(a => scale * a);
       const powers = scores.map(score => Math.exp(score - Math.max(...scores)));
       const total = powers.reduce((a, b) => a + b), weights = powers.map(power => power / total);
-      const entropy = weights.reduce((sum, w) => sum - (w ? w * Math.log(w) : 0), 0);
+      const sizes = gradient[i].map(of => of[kind]), sorted = [...sizes].sort((a, b) => a - b);
+      const top = Math.max(...gradient[i].flat()), mean = sizes.reduce((a, b) => a + b) / count;
       cells.forEach((cell, s) => {
-        cell.textContent = s < count ? share(weights[s]).replace(/^\.00$/, "0") : "";
-        cell.style.setProperty("--w", s < count ? weights[s] : 0);
-        cell.classList.toggle("none", s >= count);
+        cell.textContent = number(weights[s], 2);
+        cell.style.setProperty("--w", weights[s]);
       });
-      rows.forEach((line, r) => { line.hidden = 16 * r >= count; });
-      [[width, d], [keys, count]].forEach(([knob, value]) => {
+      bars.forEach((bar, n) => {
+        const height = 90 * sizes[n] / top;
+        bar.setAttribute("height", height.toFixed(2));
+        bar.setAttribute("y", (106 - height).toFixed(2));
+        bar.classList.toggle("chosen", n === h);
+      });
+      [[width, d], [head, `${h + 1} of ${count}`]].forEach(([knob, value]) => {
         knob.output.textContent = value;
         knob.input.setAttribute("aria-valuetext", value);
       });
       scales.inputs[kind].checked = true;
-      say.replaceChildren(`With scale ${number(scale, 4)}, ${number(Math.exp(entropy), 2)} of ${count} keys are heard. `,
-        `The gradient that reaches this query is ${number(gradient[i][j][kind], 3)}; `,
-        `half of many other random queries get less than ${number(half[i][j][kind], 3)}.`);
+      svg.setAttribute("aria-label", `the gradients of ${count} heads, from ${number(sorted[0], 3)} to ${number(sorted[count - 1], 3)}`);
+      say.replaceChildren(`Head ${h + 1} puts ${number(Math.max(...weights), 2)} on one word, and its gradient is ${number(sizes[h], 3)}. `,
+        `Of all ${count} heads, the median is ${number(sorted[count / 2 - 1], 3)}, the mean ${number(mean, 3)} and the largest ${number(sorted[count - 1], 3)}.`);
     }
+    bars.forEach((bar, n) => bar.addEventListener("click", () => { head.input.value = n; draw(); }));
     again.addEventListener("click", () => {
-      width.input.value = widths.indexOf(64);
-      keys.input.value = stops.indexOf(16);
+      width.input.value = widths.indexOf(d_0);
+      head.input.value = h_0;
       kind = 0;
       draw();
     });
     draw();
     return [
-      width.label, keys.label, scales.set,
-      make("table", {class: "keys", "aria-label": "weights of the keys"}, make("tbody", {}, ...rows)),
-      say,
+      scales.set, width.label, head.label,
+      make("table", {"aria-label": "weights of cat"}, columns(make("td"), tokens),
+        make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, "weight"), ...cells))),
+      svg, say,
       make("p", {class: "hint"}, "Move the sliders, or focus one and use the arrow keys. ", again),
     ];
   }

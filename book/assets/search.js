@@ -30,7 +30,7 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "window": "swa, local attention",
     "positional encodings": "positional embedding, position embedding, sinusoidal",
     "read longer texts": "context length, long context, extrapolation, yarn, rope scaling",
-    "knob start": "initialization, initialisation, init, xavier",
+    "initialiser layer": "initialization, initialisation, init, xavier",
     "LayerNorm RMSNorm": "layer norm, layer normalization",
     "feed-forward SwiGLU": "ffn, mlp, feedforward",
     "train with warm-up": "warmup",

@@ -51,6 +51,12 @@ def _log_ratio(attend, d_k, size):
     return math.log(p[0, 0] / p[0, 1])
 
 
+def _of_ones(attend, d_k):
+    """Ones against ones: their product is d_k, which is forgotten."""
+    p = attend(torch.ones(1, d_k), torch.stack([torch.ones(d_k), torch.zeros(d_k)]))
+    return math.log(p[0, 0] / p[0, 1])
+
+
 def _head(packed, h, H):
     """The rows of head h for queries, keys and values, as Linear stores them."""
     d = packed.shape[1]
@@ -577,6 +583,8 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([18.0, 4.0], "fourth power"),
         ([16.0, 4.0], "one term: there are nine"),
         ([12.0, 4.0], "its square is the variance"),
+        ([72.0, 2.83], "adds the two variances"),
+        ([4.0, 144.0], "the variance comes first"),
         ([100.0, 4.0], "d_k times the fourth power"),
         ([144.0, 12.0], "divide it by the square root of 9"),
         ([144.0, 16.0], "take its root"),
@@ -586,8 +594,10 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([144.0, math.nan], "deviation of a score"),
     ],
     "4.2": [
-        (lambda attend, d_k: d_k**-0.5, "has scale 1.000, but you say 0.250"),
-        (lambda attend, d_k: d_k**0.5, "its inverse"),
+        (lambda attend, d_k: d_k**-0.5, "for each function"),
+        (_of_ones, "one, or d_k"),
+        (lambda attend, d_k: 1 / _log_ratio(attend, d_k, 1.0), "its inverse, 4.000"),
+        (lambda attend, d_k: d_k**0.5, "has scale 0.250, but you say 4.000"),
         (lambda attend, d_k: 1.0, "has scale 0.250, but you say 1.000"),
         (lambda attend, d_k: _log_ratio(attend, d_k, 1.0) / d_k, "but you say"),
         (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "but you say -0.250"),
@@ -597,14 +607,29 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda attend, d_k: torch.ones(3), "not 3"),
     ],
     "4.3": [
-        (math.sqrt(2 * math.log(4)), "spread of the scaled scores"),
-        (math.sqrt(2 * math.log(4)) / 64, "not of d_k"),
-        (math.sqrt(math.log(4)) / 8, "one half"),
-        (-math.sqrt(2 * math.log(4)) / 8, "fits worst"),
-        (0.125, "= 621 keys"),
-        (math.inf, "finite"),
-        (math.nan, "finite"),
+        (0.3072, "unrelated words"),
+        (0.0768, "falls by its root"),
+        (768 * 0.0004 * math.sqrt(3) / 2, "root of 3/4"),
+        (0.1536**2, "the variance"),
+        (768 * 0.02 / 2, "enters twice"),
+        (8 * 0.1536, "not divided"),
+        (0.2, "another number than 0.2"),
+        (math.nan, "another number than nan"),
         ([1.0, 2.0], "one number"),
+    ],
+    "4.4": [
+        (lambda d, std, rate, eps: (std / d**0.5, rate / d**0.5, eps * d**0.5), "that is a²"),
+        (lambda d, std, rate, eps: (std / d**0.25, rate, eps), "learning rate stays as it was"),
+        (lambda d, std, rate, eps: (std / d**0.25, rate / d**0.25, eps), "epsilon stays as it was"),
+        (lambda d, std, rate, eps: (std / d**0.25, rate / d**0.25, eps / d**0.25), "so must eps"),
+        (lambda d, std, rate, eps: (std * d**0.25, rate * d**0.25, eps), "smaller, not larger"),
+        (lambda d, std, rate, eps: (std / d**0.25, rate * d**0.25, eps), "must move less by a"),
+        (lambda d, std, rate, eps: (std / d**0.25, rate / d**0.25, eps * d**0.5), "and a is"),
+        (lambda d, std, rate, eps: (std / d, rate / d, eps), "grows by its root"),
+        (lambda d, std, rate, eps: (std / 3, rate, eps), "must be 0.01, not 0.006667"),
+        (lambda d, std, rate, eps: (std, rate), "not 2"),
+        (lambda d, std, rate, eps: (math.nan, rate, eps), "not nan"),
+        (0.5, "a function is wanted"),
     ],
     "5.1": [
         ([math.sin(4), math.cos(4), math.sin(0.4), math.cos(0.4)], "this is position 4"),
@@ -985,7 +1010,11 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     ],
     "4.1": [torch.tensor([144, 4]), (Fraction(144), 12 / 3)],
     "4.2": [_slope, lambda attend, d_k: np.float32(_log_ratio(attend, d_k, 0.5) / 0.5)],
-    "4.3": [np.array([0.208]), torch.tensor(0.2081, requires_grad=True)],
+    "4.3": [np.array([0.154]), torch.tensor(0.1536, requires_grad=True)],
+    "4.4": [
+        lambda d, std, rate, eps: torch.tensor([std, rate, eps * d**0.5]).double() / d**0.25,
+        lambda d, std, rate, eps: np.array([std, rate, eps]) * np.array([1, 1, d**0.5]) / d**0.25,
+    ],
     "5.1": [
         np.array([[0.14, -0.99], [0.3, 0.96]]),
         [[math.sin(3), math.cos(3)], [math.sin(0.3), math.cos(0.3)]],

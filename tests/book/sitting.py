@@ -23,7 +23,7 @@ SITTING = {
     "visible cells before the first picture": (0, 0),
 }
 # where one looks things up: a table says it better than a fourth picture
-APPENDIX = {"figures": (1, 12), "minutes": (0, 99)}
+APPENDIX = {"words": (600, 3600), "figures": (1, 12), "minutes": (0, 99)}
 APPENDIX["minutes that it says, in a hundred of those counted"] = (0, 999)
 # of the second edition: its lines may be longer, its outputs full of booleans, its minutes few
 EXCUSED = {

@@ -482,31 +482,52 @@ ROW, SAMPLE = "fig-scaling-row", "fig-next-token-knobs"
 
 
 def random_row():
-    """Width, number of keys and scale: weights, entropy and gradient."""
-    generator = torch.Generator().manual_seed(14)
-    sizes = ((1, 1024), (64, 1024), (64, 8))
-    whole = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
-    widths, stops, half = (stored(ROW)[name] for name in ("widths", "stops", "half"))
+    """Scale, width and head: the weights of cat, and the gradients of all heads."""
+    generator, width = torch.Generator().manual_seed(3), 384
+    one = functools.partial(torch.randn, 3, width, 256, dtype=torch.float64, generator=generator)
+    drawn = [one() for _ in range(24)]
+    widths, tokens, first = (stored(ROW)[name] for name in ("widths", "tokens", "head"))
+    ids = pretrained.minilm_tokenizer().encode("The cat drank the warm milk.").ids
+    inputs = pretrained.minilm_inputs(torch.tensor(ids)).double()[1:7]
+    x = torch.nn.functional.layer_norm(inputs, (width,))
+    assert tokens == ["the", "cat", "drank", "the", "warm", "milk"]
 
-    def check(moving, kind, i, j):
-        d, S = widths[i], stops[j]
-        scale, (q, k, v) = [1.0, d**-0.5, 1 / d][kind], whole
-        q, k, v = q[:, :d], k[:S, :d], v[:S]
-        weights = attention_weights(q, k, scale=scale)[0]
-        entropy = torch.special.entr(weights).sum()
-        slope = torch.autograd.functional.jacobian(lambda q: attention(q, k, v, scale=scale)[0], q)
-        cells, sentence = moving.read("td.weight", ".say")
-        assert [cell.strip() for cell in cells[S:]] == [""] * (64 - S)
-        compare([cell if cell != "0" else ".00" for cell in cells[:S]], formatted(weights, 2))
+    @functools.cache
+    def all_heads(d, scale):
+        weights, sizes = [], []
+        for W_q, W_k, W_v in (matrices / width**0.5 for matrices in drawn):
+            q, k, v = (x @ W_q)[1:2, :d], (x @ W_k)[:, :d], x @ W_v[:, :8]
+            weights.append(attention_weights(q, k, scale=scale)[0])
+
+            def out(q, k=k, v=v):
+                return attention(q, k, v, scale=scale)[0]
+
+            slope = torch.autograd.functional.jacobian(out, q)
+            sizes.append(slope.norm() / 8**0.5)
+        return torch.stack(weights), torch.stack(sizes)
+
+    def check(moving, kind, i, h):
+        d = widths[i]
+        scales = [1.0, d**-0.5, 1 / d]
+        weights, sizes = all_heads(d, scales[kind])
+        top = max(all_heads(d, scale)[1].max() for scale in scales)
+        cells, sentence, heights, classes, label = moving.read(
+            *("td.weight", ".say", ".bar @height", ".bar @class", "svg.losses @aria-label")
+        )
+        compare(cells, formatted(weights[h], 2))
         words = (
-            f"With scale {scale:.7f}, {entropy.exp():.5f} of {S} keys are heard. The gradient that "
-            f"reaches this query is {slope.norm() / 8**0.5:.6f}; half of many other random queries "
-            f"get less than {half[i][j][kind]:.6f}."
+            f"Head {h + 1} puts {weights[h].max():.5f} on one word, and its gradient is "
+            f"{sizes[h]:.6f}. Of all 24 heads, the median is {sizes.median():.6f}, the mean "
+            f"{sizes.mean():.6f} and the largest {sizes.max():.6f}."
         )
         compare(sentence, [words], within=0.6)
+        assert floats(heights) == pytest.approx((90 * sizes / top).tolist(), abs=0.02)
+        assert holding("chosen", classes) == [h]
+        ends = f"from {sizes.min():.6f} to {sizes.max():.6f}"
+        compare(label, [f"the gradients of 24 heads, {ends}"], within=0.6)
 
-    names = [["1", "1/√dₖ", "1/dₖ"], list(map(str, widths)), list(map(str, stops))]
-    return Shown(names, (0, 2, 2), check)
+    names = [["1", "1/√dₖ", "1/dₖ"], list(map(str, widths)), [f"{h + 1} of 24" for h in range(24)]]
+    return Shown(names, (0, 2, first), check)
 
 
 def dial():

@@ -169,49 +169,42 @@ def variance_of_a_product(page):
     sums = torch.stack([sum(1.5 * x[i] * 1.5 * x[3 + i] for i in range(3)) for x in coins])
     law = 3 * 1.5**4
     yield sums.var(correction=0), law
-    drawn = iter(coins.split(3, dim=1))
-    found = page["assigned"]("ratio =", draw=lambda *size: next(drawn), d_k=3)
-    yield found["ratio"], sums.var() / law
-
-
-def keys_heard(page):
-    S, r = 100_000, 0.5
-    z = torch.special.ndtri((torch.arange(S) + 0.5) / S)  # a normal sample without chance
-    powers = (r * z).exp()
-    p = powers / powers.sum()
-    H, law = -(p * p.log()).sum(), math.log(S) - r**2 / 2
-    yield page["entropy"](p), H
-    yield (H - law).abs() < 1e-3, True
-    for off in (-0.051, -0.049, 0.049, 0.051):  # the page agrees to 0.05; σ = 1, d_k = 64
-        found = page["assigned"]("# (4.2)", S=S, c=r / 8, q=None, k=None, H=law + off)
-        yield found["close"], abs(off) < 0.05
+    drawn = 1.5 * torch.stack(coins.split(3, dim=1))
+    found = page["assigned"]("# (4.1)", normal=drawn, coins=drawn, d_k=3)
+    yield found["law"], law
+    yield found["by_normal"], sums.var()
+    yield found["by_coins"], sums.var()
 
 
 def spread_at_the_start(page):
     signs = torch.tensor(list(product((-1.0, 1.0), repeat=8)))  # each W^Q and W^K, once
-    c, d_k, d_model, sigma = 0.3, 2, 2, 0.7
+    c, d_k, d_model, sigma, rho = 0.3, 2, 2, 0.7, 0.4
     W_Q, W_K = (sigma * signs).view(-1, 2, d_model, d_k).unbind(1)
-    x, y = (math.sqrt(d_model) * F.normalize(draw(d_model, seed=i), dim=0) for i in range(2))
-    scores = c * ((x @ W_Q) * (y @ W_K)).sum(dim=1)
-    yield scores.square().mean().sqrt(), c * math.sqrt(d_k) * d_model * sigma**2
-    W = draw(4, 6)  # (d_k, d_model)
-    found = page["assigned"]("# (4.3)", W_q=W, W_k=W)
-    yield found["law"], (1 / math.sqrt(4)) * math.sqrt(4) * 6 * W.var()
+    x, y = torch.tensor([[1.0, 0.0], [rho, math.sqrt(1 - rho**2)]]) * math.sqrt(d_model)
+    of_x, of_y = (c * ((y @ W_Q) * (key @ W_K)).sum(dim=1) for key in (x, y))
+    spread = ((of_x - of_y).square() / 2).mean().sqrt()  # the variance of two is so much
+    yield spread, c * math.sqrt(d_k) * d_model * sigma**2 * math.sqrt(1 - rho)
+    a, b = F.layer_norm(draw(2, 384), (384,))
+    words = torch.stack([a, F.layer_norm(a + b, (384,))])
+    cosine = F.cosine_similarity(*words, dim=0)
+    given = {"common": 0, "own": 0, "texts": 0, "x": words, "std": 0.05, "scale": 0.3}
+    found = page["assigned"]("# (4.2)", **given)
+    law = 0.3 * math.sqrt(64) * 384 * 0.05**2 * math.sqrt(1 - cosine)
+    yield found["law"], law
+    yield (page["row_spread"](words, 0.05, 0.3) / law - 1).abs() < 0.2, True
 
 
-def parts_of_a_variance(page):
-    q, k = draw(5, 3) + 1, draw(5, 3, seed=1) - 2
-    found = page["assigned"]("usual =", q=q[None], k=k[None], ids=range(5))
-    found = {name: found[name] for name in ("q", "k", "mu", "nu", "A", "B")}
-    found = page["assigned"]("# (4.4)", **found)
-    mu, nu = q.mean(dim=0), k.mean(dim=0)
-    A, B = (torch.cov(x.T, correction=0) for x in (q, k))
-    trace = sum(A[i] @ B[:, i] for i in range(3))
-    V = torch.stack([a @ b for a in q for b in k]).var(correction=0)
-    yield V, trace + mu @ B @ mu + nu @ A @ nu
-    for name, part in {"lined": trace, "by_q": mu @ B @ mu, "by_k": nu @ A @ nu}.items():
-        yield found[name][0], part
-    yield found["whole"][0], V
+def keys_in_use(page):
+    S, r = 100_000, 0.5
+    z = torch.special.ndtri((torch.arange(S) + 0.5) / S)  # a normal sample without chance
+    powers = (r * z).exp()
+    p = powers / powers.sum()
+    H = -(p * p.log()).sum()
+    yield page["entropy"](p), H
+    yield (H - (math.log(S) - r**2 / 2)).abs() < 1e-3, True
+    found = page["assigned"]("# the formula", c=r / 8, S=S, q=0, k=0, p=p)  # σ = 1, d_k = 64
+    yield found["law"], math.exp(math.log(S) - r**2 / 2) / S
+    yield found["in_use"], H.exp() / S
 
 
 def softmax(s):
@@ -220,16 +213,10 @@ def softmax(s):
 
 def derivative_of_the_softmax(page):
     s = draw(4)
-    p, found = softmax(s), page["assigned"]("# (4.5)", scores=s)
+    p, found = softmax(s), page["assigned"]("by_torch =", cat=s, times=1)
     J = torch.tensor([[p[i] * (float(i == j) - p[j]) for j in range(4)] for i in range(4)])
     yield found["J"], J
-    yield found["auto"], J
-
-
-def derivative_of_the_loss(page):
-    s, y = draw(4).requires_grad_(), torch.eye(4)[2]
-    found = page["assigned"]("(logged,) =", s=s, y=y)
-    yield found["logged"], softmax(s.detach()) - y
+    yield found["by_torch"], J
 
 
 def derivative_for_the_query(page):
@@ -243,26 +230,64 @@ def derivative_for_the_query(page):
     yield auto, expected
 
 
-def looked_up(c, sigma, eta):
-    """The output of a head after five steps of Adam, from matrices of this size."""
+def derivative_for_the_matrix(page):
+    found, _ = page["gradient_of_W_q"](3, 5, 0.7, 0)
+    torch.manual_seed(0)  # the same draws, in the same order
+    x, W = F.layer_norm(torch.randn(512, 128), (128,)), torch.randn(128, 5) / math.sqrt(128)
+    k, v, g = torch.randn(512, 3, 5), torch.randn(512, 3, 8), torch.randn(512, 1, 8)
+
+    def loss(W):
+        weights = softmax(0.7 * torch.einsum("td,tsd->ts", x @ W, k))
+        return (torch.einsum("ts,tsv->tv", weights, v) * g[:, 0]).sum()
+
+    of_W = torch.autograd.functional.jacobian(loss, W)
+    yield found, of_W.norm()
+    queries = x @ W
+    weights = softmax(0.7 * torch.einsum("td,tsd->ts", queries, k))
+    mean_k, mean_v = (torch.einsum("ts,tsd->td", weights, part)[:, None] for part in (k, v))
+    pulls = weights * ((v - mean_v) * g).sum(dim=2)
+    of_queries = 0.7 * torch.einsum("ts,tsd->td", pulls, k - mean_k)
+    yield sum(torch.outer(x[t], of_queries[t]) for t in range(512)), of_W
+
+
+def looked_up(c, sigma, eta, eps):
+    """The output of a head after five steps of Adam, from matrices and biases of this size."""
     X, target, v, out = draw(6, 4), draw(6, 2, seed=1), draw(6, 2, seed=2), None
-    W = [(sigma * draw(4, 3, seed=seed)).requires_grad_() for seed in (3, 4)]
+    W = [(sigma * draw(5, 3, seed=seed)).requires_grad_() for seed in (3, 4)]  # the last: a bias
     m, s = [0, 0], [0, 0]
     for n in range(1, 6):
-        out = softmax(c * (X @ W[0]) @ (X @ W[1]).T) @ v
+        q, k = (X @ matrix[:4] + matrix[4] for matrix in W)
+        out = softmax(c * q @ k.T) @ v
         gradients = torch.autograd.grad((out - target).square().sum(), W)
         for i, g in enumerate(gradients):
             m[i], s[i] = 0.9 * m[i] + 0.1 * g, 0.999 * s[i] + 0.001 * g**2
-            step = eta * m[i] / (1 - 0.9**n) / (s[i] / (1 - 0.999**n)).sqrt()
+            step = eta * m[i] / (1 - 0.9**n) / ((s[i] / (1 - 0.999**n)).sqrt() + eps)
             W[i] = (W[i] - step).detach().requires_grad_()
     return out.detach()
 
 
 def one_knob(page):
-    a, c, sigma, eta = 2, 0.5, 0.8, 0.1  # powers of two scale without rounding
-    yield looked_up(a**2 * c, sigma / a, eta / a), looked_up(c, sigma, eta)
-    yield torch.allclose(looked_up(a**2 * c, sigma / a, eta), looked_up(c, sigma, eta)), False
-    yield page["descend"](a, a), page["descend"](1, 1)
+    a, c, sigma, eta, eps = 2, 0.5, 0.8, 0.1, 0.1  # powers of two scale without rounding
+    plain = looked_up(c, sigma, eta, eps)
+    yield looked_up(a**2 * c, sigma / a, eta / a, a * eps), plain
+    for forgotten in ((c, sigma / a, eta / a, a * eps), (a**2 * c, sigma, eta / a, a * eps)):
+        yield torch.allclose(looked_up(*forgotten), plain), False
+    for rate, tiny in ((eta, a * eps), (eta / a, eps)):
+        yield torch.allclose(looked_up(a**2 * c, sigma / a, rate, tiny), plain), False
+    twin, first = page["start"](2.0), page["start"](1.0)
+    yield page["descend"](twin, 0.03 / 2, 2e-3, 5), page["descend"](first, 0.03, 1e-3, 5)
+
+
+def bound_of_scores(page):
+    q, k, g, h = draw(50, 6), draw(50, 6, seed=1), draw(6, seed=2), draw(6, seed=3)
+    q, k = (x / x.square().mean(dim=1, keepdim=True).sqrt() for x in (q, k))
+    bound = 0.3 * 6 * max(abs(a * b) for a, b in zip(g, h, strict=True))
+    yield ((0.3 * (g * q) @ (h * k).T).abs() <= bound).all(), True
+    i = (g * h).abs().argmax()
+    best = math.sqrt(6) * F.one_hot(i, 6).double()
+    yield (0.3 * (g * best) @ (h * best)).abs(), bound
+    found = page["assigned"]("# (4.7)", c=0.3, norm=0, q=0, k=0)
+    yield found["bound"], 0.3 * 64
 
 
 def rotation(a):
@@ -627,13 +652,14 @@ LN = r"\operatorname{LN}(x) = \frac{x - \mu}{\sqrt{s^2 + \varepsilon}}"
 RMS = r"\operatorname{RMS}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}}"
 GATED = r"h = \operatorname{silu}(x W_\text{gate}) \odot x W_\text{up}"
 ENTROPY = r"\boxed{H \approx \log S - \tfrac12 r^2}"
-SPREAD = r"\boxed{r = c\,\sqrt{d_k}\; d_\text{model}\,\sigma_W^2}"
-VARIANCE = r"\boxed{V = \operatorname{tr} AB \!+\! \mu^{\!\top}\! B \mu "
-VARIANCE += r"\!+\! \nu^{\!\top}\! A \nu}"
+SPREAD = r"\boxed{r = c\,\sqrt{d_k}\; d_\text{model}\,\sigma_W^2\, \sqrt{1 - \rho}}"
 J = r"\boxed{J = \frac{\partial p}{\partial s} = \operatorname{diag}(p) - p\,p^\top}"
 FOR_QUERY = r"\boxed{\frac{\partial\,\text{out}}{\partial q} = "
 FOR_QUERY += r"c \sum_j p_j\, \Delta v_j\, \Delta k_j^\top}"
-KNOB = r"\boxed{(c, \sigma_W, \eta) \sim \bigl(a^2 c, \tfrac{\sigma_W}{a}, \tfrac{\eta}{a}\bigr)}"
+FOR_MATRIX = r"\frac{\partial L}{\partial W^Q} = \sum_t x_t^\top\, \frac{\partial L}{\partial q_t}"
+KNOB = r"\boxed{(c,\; W,\; \eta,\; \varepsilon) \;\sim\; "
+KNOB += r"\bigl(a^2 c,\; \tfrac{W}{a},\; \tfrac{\eta}{a},\; a\,\varepsilon\bigr)}"
+BOUND = r"\boxed{|c\; q \cdot k| \;\le\; c\, d_k\, \max_i |g_i h_i|}"
 PRODUCT = r"\boxed{e(p) \cdot e(p + n) = \sum_m \cos \omega_m n}"
 ROPE = r"\boxed{(\operatorname{rot}_i q) \cdot (\operatorname{rot}_j k) = "
 ROPE += r"(\operatorname{rot}_{i-j}\, q) \cdot k}"
@@ -664,14 +690,14 @@ ROWS = [
     *rows(
         "04_scaling",
         ("4.1", r"\boxed{\operatorname{Var}(q \cdot k) = d_k\,\sigma^4}", variance_of_a_product),
-        ("4.2", ENTROPY, keys_heard),
-        ("4.3", SPREAD, spread_at_the_start),
-        ("4.4", VARIANCE, parts_of_a_variance),
-        ("4.5", J, derivative_of_the_softmax),
-        ("4.6", r"\boxed{\frac{\partial L}{\partial s} = p - y}", derivative_of_the_loss),
-        ("4.7", FOR_QUERY, derivative_for_the_query),
-        ("4.8", KNOB, one_knob),
+        ("4.2", SPREAD, spread_at_the_start),
+        ("4.3", J, derivative_of_the_softmax),
+        ("4.4", FOR_QUERY, derivative_for_the_query),
+        ("4.5", FOR_MATRIX, derivative_for_the_matrix),
+        ("4.6", KNOB, one_knob),
+        ("4.7", BOUND, bound_of_scores),
     ),
+    *rows("entropy", ("last", ENTROPY, keys_in_use)),
     *rows(
         "05_positions",
         ("5.1", r"\boxed{f(PX) = P\,f(X)}", shuffled),
@@ -770,19 +796,22 @@ def test_each_displayed_formula_has_its_row():
     ("1.1", "/ math.sqrt(k.shape[-1])", "/ k.shape[-1]"),
     ("3.1", "return x.transpose(1, 2).reshape(", "return x.flip(1).transpose(1, 2).reshape("),
     ("3.2", "q @ k.mT /", "(q @ k.mT + 0 * (q @ k.mT)) /"),
-    ("4.1", "1.5**4", "1.5**2"),
-    ("4.2", "(8 * c) ** 2 / 2", "(8 * c) ** 2"),
-    ("4.2", "torch.special.entr(p)", "p"),
-    ("4.3", "len(W_k.mT) * W_q.std() * W_k.std()", "len(W_k.mT) * W_q.std()"),
-    ("4.4", "lined = (A @ B)", "lined = (A @ A)"),
-    ("4.4", "mu.mT @ B @ mu", "mu.mT @ A @ mu"),
-    ("4.4", "var(dim=1, correction=0)", "var(dim=1)"),
-    ("4.5", "p.diag() - p[:, None] * p", "p.diag() - p[:, None]"),
-    ("4.6", "F.cross_entropy(s[None], y[None])", "-p @ y"),
-    ("4.7", "scale * pulls.mT", "pulls.mT"),
-    ("4.7", "p.mT * (v - p @ v)", "v - p @ v"),
-    ("4.8", '"lr": 0.003 / b}', '"lr": 0.003}'),
-    ("4.8", "LookUp(a**2 / 8", "LookUp(a / 8"),
+    ("4.1", "d_k * sigma**4", "d_k * sigma**2"),
+    ("4.1", "(coins[0] * coins[1])", "(coins[0] + coins[1])"),
+    ("4.2", "* (1 - rho).sqrt()", ""),
+    ("4.2", "* 384 * std**2", "* 384 * std"),
+    ("4.2", "(total - n) / (n * (n - 1))", "total / n**2"),
+    ("4.2", "scores.var(dim=-1)", "scores.sum(dim=-1)"),
+    ("4.3", "p.diag() - p[:, None] * p", "p.diag() - p[:, None]"),
+    ("4.4", "scale * pulls.mT", "pulls.mT"),
+    ("4.4", "p.mT * (v - mean_value)", "v - mean_value"),
+    ("4.5", "(x.mT @ on_query).norm()", "on_query.norm()"),
+    ("4.6", '{"params": pair, "lr": rate, "eps": eps}', '{"params": pair, "lr": rate}'),
+    ("4.6", '{"params": pair, "lr": rate, "eps": eps}', '{"params": pair, "eps": eps}'),
+    ("4.6", "layer.bias /= a", "pass"),
+    ("4.6", "layer.weight /= a", "pass"),
+    ("4.6", "LookUp(scale=a**2 / 8)", "LookUp(scale=a / 8)"),
+    ("4.7", "bound = c * 64", "bound = c * 8"),
     ("5.1", "F.layer_norm(words[ids] + E,", "F.layer_norm((words[ids] + E).cumsum(dim=0),"),
     ("5.2", "x * sin + y * cos", "x * sin - y * cos"),
     ("before 5.2", "x * cos - y * sin", "x * cos + y * sin"),
