@@ -139,7 +139,7 @@ PLACES = {
     "Vaswani": {
         "3": "transformer block models",
         "3.1": "encoder decoder block",
-        "3.2.1": "scale softmax",
+        "3.2.1": "scale softmax division",
         "3.2.2": "heads",
         "3.2.3": "causal mask decoder",
         "3.3": "feed activation",
