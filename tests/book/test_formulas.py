@@ -128,8 +128,8 @@ def seen_through_the_lens(page):
 
 
 def residual(page):
-    x, W, norm = draw(4, 3), draw(3, 3, seed=1), nn.Identity()
-    yield page["pre_norm"](x, lambda y: y @ W, norm), x + x @ W
+    x, W = draw(4, 3), draw(3, 3, seed=1)
+    yield page["pre_norm"](x, lambda y: y @ W, lambda y: y - 1), x + (x - 1) @ W
 
 
 def shares(page):
@@ -712,7 +712,7 @@ ROWS = [
     *rows(
         "06_block",
         ("6.1", LENS, seen_through_the_lens),
-        ("6.2", r"x \leftarrow x + f(x)", residual),
+        ("6.2", r"x \leftarrow x + f(\operatorname{norm}(x))", residual),
         ("6.3", SHARES, shares),
         ("before 6.4", LN, rms),
         ("6.4", RMS, rms),
@@ -825,6 +825,7 @@ def test_each_displayed_formula_has_its_row():
     ("6.1", "model.decoder.norm(x) @ E.T", "x @ E.T"),
     ("6.1", "E.T).softmax(dim=-1)", "E.T).softmax(dim=0)"),
     ("6.2", "return x + f(norm(x))", "return f(norm(x))"),
+    ("6.2", "return x + f(norm(x))", "return x + f(x)"),
     ("6.3", "/ z.square().sum()", "/ z.norm()"),
     ("before 6.4", "x.square().mean", "x.abs().mean"),
     ("6.4", "x.square().mean", "x.abs().mean"),
