@@ -527,7 +527,7 @@ def random_row():
         compare(label, [f"the gradients of 24 heads, {ends}"], within=0.6)
 
     names = [["1", "1/√dₖ", "1/dₖ"], list(map(str, widths)), [f"{h + 1} of 24" for h in range(24)]]
-    return Shown(names, (0, 2, first), check)
+    return Shown(names, (0, 3, first), check)
 
 
 def dial():
