@@ -854,6 +854,7 @@ def test_another_formula_is_seen():
 
 # formulas whose parts are, with another meaning, in another order elsewhere
 BOTH_ORDERS = {"g(h(PX))", r"g(P\,h(X))", r"P\,g(h(X))", "i - j", r"x = \cos a", "A_n", "W^Q x"}
+BOTH_ORDERS |= {r"A_j^\top A_{n+j} = A_n"}  # beside its transpose
 PART = re.compile(r"\\[a-zA-Z]+|\\.|[^\s\\]")
 
 
