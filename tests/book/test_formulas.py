@@ -358,9 +358,10 @@ def powers_in_a_basis(page):
         yield power @ x, B @ page["rotate"](B.T @ x, torch.tensor([n]), speeds)[0]
         q, k = draw(8, seed=2), draw(8, seed=3)  # B is absorbed: the same scores without it
         turned = page["rotate"](B.T @ q, torch.tensor([n + 3]), speeds)[0]
-        yield (power @ torch.linalg.matrix_power(A, 3) @ q) @ (A @ k), turned @ page["rotate"](
-            B.T @ k, torch.tensor([1]), speeds
-        )[0]
+        yield (
+            (power @ torch.linalg.matrix_power(A, 3) @ q) @ (A @ k),
+            turned @ page["rotate"](B.T @ k, torch.tensor([1]), speeds)[0],
+        )
 
 
 def rotary(page):
