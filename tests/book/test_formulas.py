@@ -369,13 +369,24 @@ def same_score(page):
 
 
 def powers_in_a_basis(page):
+    """Any orthogonal matrix without a reflection: its planes are those of its eigenvectors."""
     A = torch.linalg.qr(draw(8, 8)).Q
     A[:, 0] *= torch.linalg.det(A).sign()
-    found = page["assigned"]("B = torch.cat([planes", A=A, q=None)
-    B, speeds = found["B"], found["omega"]
+    values, vectors = torch.linalg.eig(A)
+    one = values.imag > 0  # of each two
+    speeds, planes = values.angle()[one], 2**0.5 * vectors[:, one].conj()
+    B, x = torch.cat([planes.real, planes.imag], dim=1), draw(8, seed=1)
     yield B.T @ B, torch.eye(8)
     for n in range(5):  # A_1 decides the others
-        yield torch.linalg.matrix_power(A, n), B @ rotation_of_pairs(n, speeds) @ B.T
+        power = torch.linalg.matrix_power(A, n)
+        yield power, B @ rotation_of_pairs(n, speeds) @ B.T
+        yield power @ x, B @ page["rotate"](B.T @ x, torch.tensor([n]), speeds)[0]
+        q, k = draw(8, seed=2), draw(8, seed=3)  # B is absorbed: the same scores without it
+        turned = page["rotate"](B.T @ q, torch.tensor([n + 3]), speeds)[0]
+        yield (
+            (power @ torch.linalg.matrix_power(A, 3) @ q) @ (A @ k),
+            turned @ page["rotate"](B.T @ k, torch.tensor([1]), speeds)[0],
+        )
 
 
 def rotary(page):
@@ -819,7 +830,7 @@ def test_each_displayed_formula_has_its_row():
     ("5.3", "torch.ones(len(speeds)), 0 * speeds", "0 * speeds, torch.ones(len(speeds))"),
     ("5.4", "products = (E[:-3] * E[3:])", "products = (E[:-3] * E[2:-1])"),
     ("5.5", "return queries @ keys.T", "return keys @ queries.T"),
-    ("5.6", "vectors[:, one].conj()", "vectors[:, one]"),
+    ("5.6", "x * sin + y * cos", "x * cos + y * sin"),
     ("5.7", "q, e, k).real", "q, e.conj(), k).real"),
     ("5.7", "chunk(2, dim=-1)).conj()", "chunk(2, dim=-1))"),
     ("6.1", "model.decoder.norm(x) @ E.T", "x @ E.T"),
