@@ -97,7 +97,6 @@ CHOSEN = """<script>
       dataset.theme = dataset.mode === "auto" ? (dark.matches ? "dark" : "light") : mode;
     })(document.documentElement);
   </script>"""
-STANDINS = '"as Inter", "as Inter here", "as Inter there", system-ui, sans-serif'  # book.css
 _EARLY = """<script>
     if (location.protocol !== "file:") for (const href of ADDRESSES) {
       const link = {rel: "preload", as: "font", type: "font/woff2", crossOrigin: "", href};
@@ -106,7 +105,7 @@ _EARLY = """<script>
     // who has waited for a second keeps the stand-ins on this page: its text does not jump
     if (location.protocol !== "file:") setTimeout(() => {
       if (!["", "600 ", "italic "].every(kind => document.fonts.check(`${kind}1em Inter`)))
-        document.documentElement.style.setProperty("--pst-font-family-base", STANDINS);
+        document.documentElement.style.setProperty("--pst-font-family-base", "var(--stand-ins)");
     }, 1000 - performance.now());
   </script>
 """
@@ -144,8 +143,7 @@ def fix_styles(html: str, address: str) -> str:
     link = f'<link rel="stylesheet" href="{address}" />\n'
     fonts = ["inter-regular", *(["formulas"] if "<math " in html else [])]
     addresses = [f"{address.partition('styles/')[0]}fonts/{name}.woff2" for name in fonts]
-    early = _EARLY.replace("ADDRESSES", json.dumps(addresses))
-    link += early.replace("STANDINS", json.dumps(STANDINS))
+    link += _EARLY.replace("ADDRESSES", json.dumps(addresses))
     return re.sub(STYLE, "", html).replace("</head>", f"{link}</head>", 1)
 
 
