@@ -47,12 +47,7 @@ def pytest_addoption(parser):
     parser.addoption("--everything", action="store_true", help=what)
 
 
-def pytest_collection_modifyitems(config, items):
-    """The longest files first; what takes long and is seldom touched once a week."""
-    if not config.getoption("--everything"):
-        later = [item for item in items if item.get_closest_marker("weekly")]
-        config.hook.pytest_deselected(items=later)
-        items[:] = [item for item in items if item not in later]
+def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: (*LONGEST, item.path.name).index(item.path.name))
 
 

@@ -41,26 +41,6 @@ def test_every_check_that_readers_are_told_of_is_run():
     assert [command for command in printed_commands() if command not in scripts] == []
 
 
-def never_run(tests: dict[str, str], script: str) -> list[str]:
-    """Files with tests that only ``--everything`` runs, and that this script does not run so."""
-    joined = script.replace("\\\n", " ")
-    runs = re.findall(r"(?m)^pytest (.*) --everything$", joined)
-    named = {name for run in runs for name in run.split()}
-    return [name for name, text in tests.items() if MARKED in text and name not in named]
-
-
-MARKED = "@pytest.mark." + "weekly"
-
-
-def test_what_waits_for_the_week_is_run_then():
-    texts = {str(path.relative_to(pages.ROOT)): path.read_text() for path in TESTS}
-    assert sum(MARKED in text for text in texts.values()) > 0
-    assert never_run(texts, CI["weekly"]) == []
-    planted = {"tests/test_a.py": f"{MARKED}\ndef test_b(): ..."}
-    assert never_run(planted, CI["weekly"]) == ["tests/test_a.py"]
-    assert never_run(planted, "pytest tests/test_c.py \\\n  tests/test_a.py --everything") == []
-
-
 def unheeded(script: str) -> list[str]:
     """Lines of several commands of which only the last would end the script, if it fails."""
     lines = [line for line in script.split("\n") if line.strip() and line.strip()[0] != "#"]

@@ -127,7 +127,6 @@ def verdicts(found):
     return dict(re.findall(r"^(\S+) grossly wrong\n    (.*)", found.stdout, re.MULTILINE))
 
 
-@pytest.mark.weekly
 def test_a_page_that_shows_only_shapes_lets_a_wrong_function_survive(book):
     found = run(book, SHOWN, SHAPED)
     assert verdicts(found) == {SHOWN: "01_shown.ipynb, cell 1", SHAPED: "SURVIVED"}
@@ -135,7 +134,6 @@ def test_a_page_that_shows_only_shapes_lets_a_wrong_function_survive(book):
     assert found.returncode == 1
 
 
-@pytest.mark.weekly
 def test_a_comparison_that_compares_nothing_lets_all_survive(book):
     edit(book, "book/_tools/compare.py", "    if now != then:\n", "    if False:\n")
     found = run(book, SHOWN, SHAPED)
@@ -143,7 +141,6 @@ def test_a_comparison_that_compares_nothing_lets_all_survive(book):
     assert found.returncode == 1
 
 
-@pytest.mark.weekly
 def test_a_page_that_is_red_without_a_mutant_proves_nothing(book):
     edit(book, "book/01_shown.ipynb", "causal_mask(3)", "causal_mask(4)")
     found = run(book, SHOWN, SHAPED)
@@ -248,7 +245,6 @@ def test_a_repair_that_no_test_misses_is_named(taken_back):
     assert found.returncode == 1
 
 
-@pytest.mark.weekly
 def test_a_test_that_is_red_anyway_proves_nothing(checkout, taken_back):
     edit(checkout, "attn_lib/masks.py", "return distance <= 0", "return distance <= 1")
     found = taken_back(["far", "attn_lib/masks.py", CLAMP, "offset.long()", CAUSAL])
