@@ -373,10 +373,9 @@ def test_the_first_thing_painted_has_the_colours_of_the_reader(browser, site, sy
     """Before any script of the theme runs, or there is a white flash in the dark."""
     with opened(browser, site.as_uri(), color_scheme=system) as page:
         page.route("**/*.js*", lambda call: call.abort())
-        page.goto(f"{site.as_uri()}/{SOME[0]}")
         if stored:
-            page.evaluate(f"localStorage.setItem('mode', '{stored}')")
-            page.reload()
+            page.add_init_script(f"localStorage.setItem('mode', '{stored}')")
+        page.goto(f"{site.as_uri()}/{SOME[0]}")
         assert (painted(page) < 40) == dark
         mode = page.evaluate("document.documentElement.dataset.mode")
         assert mode == (stored or "auto")
