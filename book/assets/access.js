@@ -69,17 +69,16 @@
     list.addEventListener("click", ({target}) => {
       if (target.closest("a")?.pathname !== location.pathname) return;
       dialog.close();
-      setTimeout(mark);
+      mark(Search.marks);
     });
   });
   // what a search has found is marked in the text of the page to which it led, and in nothing else; a button hides it
   const article = document.querySelector("article"), {highlights} = CSS;
-  const mark = () => {
-    const words = localStorage.getItem("marks");
-    localStorage.removeItem("marks");
+  const mark = said => {
+    const words = said?.match(/[\p{L}\p{N}_]+/gu); // whatever an address may say
     all("button.marks", button => button.remove());
     if (!words || !article || !highlights) return;
-    const sought = new RegExp(`(?<![\\p{L}\\p{N}])(?:${words.replaceAll(" ", "|")})[\\p{L}\\p{N}]*`, "giu"), found = new Highlight();
+    const sought = new RegExp(`(?<![\\p{L}\\p{N}])(?:${words.join("|")})[\\p{L}\\p{N}]*`, "giu"), found = new Highlight();
     const texts = document.createTreeWalker(article, NodeFilter.SHOW_TEXT);
     for (let text = texts.nextNode(); text; text = texts.nextNode()) {
       if (text.parentElement.closest(".live, .math, summary, button")) continue;
@@ -99,7 +98,7 @@
     if (found.size) document.querySelector(".article-header-buttons").prepend(button);
     show(found.size > 0);
   };
-  addEventListener("load", mark);
+  addEventListener("load", () => mark(new URLSearchParams(location.search).get("marks")));
   // on paper the page is light
   let scheme;
   addEventListener("beforeprint", () => { scheme = root.dataset.theme; root.dataset.theme = "light"; });

@@ -100,14 +100,14 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
 
   const parse = Search._parseQuery, find = Search.performTermsSearch;
   const field = document.querySelector(".bd-search-container input");
-  let asked, marks;
+  let asked;
   Search._parseQuery = query => {
     const parsed = parse(asked = query), {terms, docnames} = Search._index;
     localStorage.removeItem("sphinx_highlight_terms"); // Sphinx would mark them all over whichever page is opened next
     parsed[4].forEach(term => term.length < 3 && parsed[4].delete(term)); // a letter is no part of a name
     // nor is it marked on the page to which a result leads, nor what half of the pages hold
     const common = word => word.length < 3 || [terms[stem(word)] || []].flat().length > docnames.length / 2;
-    marks = [...parsed[3]].filter(word => !common(word)).flatMap(word => [word, stem(word)]).join(" ");
+    Search.marks = [...parsed[3]].filter(word => !common(word)).flatMap(word => [word, stem(word)]).join(" ");
     return parsed;
   };
   Search.performTermsSearch = (...terms) => [...sections(asked), ...find(...terms)];
@@ -139,7 +139,10 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     if (found.length) Search.status.innerText = `${found.length} result${found.length > 1 ? "s" : ""}`;
     (Search.output.querySelector("a") || field).focus();
   };
-  ["click", "auxclick"].forEach(kind => document.addEventListener(kind, ({target}) =>
-    target.closest("ul.search a") && localStorage.setItem("marks", marks)));
+  // another page learns from its address what to mark: from disk, what one page stores another may not find
+  ["click", "auxclick"].forEach(kind => document.addEventListener(kind, ({target}) => {
+    const link = target.closest("ul.search a");
+    if (link) link.search = link.pathname === location.pathname ? location.search : new URLSearchParams({marks: Search.marks});
+  }));
   if (field) field.focus(); // until there are results
 })();
