@@ -70,7 +70,7 @@ def measured(notebook) -> dict[str, float]:
     texts = [colab.unnumbered(c.source) for c in written]
     marks = r"\$\$.*?\$\$|\$[^$]*\$|`[^`]*`|\]\([^)]*\)"  # a formula, or code, is one word
     words = [len(re.sub(marks, " x ", text, flags=re.DOTALL).split()) for text in texts]
-    of_exercises = re.findall(r"^> \*\*Exercise [\d.]+\*\*.*(?:\n>.*)*", "\n".join(texts), re.M)
+    of_exercises = re.findall(r"^> \*\*Exercise [\d.]+\*\*.*(?:\n>.*)*", "\n\n".join(texts), re.M)
     lines = [[line for line in cell.source.splitlines() if line.strip()] for cell in seen]
     read = sum(words) - sum(len(text.split()) for text in of_exercises)
     minutes = read / 160 + sum(map(len, lines)) / 6 + 5 * len(of_exercises)
@@ -101,7 +101,7 @@ def within_one_sitting(notebook) -> list[str]:
     if notebook.metadata.get("appendix", False) is True:
         budget |= APPENDIX
     found = measured(notebook)
-    broken = [what for what, (low, high) in budget.items() if not low <= found[what] <= high]
+    broken = [what for what, (low, high) in budget.items() if not low <= round(found[what]) <= high]
     return [f"{w}: {found[w]:.0f}, not {budget[w][0]} to {budget[w][1]}" for w in broken]
 
 

@@ -432,12 +432,6 @@ FORMULAS = {
                 attn_lib.attention(MILK, MILK, MILK)[1], (MILK @ MILK.mT / 2**0.5).softmax(dim=-1)
             ),
         ),
-        (
-            "standard deviation that grows as $\\sqrt{d_k}$",
-            lambda: (
-                abs((draw(2, 9999, 64).prod(dim=0).sum(dim=1).std() / 64**0.5 - 1).item()) < 0.03
-            ),
-        ),
         ("$e^{1000}$ is infinite for a computer", lambda: torch.tensor(1000.0).exp() == math.inf),
     ],
     "02_masks": [
