@@ -831,7 +831,7 @@ def test_each_displayed_formula_has_its_row():
     ("5.3", "torch.full((200,), 3)", "torch.full((200,), -3)"),
     ("5.3", "torch.ones(len(speeds)), 0 * speeds", "0 * speeds, torch.ones(len(speeds))"),
     ("5.4", "products = (E[:-3] * E[3:])", "products = (E[:-3] * E[2:-1])"),
-    ("5.5", "return queries @ keys.T", "return keys @ queries.T"),
+    ("5.5", "angles = p[:, None] * speeds", "angles = p[:, None] ** 2 * speeds"),
     ("5.6", "x * sin + y * cos", "x * cos + y * sin"),
     ("5.7", "q, e, k).real", "q, e.conj(), k).real"),
     ("5.7", "chunk(2, dim=-1)).conj()", "chunk(2, dim=-1))"),
