@@ -1,4 +1,4 @@
-"""Positions: a row of sines, two layouts of RoPE, speeds for longer texts."""
+"""Positions: the ends of hands, two layouts of RoPE, speeds for longer texts."""
 
 import math
 from collections.abc import Callable
@@ -20,8 +20,8 @@ def _flat(answer: Any) -> Any:
 
 
 @exercise("5.1")
-def row_of_sines(answer: Any) -> str | None:
-    """Sines and cosines of position 3, d = 4, base 100."""
+def ends_of_hands(answer: Any) -> str | None:
+    """The ends of two hands at position 3, d = 4, base 100."""
     given = numbers_of(_flat(answer))
     if len(given) != 4:
         return f"a position has d = 4 numbers here, not {len(given)}"
@@ -30,7 +30,7 @@ def row_of_sines(answer: Any) -> str | None:
 
     def row(p: int, slow: float = 0.1, unit: float = 1.0) -> list[float]:
         angles = p * unit, p * slow * unit
-        return [f(angle) for angle in angles for f in (math.sin, math.cos)]
+        return [f(angle) for angle in angles for f in (math.cos, math.sin)]
 
     right = row(3)
     if near(given, right):
@@ -40,12 +40,12 @@ def row_of_sines(answer: Any) -> str | None:
         (row(3, unit=math.pi / 180), "the angles are radians, not degrees"),
         (row(3, slow=0.01), "the second speed is 100 to the power of -2/4, and that is 1/10"),
         (row(3, slow=1.0), "the second pair has a speed of its own, 1/10"),
-        ([right[i] for i in (0, 2, 1, 3)], "sine and cosine of one angle stand side by side"),
-        ([right[i] for i in (1, 0, 3, 2)], "in each pair the sine comes first"),
+        ([right[i] for i in (0, 2, 1, 3)], "x and y of one hand stand side by side"),
+        ([right[i] for i in (1, 0, 3, 2)], "x is the cosine, and comes first"),
     ):
         if near(given, numbers):
             return fault
-    return "at least one is off: the angles are 3 and 0.3, each gives its sine, then its cosine"
+    return "at least one is off: the angles are 3 and 0.3, each gives its cosine, then its sine"
 
 
 @exercise("5.2")

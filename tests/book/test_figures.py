@@ -554,7 +554,7 @@ def dial():
         compare(found, formatted(products, 3))
         score = f"score {products.sum():.6f}."
         compare(sentence, [f"Query at {i}, key at {j}: distance {i - j}, {score}"])
-        new = ", new" if not 0 <= i - j <= 15 else ""  # the slow pair's; the fast one went round
+        new = ", new" if not 0 <= i - j <= 15 else ""  # pair 2's; pair 1 went round
         compare(angles, [f"{i - j:.4f}", f"{(i - j) / 10:.4f}{new}"])
         for path, speed, reach in zip(shaded, (1.0, 0.1), (math.tau, 1.5), strict=True):
             ends = torch.tensor(floats(re.findall(r"-?\d+\.\d+", path))).view(3, 2)
@@ -569,7 +569,7 @@ def dial():
         return i, j, min(i, j)
 
     at = [str(n) for n in range(64)]
-    return Shown([at, at, [f"{n} on" for n in range(64)]], (10, 4, 4), check, follow)
+    return Shown([at, at, [f"{n} on" for n in range(64)]], (24, 4, 4), check, follow)
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)

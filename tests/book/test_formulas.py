@@ -333,7 +333,7 @@ def turned_hands(page):
     sine_first = E.flip(1).mT.flatten(1)
     yield positions.sinusoidal(200, 12), sine_first.float()
     yield page["hands"](torch.arange(200), speeds), E.flatten(1)
-    shifted = page["assigned"]("shifted =", E=E.flatten(1), speeds=speeds)["shifted"]
+    shifted = page["assigned"]("shifted =", E=E.flatten(1), wide=speeds)["shifted"]
     for m, w in enumerate(speeds):
         yield E[20 + 3, :, m], rotation(w * 3) @ E[20, :, m]
         yield shifted[20, m::6], rotation(w * 3) @ E[20, :, m]
@@ -344,7 +344,7 @@ def products_of_hands(page):
     E = clocks(200, speeds).flatten(1)
     expected = sum(math.cos(w * 3) for w in speeds.tolist())
     yield E[20] @ E[23], expected
-    found = page["assigned"]("products =", E=E, speeds=speeds, shifted=None)
+    found = page["assigned"]("products =", E=E, wide=speeds, shifted=None)
     yield found["products"], torch.full((197,), expected)
 
 
@@ -359,13 +359,15 @@ def rotation_of_pairs(n, speeds):
 
 def same_score(page):
     q, k, speeds = draw(8), draw(8, seed=1), torch.tensor([1.0, 0.7, 0.1, 0.01])
-    page |= {"q": q, "k": k}
     rot = [rotation_of_pairs(n, speeds) for n in range(-8, 9)]  # that of n is at n + 8
     expected = [[(rot[i - j + 8] @ q) @ k for j in range(9)] for i in range(9)]
-    yield page["scores"](lambda x, p: rot[int(p) + 8] @ x), torch.tensor(expected)
-    yield page["scores"](lambda x, p: page["rotate"](x, p, speeds)[0]), torch.tensor(expected)
-    growing = page["scores"](lambda x, p: 1.1 ** int(p) * rot[int(p) + 8] @ x)
-    yield torch.allclose(growing, torch.tensor(expected)), False
+    at = torch.arange(9)
+    queries, keys = (torch.stack([rot[p + 8] @ x for p in range(9)]) for x in (q, k))
+    yield queries @ keys.T, torch.tensor(expected)
+    turned = [page["rotate"](x.expand(9, 8), at, speeds) for x in (q, k)]
+    yield turned[0] @ turned[1].T, torch.tensor(expected)
+    growing = 1.1 ** at[:, None]  # a rotation is needed, not any power of one matrix
+    yield torch.allclose((growing * queries) @ (growing * keys).T, torch.tensor(expected)), False
 
 
 def powers_in_a_basis(page):
@@ -829,7 +831,7 @@ def test_each_displayed_formula_has_its_row():
     ("5.3", "torch.full((200,), 3)", "torch.full((200,), -3)"),
     ("5.3", "torch.ones(len(speeds)), 0 * speeds", "0 * speeds, torch.ones(len(speeds))"),
     ("5.4", "products = (E[:-3] * E[3:])", "products = (E[:-3] * E[2:-1])"),
-    ("5.5", "return queries @ keys.T", "return keys @ queries.T"),
+    ("5.5", "angles = p[:, None] * speeds", "angles = p[:, None] ** 2 * speeds"),
     ("5.6", "x * sin + y * cos", "x * cos + y * sin"),
     ("5.7", "q, e, k).real", "q, e.conj(), k).real"),
     ("5.7", "chunk(2, dim=-1)).conj()", "chunk(2, dim=-1))"),
