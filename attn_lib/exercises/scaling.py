@@ -103,7 +103,10 @@ def spread_of_related_words(answer: Any) -> str | None:
     for number, words in wrong.items():
         if abs(spread - number) < 0.01 * number:
             return words
-    return f"formula (4.2) gives another number than {spread:.4g}: put in c = 1 / sqrt(d_k) first"
+    return (
+        "formula (4.2), times the root of 1 - 3/4, gives another number than "
+        f"{spread:.4g}: put in c = 1 / sqrt(d_k) first"
+    )
 
 
 @exercise("4.4")

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import attn_lib
 from attn_lib import positions
 
-DISPLAYED = re.compile(r"\$\$\s*(.*?)\s*(?:\\tag\{([\d.]+)\}\s*)?\$\$", re.DOTALL)
+DISPLAYED = re.compile(r"\$\$\s*(.*?)\s*(?:\\tag\{([A\d.]+)\}\s*)?\$\$", re.DOTALL)
 STEP = re.compile(r"^\| (\d\. [^|]+) \| ([^|]+) \|", re.MULTILINE)  # of the notation's table
 
 
@@ -178,6 +178,17 @@ def variance_of_a_product(page):
 
 def spread_at_the_start(page):
     signs = torch.tensor(list(product((-1.0, 1.0), repeat=8)))  # each W^Q and W^K, once
+    W_Q, W_K = (0.7 * signs).view(-1, 2, 2, 2).unbind(1)
+    x, y = math.sqrt(2) * torch.eye(2)  # unrelated, of mean square one
+    of_x, of_y = (0.3 * ((y @ W_Q) * (key @ W_K)).sum(dim=1) for key in (x, y))
+    spread = ((of_x - of_y).square() / 2).mean().sqrt()  # the variance of two is so much
+    yield spread, 0.3 * math.sqrt(2) * 2 * 0.7**2
+    found = page["assigned"]("# (4.2)", c=0.3, std=0.05, kept=0, at_start=0, slow=0)
+    yield found["law"], 0.3 * math.sqrt(64) * 256 * 0.05**2
+
+
+def spread_of_the_related(page):
+    signs = torch.tensor(list(product((-1.0, 1.0), repeat=8)))  # each W^Q and W^K, once
     c, d_k, d_model, sigma, rho = 0.3, 2, 2, 0.7, 0.4
     W_Q, W_K = (sigma * signs).view(-1, 2, d_model, d_k).unbind(1)
     x, y = torch.tensor([[1.0, 0.0], [rho, math.sqrt(1 - rho**2)]]) * math.sqrt(d_model)
@@ -187,8 +198,9 @@ def spread_at_the_start(page):
     a, b = F.layer_norm(draw(2, 384), (384,))
     words = torch.stack([a, F.layer_norm(a + b, (384,))])
     cosine = F.cosine_similarity(*words, dim=0)
-    given = {"common": 0, "own": 0, "texts": 0, "x": words, "std": 0.05, "scale": 0.3}
-    found = page["assigned"]("# (4.2)", **given)
+    given = dict.fromkeys(("common", "own", "texts", "sentence", "ids"), 0)
+    given |= {"x": words, "std": 0.05, "scale": 0.3}
+    found = page["assigned"]("# (A.1)", **given)
     law = 0.3 * math.sqrt(64) * 384 * 0.05**2 * math.sqrt(1 - cosine)
     yield found["law"], law
     yield (page["row_spread"](words, 0.05, 0.3) / law - 1).abs() < 0.2, True
@@ -286,7 +298,7 @@ def bound_of_scores(page):
     i = (g * h).abs().argmax()
     best = math.sqrt(6) * F.one_hot(i, 6).double()
     yield (0.3 * (g * best) @ (h * best)).abs(), bound
-    found = page["assigned"]("# (4.7)", c=0.3, norm=0, q=0, k=0)
+    found = page["assigned"]("# (4.7)", c=0.3, largest=0, kept=0)
     yield found["bound"], 0.3 * 64
 
 
@@ -665,7 +677,8 @@ LN = r"\operatorname{LN}(x) = \frac{x - \mu}{\sqrt{s^2 + \varepsilon}}"
 RMS = r"\operatorname{RMS}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}}"
 GATED = r"h = \operatorname{silu}(x W_\text{gate}) \odot x W_\text{up}"
 ENTROPY = r"\boxed{H \approx \log S - \tfrac12 r^2}"
-SPREAD = r"\boxed{r = c\,\sqrt{d_k}\; d_\text{model}\,\sigma_W^2\, \sqrt{1 - \rho}}"
+SPREAD = r"\boxed{r = c\,\sqrt{d_k}\; d_\text{model}\,\sigma_W^2}"
+RELATED = SPREAD[:-1] + r"\, \sqrt{1 - \rho}}"
 J = r"\boxed{J = \frac{\partial p}{\partial s} = \operatorname{diag}(p) - p\,p^\top}"
 FOR_QUERY = r"\boxed{\frac{\partial\,\text{out}}{\partial q} = "
 FOR_QUERY += r"c \sum_j p_j\, \Delta v_j\, \Delta k_j^\top}"
@@ -710,7 +723,7 @@ ROWS = [
         ("4.6", KNOB, one_knob),
         ("4.7", BOUND, bound_of_scores),
     ),
-    *rows("entropy", ("last", ENTROPY, keys_in_use)),
+    *rows("entropy", ("before A.1", ENTROPY, keys_in_use), ("A.1", RELATED, spread_of_the_related)),
     *rows(
         "05_positions",
         ("5.1", r"\boxed{f(PX) = P\,f(X)}", shuffled),
@@ -811,10 +824,11 @@ def test_each_displayed_formula_has_its_row():
     ("3.2", "q @ k.mT /", "(q @ k.mT + 0 * (q @ k.mT)) /"),
     ("4.1", "d_k * sigma**4", "d_k * sigma**2"),
     ("4.1", "(coins[0] * coins[1])", "(coins[0] + coins[1])"),
-    ("4.2", "* (1 - rho).sqrt()", ""),
-    ("4.2", "* 384 * std**2", "* 384 * std"),
-    ("4.2", "(total - n) / (n * (n - 1))", "total / n**2"),
-    ("4.2", "scores.var(dim=-1)", "scores.sum(dim=-1)"),
+    ("A.1", "* (1 - rho).sqrt()", ""),
+    ("A.1", "* 384 * std**2", "* 384 * std"),
+    ("A.1", "(total - n) / (n * (n - 1))", "total / n**2"),
+    ("A.1", "scores.var(dim=-1)", "scores.sum(dim=-1)"),
+    ("4.2", "* 256 * std**2", "* 256 * std"),
     ("4.3", "p.diag() - p[:, None] * p", "p.diag() - p[:, None]"),
     ("4.4", "scale * pulls.mT", "pulls.mT"),
     ("4.4", "p.mT * (v - mean_value)", "v - mean_value"),

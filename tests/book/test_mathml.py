@@ -71,7 +71,7 @@ def test_every_formula_of_a_page_is_mathml(site, name):
     )
     numbers = re.findall(r"\\tag\{(.*?)\}", " ".join(tex))
     found = (
-        r'<div class="math[^"]*" id="formula-([\d.]+)">(?:(?!</div>).)*\(([\d.]+)\)</span></div>'
+        r'<div class="math[^"]*" id="formula-([A\d.]+)">(?:(?!</div>).)*\(([A\d.]+)\)</span></div>'
     )
     assert re.findall(found, page) == [(n, n) for n in numbers]
 
