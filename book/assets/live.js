@@ -405,7 +405,7 @@
       });
       picks.inputs[which].checked = true;
       depth.input.value = now;
-      depth.output.textContent = `${now} of 0 to ${last}`;
+      depth.output.textContent = now;
       depth.input.setAttribute("aria-valuetext", `layer ${now}`);
       say.replaceChildren(`Layer ${now}, `, token(texts[which]), " The first token gets ",
         ...corners.flatMap((corner, n) => [n ? (n < corners.length - 1 ? ", " : " and ") : "", `${number(shares[n], 3)} (${corner})`]), ".");
