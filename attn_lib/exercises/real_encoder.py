@@ -1,39 +1,68 @@
-"""A real encoder: the vector of a text by hand, a mean over real tokens, a detector of company."""
+"""A real encoder: the first wrong block, a mean over real tokens, a detector of company."""
 
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, yes_or_no
+from attn_lib.exercises._verdict import differs, exercise, yes_or_no
 
 Encode = Callable[[list[str]], Tensor]
+Block = Callable[[Tensor], Tensor]
 
 
 @exercise("7.1")
-def text_vector(answer: Any) -> str | None:
-    """Two real tokens, (5, 0) and (1, 8), and padding, (-6, 1)."""
-    given = numbers_of(answer)
-    if len(given) != 2:
-        return f"a token's vector has two numbers, so two are wanted, not {len(given)}"
-    mistakes = {
-        (3.0, 4.0): "this is the mean of the real tokens: now divide it by its length",
-        (6.0, 8.0): "this is the sum of the real tokens: now divide it by its length",
-        (0.0, 1.0): "padding is left out of the mean",
-        (0.0, 3.0): "padding is left out of the mean, which is then divided by its length",
-        (0.0, 9.0): "padding is left out of the sum, which is then divided by its length",
-        (0.75, 0.66): "add the vectors as they are: only their mean is divided by its length",
-        (1.0, 0.0): "this is the first token alone: take the mean of both real tokens",
+def first_wrong(answer: Callable[[list[Block], list[Block], Tensor], int | None]) -> str | None:
+    """The first of two lists of blocks that differ, given what the one before it should return."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 7, generator=generator)
+    right = [_block(generator) for _ in range(4)]
+    rounded = [_off(block, 1e-7) for block in right]
+    large = [right[0], lambda x: 1e6 * x, *right[2:]]
+    off = [_off(block, 0.1) for block in right]
+    hidden = [*right[:3], lambda x: torch.zeros_like(x)]
+    cases = {
+        "the same blocks": (right, right, None),
+        "blocks that differ by rounding": (rounded, right, None),
+        "rounding that a later block makes a million times as large": (
+            [rounded[0], *large[1:]],
+            large,
+            None,
+        ),
+        "a mistake in the first block": ([off[0], *right[1:]], right, 0),
+        "a mistake in the last block": ([*right[:3], off[3]], right, 3),
+        "two mistakes": ([right[0], off[1], right[2], off[3]], right, 1),
+        "a mistake that the last block hides": ([*right[:2], off[2], hidden[3]], hidden, 2),
     }
-    for wrong, said in mistakes.items():
-        if near(given, wrong):
-            return said
-    if near(given, (0.6, 0.8)):
-        return None
-    return "at least one number is off: mean of the two real tokens, then divided by its length"
+    for name, (ours, theirs, wanted) in cases.items():
+        given = answer(ours, theirs, x.clone())
+        if given is not None and (isinstance(given, bool) or not hasattr(given, "__index__")):
+            return f"the index of a block, or None, is wanted, not {given!r}"
+        if given is None and wanted is None:
+            continue
+        if given is None or wanted is None or int(given) != wanted:
+            return f"{name}: {wanted} is wanted, not {given}{_why(given, wanted, name)}"
+    return None
+
+
+def _why(given: int | None, wanted: int | None, name: str) -> str:
+    if wanted is not None and given == wanted + 1:
+        return "; blocks are counted from 0" if wanted in (0, 3) else ""
+    if "million" in name:
+        return "; give both blocks the same x, so that nothing adds up"
+    return "; rounding is no mistake" if "rounding" in name else ""
+
+
+def _block(generator: torch.Generator) -> Block:
+    W = torch.randn(7, 7, generator=generator) / 7**0.5
+    return lambda x: x + torch.tanh(x @ W)
+
+
+def _off(block: Block, by: float) -> Block:
+    return lambda x: block(x) + by
 
 
 @exercise("7.2")
@@ -47,11 +76,9 @@ def mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
         given = answer(out.clone(), lengths.clone())
         if not differs(given, out.mean(dim=1)):
             return "this is the mean over all rows, padding included"
-        fault = differs(given, expected)
-        if fault and not differs(given, expected * lengths[:, None] / T):
-            return f"the sum is right, but you divided by T={T} instead of each text's length"
-        if fault:
-            return fault
+        if fault := differs(given, expected):
+            found = _known_mean(given, out, lengths)
+            return found or fault.replace("PyTorch", "the mean of the real tokens")
         for padding in (math.nan, math.inf, -math.inf):
             spoiled = out.clone()
             for row, n in zip(spoiled, lengths, strict=True):
@@ -62,6 +89,33 @@ def mean_of_real(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
             if not torch.equal(spoiled.nan_to_num(), before.nan_to_num()):
                 return "it changed its argument; work on a new tensor"
     return None
+
+
+def _known_mean(given: Tensor, out: Tensor, lengths: Tensor) -> str | None:
+    """What a wrong mean has done, if it is one of the usual mistakes."""
+    n, T = lengths[:, None], out.shape[1]
+    steps = torch.arange(T)
+
+    def total(real: Tensor) -> Tensor:
+        return (out * real[..., None]).sum(dim=1)
+
+    more, fewer = steps <= n, steps < n - 1
+    sums = total(steps < n)
+    padded = "this takes in a row of padding: token t is real if t < n, not if t <= n"
+    short = "this leaves out the last real token of each text, whose index is n - 1"
+    alone = "this is the first token alone: take the mean of all real tokens"
+    mistakes = [
+        (sums, "this is the sum over the real tokens: now divide it by each text's length"),
+        (sums / T, f"the sum is right, but you divided by T={T} instead of each text's length"),
+        (sums / lengths.sum(), "you divided by the tokens of all texts: each has its own length"),
+        (total(more) / n, padded),
+        (total(more) / more.sum(dim=1, keepdim=True), padded),
+        (total(fewer) / n, short),
+        (total(fewer) / (n - 1), short),
+        (F.normalize(sums, dim=1), "this is divided by its own length: the mean alone is wanted"),
+        (out[:, 0], alone),
+    ]
+    return next((said for wrong, said in mistakes if not differs(given, wrong)), None)
 
 
 @exercise("7.3")

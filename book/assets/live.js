@@ -385,6 +385,41 @@
     ];
   }
 
+  // Attention where a token or its position is taken away, or both: the mean of the heads, layer by layer.
+  function crossed({names, texts, tokens, corners, without, maps, layer}) {
+    const last = maps[0][0].length - 1, again = make("button", {type: "button"}, "start again");
+    const svgs = corners.map(() => make("svg", {role: "img"})), most = corners.map(() => make("span", {class: "most"}));
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const picks = choices("sentence", names, i => { which = i; draw(); });
+    const depth = slider("layer", {max: last, step: 1}, l => { now = l; draw(); });
+    let which = 0, now = layer;
+    function draw() {
+      const shares = maps[which].map(layers => layers[now].reduce((sum, line) => sum + line[0], 0) / layers[now].length);
+      corners.forEach((corner, n) => {
+        const weights = maps[which][n][now], first = tokens[which][without[n]];
+        svgs[n].setAttribute("viewBox", `0 0 ${weights.length} ${weights.length}`);
+        svgs[n].setAttribute("aria-label", `${corner}: a map of ${weights.length} tokens`);
+        svgs[n].replaceChildren(...weights.flatMap((line, t) => line.map((w, s) =>
+          make("rect", {class: "cell", style: `--w:${w}`, x: s, y: t, width: 1, height: 1}))));
+        most[n].replaceChildren(token(first), ` ${number(shares[n], 2)}`);
+      });
+      picks.inputs[which].checked = true;
+      depth.input.value = now;
+      depth.output.textContent = now;
+      depth.input.setAttribute("aria-valuetext", `layer ${now}`);
+      say.replaceChildren(`Layer ${now}, `, token(texts[which]), " The first token gets ",
+        ...corners.flatMap((corner, n) => [n ? (n < corners.length - 1 ? ", " : " and ") : "", `${number(shares[n], 3)} (${corner})`]), ".");
+    }
+    again.addEventListener("click", () => { which = 0; now = layer; draw(); });
+    draw();
+    return [
+      picks.set, depth.label,
+      make("div", {class: "heads crossed"}, ...corners.map((corner, n) => make("div", {class: "small"}, svgs[n], make("span", {}, corner), most[n]))),
+      say,
+      make("p", {class: "hint"}, "Move the slider, or focus it and use the arrow keys. ", again),
+    ];
+  }
+
   // Random heads that read one sentence: the weights of one of them, and the gradients of all.
   function row({tokens, products, widths, gradient, width: d_0, head: h_0}) {
     const names = ["1", "1/√dₖ", "1/dₖ"], count = products[0].length;
@@ -717,7 +752,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, head, leak, mask, sample, lens, row, dial, exchange, swap, patches, trained}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, leak, mask, sample, lens, row, dial, exchange, swap, patches, trained}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

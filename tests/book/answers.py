@@ -150,6 +150,24 @@ def _mean(out, lengths, keep=torch.mul):
     return keep(out, real).sum(1) / lengths[:, None]
 
 
+def _run(blocks, x):
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def _first_wrong(ours, theirs, x, close=1e-5, *, own=False, only_if_ends_differ=False):
+    """The first block that differs, with a mistake or without."""
+    if only_if_ends_differ and torch.allclose(_run(ours, x), _run(theirs, x), atol=close):
+        return None
+    y = x
+    for i, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        y, x = our(y if own else x), their(x)
+        if (y - x).abs().max() > close * max(1.0, 0.0 if own else float(x.abs().max())):
+            return i
+    return None
+
+
 def _in_company(encode, texts, of=slice(None)):
     """How much the vectors of texts differ from those that each gets alone."""
     alone = torch.cat([encode([text]) for text in texts])
@@ -716,24 +734,47 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda w, g, r, e: -_credits(w, g, r, e), "from the right numbers is"),
     ],
     "7.1": [
-        ([3.0, 4.0], "now divide it by its length"),
-        ([6, 8], "this is the sum"),
-        ([0.0, 1.0], "padding is left out of the mean"),
-        ([0, 3], "which is then divided"),
-        (torch.tensor([0.0, 9.0]), "left out of the sum"),
-        ([0.75, 0.66], "as they are"),
-        ([1.0, 0.0], "first token alone"),
-        ([0.8, 0.6], "at least one number is off"),
-        ([math.nan, math.nan], "at least one number is off"),
-        ([0.6, 0.8, 0.0], "not 3"),
+        (lambda ours, theirs, x: None, "first block: 0 is wanted, not None"),
+        (lambda ours, theirs, x: _first_wrong(ours, theirs, x, 0.0), "rounding is no mistake"),
+        (
+            lambda ours, theirs, x: _first_wrong(ours, theirs, x, own=True),
+            "give both blocks the same x",
+        ),
+        (
+            lambda ours, theirs, x: None if (i := _first_wrong(ours, theirs, x)) is None else i + 1,
+            "counted from 0",
+        ),
+        (lambda ours, theirs, x: _first_wrong(ours, theirs, x) or None, "0 is wanted, not None"),
+        (lambda ours, theirs, x: _first_wrong(ours[::-1], theirs[::-1], x), "0 is wanted, not 3"),
+        (
+            lambda ours, theirs, x: _first_wrong(ours, theirs, x, only_if_ends_differ=True),
+            "the last block hides: 2 is wanted, not None",
+        ),
+        (lambda ours, theirs, x: _first_wrong(ours, theirs, x) is None, "the index of a block"),
+        (lambda ours, theirs, x: _first_wrong(ours, theirs, x) or -1, "None is wanted, not -1"),
+        (lambda ours, theirs, x: _first_wrong(ours, ours, x), "first block: 0 is wanted"),
     ],
     "7.2": [
         (lambda out, n: out.mean(1), "padding included"),
         (lambda out, n: _mean(out, n), "padding that holds nan"),
         (lambda out, n: _mean(out.nan_to_num(0.0, math.inf), n), "padding that holds inf"),
-        (lambda out, n: _mean(out, n).mul(n[:, None]), "difference"),
+        (lambda out, n: _mean(out, n).mul(n[:, None]), "this is the sum over the real tokens"),
+        (lambda out, n: _mean(out, n + 1) * (n + 1)[:, None] / n[:, None], "not if t <= n"),
+        (
+            lambda out, n: (
+                _mean(out, n + 1, lambda o, r: o.masked_fill(~r, 0))
+                * (n + 1)[:, None]
+                / (torch.arange(out.shape[1]) <= n[:, None]).sum(1, keepdim=True)
+            ),
+            "not if t <= n",
+        ),
+        (lambda out, n: _mean(out, n - 1), "leaves out the last real token"),
+        (lambda out, n: _mean(out, n - 1) * (n - 1)[:, None] / n[:, None], "whose index is n - 1"),
+        (lambda out, n: F.normalize(_mean(out, n), dim=1), "the mean alone is wanted"),
+        (lambda out, n: _mean(out, n) * n[:, None] / n.sum(), "tokens of all texts"),
         (lambda out, n: _mean(out, n) * n[:, None] / out.shape[1], "divided by T"),
-        (lambda out, n: out[:, 0], "largest difference"),
+        (lambda out, n: out[:, 0], "first token alone"),
+        (lambda out, n: out[:, 1], "largest difference from the mean of the real tokens is"),
         (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
         (lambda out, n: _mean(out, n, lambda o, r: o.masked_fill_(~r, 0)), "changed its argument"),
     ],
@@ -1038,7 +1079,19 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             torch.einsum("nd,d,d->n", w.double(), g.double(), r.double()) / _size(w, e)
         ),
     ],
-    "7.1": [np.array([0.6, 0.8]), torch.tensor([3.0, 4.0], dtype=torch.float64) / 5],
+    "7.1": [
+        lambda ours, theirs, x: (
+            np.int64(i) if (i := _first_wrong(ours, theirs, x)) is not None else None
+        ),
+        lambda ours, theirs, x: next(
+            (
+                i
+                for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
+                if (a(y := _run(theirs[:i], x)) - b(y)).abs().max() > 1e-4 * b(y).abs().max()
+            ),
+            None,
+        ),
+    ],
     "7.2": [
         lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
         lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),

@@ -145,7 +145,7 @@ def test_small_weights_are_told_apart(browser, site):
         shown = page.evaluate(SMALL, [list(map(shade, weights)), weights])
         return [contrast(one, other) for each in shown for one, other in pairwise(each)]
 
-    with loaded(browser, site, "07_real_encoder", 390, "dark") as page:
+    with loaded(browser, site, "03_many_heads", 390, "dark") as page:
         page.locator(".live .map tbody td").first.wait_for(state="attached")
         found = steps(line_figures.shade)
         assert len(found) == 6

@@ -386,15 +386,55 @@ def heads(layer, start):
     return Shown([[f"head {h}" for h in range(12)], tokens], (start, 3), check)
 
 
-@pytest.mark.parametrize(("name", "layer"), [(HEADS, 0), (SINK, 1)])
-def test_small_maps_show_all_weights_of_their_heads(browser, site, name, layer):
-    weights = trained()[1][layer]
-    with figure(browser, site, name) as moving:
+def test_small_maps_show_all_weights_of_their_heads(browser, site):
+    weights = trained()[1][0]
+    with figure(browser, site, HEADS) as moving:
         cells = moving.read(*(f".heads .cell @{what}" for what in ("--w", "x", "y")))
     small = torch.tensor(list(map(floats, cells))).T.reshape(*weights.shape, 3)
     torch.testing.assert_close(small[..., 0], weights, rtol=0.0, atol=1e-4)
     places = torch.cartesian_prod(*map(torch.arange, weights.shape[1:])).flip(-1)
     assert torch.equal(small[..., 1:].flatten(1, 2), places.float().expand(len(weights), -1, -1))
+
+
+def crossed():
+    """Each sentence and layer: the mean of the heads in four cases, and the first column."""
+    model, tokenizer = pretrained.minilm(), pretrained.minilm_tokenizer()
+    data = stored(SINK)
+    cases = [(0, 0), (1, 0), (0, 1), (1, 1)]  # tokens that are cut off, the first position
+    assert data["corners"] == ["both", "position 0 only", "[CLS] only", "neither"]
+    assert data["without"] == [cut for cut, _ in cases]
+    maps = []
+    for text in data["texts"]:
+        ids = torch.tensor([tokenizer.encode(text).ids])
+        maps.append([])
+        for cut, start in cases:
+            positions = model.positions.table[start : start + ids.shape[1] - cut]
+            with torch.no_grad(), record_attention(model) as weights:
+                x = model.norm(model.words(ids[:, cut:]) + positions + model.segment)
+                model.encoder(x)
+            maps[-1].append(torch.cat(list(weights.values())).mean(dim=1))
+
+    def check(moving, which, layer):
+        now = [case[layer] for case in maps[which]]
+        shares = torch.stack([weights[:, 0].mean() for weights in now])
+        cells, sentence, labels, drawn = moving.read(
+            ".heads .most", ".say", ".heads svg @aria-label", ".heads .cell @--w"
+        )
+        tokens = tokenizer.encode(data["texts"][which]).tokens
+        firsts = [tokens[cut] for cut, _ in cases]
+        compare(cells, [f"{t} {s:.5f}" for t, s in zip(firsts, shares, strict=True)])
+        said = [f"{s:.6f} ({name})" for s, name in zip(shares, data["corners"], strict=True)]
+        gets = f"{said[0]}, {said[1]}, {said[2]} and {said[3]}"
+        words = f"Layer {layer}, {data['texts'][which]} The first token gets {gets}."
+        compare(sentence, [words])
+        assert labels == [
+            f"{name}: a map of {len(w)} tokens"
+            for name, w in zip(data["corners"], now, strict=True)
+        ]
+        flat = torch.cat([weights.flatten() for weights in now])
+        assert floats(drawn) == pytest.approx(flat.tolist(), abs=1e-4)
+
+    return Shown([data["names"], list(map(str, range(6)))], (0, 3), check)
 
 
 # how the ring around a part is drawn, its colour, and that of the page behind it
@@ -920,7 +960,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     ROW: (random_row, "04_scaling"),
     "fig-positions-dial": (dial, "05_positions"),
     LENS: (lens, "06_block"),
-    SINK: (functools.partial(heads, 1, 1), "07_real_encoder"),
+    SINK: (crossed, "07_real_encoder"),
     SAMPLE: (next_token, "09_next_token"),
     "fig-encoder-decoder-exchange": (dates, "10_encoder_decoder"),
     SWAP: (tiles, "11_vision"),

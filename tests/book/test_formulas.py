@@ -480,6 +480,13 @@ def network(layer, x):
     return linear(layer.down, h * (1 + torch.erf(h / math.sqrt(2))) / 2)  # GELU
 
 
+def pooled(page):
+    x, real = draw(3, 5, 4), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    for row, kept, e in zip(x, real, page["pool"](x, real == 1), strict=True):
+        mean = sum(row[t] for t in range(5) if kept[t]) / int(kept.sum())
+        yield e, mean / math.sqrt(sum(float(number) ** 2 for number in mean))
+
+
 def cross(page):
     sizes = {"d_model": 6, "num_heads": 2, "d_ff": 8, "cross_attention": True}
     block = of_random_numbers(attn_lib.TransformerBlock(**sizes))
@@ -676,6 +683,7 @@ SHARES = r"\text{share}_i = \frac{w_i \cdot z}{z \cdot z}, \qquad \sum_i w_i = z
 LN = r"\operatorname{LN}(x) = \frac{x - \mu}{\sqrt{s^2 + \varepsilon}}"
 RMS = r"\operatorname{RMS}(x) = \frac{x}{\sqrt{\overline{x^2} + \varepsilon}}"
 GATED = r"h = \operatorname{silu}(x W_\text{gate}) \odot x W_\text{up}"
+POOLED = r"\bar x = \frac 1 n \sum_{t \text{ real}} x_t"
 ENTROPY = r"\boxed{H \approx \log S - \tfrac12 r^2}"
 SPREAD = r"\boxed{r = c\,\sqrt{d_k}\; d_\text{model}\,\sigma_W^2}"
 RELATED = SPREAD[:-1] + r"\, \sqrt{1 - \rho}}"
@@ -746,6 +754,11 @@ ROWS = [
         ("6.5", r"\operatorname{FFN}(x) = h\, W_2 + b_2", feed_forward),
         ("before 6.6", GATED, swiglu),
         ("6.6", r"\operatorname{SwiGLU}(x) = h\, W_\text{down}", swiglu),
+    ),
+    *rows(
+        "07_real_encoder",
+        ("before 7.1", POOLED, pooled),
+        ("7.1", r"e = \frac{\bar x}{\lVert \bar x \rVert}", pooled),
     ),
     *rows("08_language_model", ("8.1", BYTES, bytes_of_a_token)),
     *rows(
@@ -858,6 +871,8 @@ def test_each_displayed_formula_has_its_row():
     ("6.4", "x.square().mean", "x.abs().mean"),
     ("before 6.6", "F.silu(self.gate(x))", "F.silu(self.up(x))"),
     ("6.6", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
+    ("before 7.1", "* real[..., None]", ""),
+    ("7.1", "mean / mean.norm(dim=1, keepdim=True)", "mean / mean.norm()"),
     ("8.1", "k.nbytes + v.nbytes", "k.nbytes"),
     ("9.1", "logits / temperature", "logits * temperature"),
     ("9.2", "ids[0, 1:, None]", "ids[0, :-1, None]"),
