@@ -9,7 +9,7 @@ from torch import Tensor
 from attn_lib.exercises._verdict import differs, exercise, near, numbers_of, tensor_of
 
 
-@exercise("9.1")
+@exercise("8.1")
 def two_knobs(answer: Any) -> str | None:
     """0.4, 0.3, 0.2, 0.1 after a temperature of 0.5, then a top-p of 0.8."""
     given = numbers_of(answer)
@@ -39,7 +39,7 @@ def two_knobs(answer: Any) -> str | None:
     return "dividing the logits by 0.5 squares each probability; rescale, cut, rescale"
 
 
-@exercise("9.2")
+@exercise("8.2")
 def min_p(answer: Callable[[Tensor, float, float], Tensor]) -> str | None:
     """Keep what has at least min_p times the largest probability, after the temperature."""
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +87,7 @@ def _min_p(logits: Tensor, temperature: float, limit: float) -> Tensor:
     return torch.tensor(powers).double() / sum(powers)
 
 
-@exercise("9.3")
+@exercise("8.3")
 def bits_per_byte(answer: Any) -> str | None:
     """1200 bytes: 300 tokens of perplexity 16, or 200 of perplexity 32."""
     given = numbers_of(answer)

@@ -921,7 +921,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     "fig-positions-dial": (dial, "05_positions"),
     LENS: (lens, "06_block"),
     SINK: (functools.partial(heads, 1, 1), "07_real_encoder"),
-    SAMPLE: (next_token, "09_next_token"),
+    SAMPLE: (next_token, "08_next_token"),
     "fig-encoder-decoder-exchange": (dates, "10_encoder_decoder"),
     SWAP: (tiles, "11_vision"),
     PATCHES: (patches, "12_large_vision"),

@@ -732,9 +732,9 @@ ROWS = [
         ("before 6.6", GATED, swiglu),
         ("6.6", r"\operatorname{SwiGLU}(x) = h\, W_\text{down}", swiglu),
     ),
-    *rows("08_language_model", ("8.1", BYTES, bytes_of_a_token)),
+    *rows("09_language_model", ("8.1", BYTES, bytes_of_a_token)),
     *rows(
-        "09_next_token",
+        "08_next_token",
         ("9.1", r"p_i = \frac{e^{z_i / \tau}}{\sum_j e^{z_j / \tau}}", temperature),
         ("9.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
     ),

@@ -488,7 +488,7 @@ FORMULAS = {
             lambda: signature(SentenceEncoder).parameters["eps"].default == 10**-12,
         ),
     ],
-    "08_language_model": [
+    "09_language_model": [
         (
             "$\\big(\\text{silu}(xW_\\text{gate}) \\odot xW_\\text{up}\\big)\\, W_\\text{down}$",
             lambda: near(GATED(Q), (F.silu(GATED.gate(Q)) * GATED.up(Q)) @ GATED.down.weight.T),
@@ -504,7 +504,7 @@ FORMULAS = {
             ),
         ),
     ],
-    "09_next_token": [
+    "08_next_token": [
         (
             "a standard deviation of $\\sqrt{np(1-p)}$",
             lambda: near(Binomial(50, torch.tensor(0.3)).stddev, (50 * 0.3 * 0.7) ** 0.5),
