@@ -84,6 +84,29 @@ def _min_p(p, m, by=None):
     return _cut(p, by >= m * by.max())
 
 
+def _sure(z, t):
+    return (z / t).softmax(-1)
+
+
+def _likelier(p):
+    """The probability of all likelier tokens."""
+    ordered, order = p.sort(descending=True)
+    return torch.zeros_like(p).scatter(0, order, ordered.cumsum(0) - ordered)
+
+
+def _cut_where(z, cut):
+    return z.masked_fill(cut, -math.inf)
+
+
+def _marked(question):
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def _spoken(question):
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    return f"<|im_start|>system\n{system}<|im_end|>\n{_marked(question)}"
+
+
 def _masked(q, k, v, mask, scale=None):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
@@ -804,12 +827,23 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([0.8, 0.6, 0.4, 0.2], "must sum to 1"),
     ],
     "8.2": [
-        (lambda z, t, m: _cut(p := (z / t).softmax(-1), p >= m), "not min_p itself"),
-        (lambda z, t, m: (p := (z / t).softmax(-1)) * (p >= m * p.max()), "must sum to 1"),
-        (lambda z, t, m: _min_p(z.softmax(-1), m), "temperature is missing"),
-        (lambda z, t, m: _min_p((z / t).softmax(-1), m, z.softmax(-1)), "before the bound"),
-        (lambda z, t, m: _min_p((z * t).softmax(-1), m), "for temperature 2.0 and min_p 0.4"),
-        (lambda z, t, m: (z / t).softmax(-1)[z > 0], "the shape is"),
+        (
+            lambda z, t, m: _cut_where(z, _sure(z, t) <= m * _sure(z, t).max()),
+            "on the bound is kept",
+        ),
+        (lambda z, t, m: _cut_where(z, _sure(z, t) < m), "not min_p itself"),
+        (lambda z, t, m: _cut_where(z, _likelier(_sure(z, t)) >= m), "that is top-p"),
+        (lambda z, t, m: _cut_where(z, z < z.max() + math.log(m)), "temperature is missing"),
+        (lambda z, t, m: _cut_where(z, z < z.max() + math.log(m) / t), "does not divide"),
+        (lambda z, t, m: _cut_where(z, z < m * z.max()), "by a factor"),
+        (lambda z, t, m: _cut_where(z, z < z.max() - m), "its logarithm is the difference"),
+        (lambda z, t, m: _cut_where(z, z >= z.max() + t * math.log(m)), "keeps what should be cut"),
+        (lambda z, t, m: _cut_where(z, z < z.max() + t * math.log(m)) / t, "keep their logit"),
+        (lambda z, t, m: _min_p(_sure(z, t), m), "those are probabilities"),
+        (lambda z, t, m: _cut_where(z, z < z.max() - 2), "tokens are kept"),
+        (lambda z, t, m: z.masked_fill_(z < z.max() + t * math.log(m), -math.inf), "its argument"),
+        (lambda z, t, m: z[z > 0], "a logit for each of 7"),
+        (lambda z, t, m: z + (z >= z.max() + t * math.log(m)).log() * 0, "there is NaN"),
     ],
     "8.3": [
         ([4, 5], "those are bits per token"),
@@ -820,6 +854,21 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([4, 5.333], "logarithm of the perplexity first"),
         ([1], "not 1"),
         ([2, 3], "times tokens, divided by bytes"),
+    ],
+    "8.4": [
+        (
+            lambda city: f"Which country has {city} as its capital?",
+            "of 1 of 24, .* add the markers",
+        ),
+        (lambda city: _marked(f"{city} is the capital of"), "of 1 of 24, .* put a question there"),
+        (
+            lambda city: _spoken(f"Which country has {city} as its capital?"),
+            "of 14 of 24, .* without a system message",
+        ),
+        (lambda city: f"{city} is the capital of", "of 6 of 24, .* by examples"),
+        (lambda city: len(city), "must return a text"),
+        (lambda city: "Paris is the capital of", "does not name Vienna"),
+        (lambda city: f"{city} is in Austria or Italy. It is in", "names Austria"),
     ],
     "10.1": [
         (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
@@ -1065,12 +1114,19 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     ],
     "8.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
     "8.2": [
-        lambda z, t, m: (
-            (z / t).masked_fill(z < z.max() + t * math.log(m), -math.inf).softmax(-1).float()
-        ),
-        lambda z, t, m: _cut(p := (z / t).softmax(-1), p / p.max() >= m).numpy(),
+        lambda z, t, m: z.masked_fill(
+            (z / t).softmax(-1) < m * (z / t).softmax(-1).max(), -math.inf
+        ).float(),
+        lambda z, t, m: np.where(z >= z.max() + t * math.log(m), z, -np.inf),
     ],
     "8.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
+    "8.4": [
+        lambda city: _marked(f"Which country has {city} as its capital?"),
+        lambda city: (
+            "Which country has Oslo as its capital? Norway.\nWhich country has Bern as its "
+            f"capital? Switzerland.\nWhich country has {city} as its capital?"
+        ),
+    ],
     "10.1": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
         lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),

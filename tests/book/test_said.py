@@ -15,7 +15,6 @@ import pages
 import torch
 import torch.nn.functional as F
 from tables import for_each
-from torch.distributions import Binomial
 
 import attn_check
 import attn_lib
@@ -506,10 +505,6 @@ FORMULAS = {
     ],
     "08_next_token": [
         (
-            "a standard deviation of $\\sqrt{np(1-p)}$",
-            lambda: near(Binomial(50, torch.tensor(0.3)).stddev, (50 * 0.3 * 0.7) ** 0.5),
-        ),
-        (
             "The **surprise** is $-\\log_2 p$, in bits: 1 for the toss of a",
             lambda: -math.log2(1 / 2) == 1,
         ),
@@ -518,6 +513,12 @@ FORMULAS = {
             lambda: near(
                 2 ** (-torch.tensor([0.5, 0.25]).log2()).mean(),
                 (-torch.tensor([0.5, 0.25]).log().mean()).exp(),
+            ),
+        ),
+        (
+            "the sum of the smaller of the two, over all tokens. It is 1 if they are equal",
+            lambda: near(
+                torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1])
             ),
         ),
     ],
