@@ -79,7 +79,10 @@ def min_p(answer: Callable[[Tensor, float, float], Tensor]) -> str | None:
     for size, tau, limit in ((7, 1.0, 0.3), (11, 2.0, 0.4), (13, 0.5, 0.05), (5, 1.0, 1.0)):
         logits = 2 * torch.randn(size, generator=generator).double()
         given = logits.clone()
-        out = tensor_of(answer(given, tau, limit)).double()
+        out = tensor_of(answer(given, tau, limit))
+        if out.is_complex():
+            return "real numbers are wanted, not complex ones"
+        out = out.double()
         if not torch.equal(given, logits):
             return "it changed its argument: masked_fill gives a new tensor"
         if out.shape != logits.shape:

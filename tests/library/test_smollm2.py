@@ -131,10 +131,10 @@ def test_smollm2_is_what_was_read_by_hand_and_writes_as_transformers_does(llama,
         expected = llama(tokens).logits
         assert (model(tokens) - expected).abs().max() < 1e-5 * expected.abs().max()
     asked = torch.tensor([words.encode(ASKED)])  # by the page on the next token
-    for tokens, new in ((tokens, 8), (asked, 36)):
+    for start, new in ((tokens, 8), (asked, 36)):
         options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-        written = llama.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
-        assert torch.equal(generate(model, tokens, max_new_tokens=new), written)
+        written = llama.generate(start, attention_mask=torch.ones_like(start), **options)
+        assert torch.equal(generate(model, start, max_new_tokens=new), written)
     assert words.encode("<|im_end|>") == written[0, -1:].tolist()
 
 
