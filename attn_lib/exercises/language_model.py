@@ -19,7 +19,7 @@ from attn_lib.models import DecoderLM
 from attn_lib.positions import apply_rope
 
 
-@exercise("8.1")
+@exercise("9.1")
 def count_parameters(answer: Any) -> str | None:
     """Vocabulary 50, d_model 12, 4 query and 2 key heads of 3, d_ff 20, 2 blocks, tied."""
     given = one_number(answer)
@@ -47,7 +47,7 @@ def count_parameters(answer: Any) -> str | None:
     )
 
 
-@exercise("8.2")
+@exercise("9.2")
 def key_heads_for_all(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     """(H_kv · d_k, d_model) to (H · d_k, d_model): a key head for each query head."""
     for H_kv, H, d_k, d_model in ((3, 9, 2, 5), (2, 8, 3, 7), (1, 4, 5, 3), (4, 4, 2, 3)):
@@ -73,7 +73,7 @@ def _for_all(W: Tensor, H_kv: int, H: int) -> Tensor:
     return torch.cat([heads[h // (H // H_kv)] for h in range(H)])
 
 
-@exercise("8.3")
+@exercise("9.3")
 def tells_a_wrong_cache(answer: Callable[[Callable[..., Tensor], Tensor], Any]) -> str | None:
     """Whether logits are the same however the text is cut: tried on many caches."""
     options: dict[str, Any] = {"num_heads": 2, "d_ff": 16, "num_layers": 2, "d_model": 8}

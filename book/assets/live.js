@@ -311,43 +311,44 @@
     ];
   }
 
-  // What comes next: temperature and top-p, over the likeliest tokens; the others are one row.
-  function sample({tokens, chances, kept, temperatures, top_ps}) {
+  // What comes next: a temperature and a cut, over the likeliest tokens, and three texts drawn so.
+  function sample({tokens, shares, kept, temperatures, cuts, texts}) {
     const cells = [...tokens, "all others"].map(() => make("td", {class: "share"}));
     const rows = [...tokens, "all others"].map((name, i) => make("tr", {}, make("th", {scope: "row"}, name), cells[i]));
-    const say = make("p", {class: "say", "aria-live": "polite"});
-    const slide = (name, values, start) => slider(name, {max: values.length - 1, value: values.indexOf(start)}, () => draw());
-    const heat = slide("temperature", temperatures, 1), cut = slide("top-p", top_ps, 1);
-    const again = make("button", {type: "button"}, "start again");
+    const lines = texts[0][0].map(() => make("li", {}));
+    const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
+    const picks = choices("cut", cuts, i => { cut = i; draw(); });
+    const heat = slider("temperature", {max: temperatures.length - 1}, () => draw());
+    let cut = 0;
     function draw() {
-      const t = heat.input.value, c = cut.input.value, whole = kept[t][c];
-      const end = top_ps[c] < 1 ? top_ps[c] : Infinity;   // 1 keeps every token, whatever rounding says
-      let before = 0;
-      const stays = [...chances[t], 0].map(p => { before += p; return before - p < end; });
-      const shares = chances[t].map((p, i) => stays[i] ? p / whole : 0);
-      const open = stays.filter(Boolean).length, tail = stays[tokens.length];
-      const rest = number(Math.max(0, 1 - shares.reduce((a, b) => a + b)), 3);
-      stays.forEach((is, i) => {
-        cells[i].textContent = is ? (i < tokens.length ? number(shares[i], 3) : rest) : "cut off";
-        cells[i].style.setProperty("--w", is ? (i < tokens.length ? shares[i] : rest) : 0);
-        rows[i].classList.toggle("cut", !is);
+      const t = heat.input.value, now = shares[t][cut], open = kept[t][cut], tail = open > tokens.length;
+      const rest = Math.max(0, 1 - now.reduce((a, b) => a + b));
+      [...now, rest].forEach((w, i) => {
+        cells[i].textContent = i < open ? number(w, 3) : "cut off";
+        cells[i].style.setProperty("--w", i < open ? w : 0);
+        rows[i].classList.toggle("cut", i >= open);
       });
+      lines.forEach((line, n) => { line.textContent = `… the warm${texts[t][cut][n]}`; });
+      picks.inputs[cut].checked = true;
       heat.output.textContent = number(temperatures[t], 2);
-      cut.output.textContent = number(top_ps[c], 1);
-      [heat, cut].forEach(knob => knob.input.setAttribute("aria-valuetext", knob.output.textContent));
-      say.replaceChildren(`${tail ? open - 1 : open} of these ${tokens.length} tokens can come next`, tail ? `, and others, with ${rest} together.` : ", and no other.");
+      heat.input.setAttribute("aria-valuetext", heat.output.textContent);
+      say.replaceChildren(`${Math.min(open, tokens.length)} of these ${tokens.length} tokens can come next`,
+        tail ? `, and others, with ${number(rest, 3)} together.` : ", and no other.");
     }
     again.addEventListener("click", () => {
       heat.input.value = temperatures.indexOf(1);
-      cut.input.value = top_ps.indexOf(1);
+      cut = 0;
       draw();
     });
+    heat.input.value = temperatures.indexOf(1);
     draw();
     return [
-      heat.label, cut.label,
+      picks.set, heat.label,
       make("table", {class: "next"}, columns(make("th", {scope: "col"}, "next token"), ["share"]), make("tbody", {}, ...rows)),
       say,
-      make("p", {class: "hint"}, "Move the sliders, or focus one and use the arrow keys. ", again),
+      make("p", {class: "drawn"}, "Three texts, drawn with the same luck at every setting:"),
+      make("ol", {class: "texts"}, ...lines),
+      make("p", {class: "hint"}, "Choose a cut, and move the slider, or focus it and use the arrow keys. ", again),
     ];
   }
 

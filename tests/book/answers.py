@@ -84,6 +84,29 @@ def _min_p(p, m, by=None):
     return _cut(p, by >= m * by.max())
 
 
+def _sure(z, t):
+    return (z / t).softmax(-1)
+
+
+def _likelier(p):
+    """The probability of all likelier tokens."""
+    ordered, order = p.sort(descending=True)
+    return torch.zeros_like(p).scatter(0, order, ordered.cumsum(0) - ordered)
+
+
+def _cut_where(z, cut):
+    return z.masked_fill(cut, -math.inf)
+
+
+def _marked(question):
+    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def _spoken(question):
+    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    return f"<|im_start|>system\n{system}<|im_end|>\n{_marked(question)}"
+
+
 def _masked(q, k, v, mask, scale=None):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
@@ -800,7 +823,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ),
         (lambda encode: encode(["a", "b c"]), "True or False is wanted"),
     ],
-    "8.1": [
+    "9.1": [
         (600 + 2964, "counts once"),
         (2964 - 12, "the last one"),
         (2964 - 60, "the norms are missing"),
@@ -813,7 +836,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (math.nan, "add up the embedding"),
         ([1, 2], "not 2"),
     ],
-    "8.2": [
+    "9.2": [
         (lambda W, n, H: W.repeat(H // n, 1), "the heads are tiled"),
         (lambda W, n, H: W.repeat_interleave(H // n, 0), "repeat whole heads, of 2 rows"),
         (lambda W, n, H: W, r"the shape is \(6, 5\) instead of \(18, 5\)"),
@@ -821,7 +844,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, n, H: W.zero_().repeat(H // n, 1), "changed its argument"),
         (lambda W, n, H: W.tolist(), "not list"),
     ],
-    "8.3": [
+    "9.3": [
         (lambda m, t: True, "accepts a cache that forgets all earlier"),
         (lambda m, t: False, "by rounding"),
         (lambda m, t: _all_cuts(m, t, _every, 0.0), "by rounding"),
@@ -833,7 +856,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda m, t: m(t).shape, "True or False is wanted"),
         (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
     ],
-    "9.1": [
+    "8.1": [
         ([16 / 30, 9 / 30, 4 / 30, 1 / 30], "now cut off the tail"),
         ([0.533, 0.3, 0, 0], "rescale what is kept"),
         ([0.552, 0.31, 0.138, 0], "that is top-p first"),
@@ -844,15 +867,26 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([0.7, 0.3, 0, 0], "squares each probability"),
         ([0.8, 0.6, 0.4, 0.2], "must sum to 1"),
     ],
-    "9.2": [
-        (lambda z, t, m: _cut(p := (z / t).softmax(-1), p >= m), "not min_p itself"),
-        (lambda z, t, m: (p := (z / t).softmax(-1)) * (p >= m * p.max()), "must sum to 1"),
-        (lambda z, t, m: _min_p(z.softmax(-1), m), "temperature is missing"),
-        (lambda z, t, m: _min_p((z / t).softmax(-1), m, z.softmax(-1)), "before the bound"),
-        (lambda z, t, m: _min_p((z * t).softmax(-1), m), "for temperature 2.0 and min_p 0.4"),
-        (lambda z, t, m: (z / t).softmax(-1)[z > 0], "the shape is"),
+    "8.2": [
+        (
+            lambda z, t, m: _cut_where(z, _sure(z, t) <= m * _sure(z, t).max()),
+            "on the bound is kept",
+        ),
+        (lambda z, t, m: _cut_where(z, _sure(z, t) < m), "not min_p itself"),
+        (lambda z, t, m: _cut_where(z, _likelier(_sure(z, t)) >= m), "that is top-p"),
+        (lambda z, t, m: _cut_where(z, z < z.max() + math.log(m)), "temperature is missing"),
+        (lambda z, t, m: _cut_where(z, z < z.max() + math.log(m) / t), "does not divide"),
+        (lambda z, t, m: _cut_where(z, z < m * z.max()), "by a factor"),
+        (lambda z, t, m: _cut_where(z, z < z.max() - m), "its logarithm is the difference"),
+        (lambda z, t, m: _cut_where(z, z >= z.max() + t * math.log(m)), "keeps what should be cut"),
+        (lambda z, t, m: _cut_where(z, z < z.max() + t * math.log(m)) / t, "keep their logit"),
+        (lambda z, t, m: _min_p(_sure(z, t), m), "those are probabilities"),
+        (lambda z, t, m: _cut_where(z, z < z.max() - 2), "tokens are kept"),
+        (lambda z, t, m: z.masked_fill_(z < z.max() + t * math.log(m), -math.inf), "its argument"),
+        (lambda z, t, m: z[z > 0], "a logit for each of 7"),
+        (lambda z, t, m: z + (z >= z.max() + t * math.log(m)).log() * 0, "there is NaN"),
     ],
-    "9.3": [
+    "8.3": [
         ([4, 5], "those are bits per token"),
         ([0.833, 1], "swapped"),
         ([4, 6], "bytes per token"),
@@ -861,6 +895,21 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([4, 5.333], "logarithm of the perplexity first"),
         ([1], "not 1"),
         ([2, 3], "times tokens, divided by bytes"),
+    ],
+    "8.4": [
+        (
+            lambda city: f"Which country has {city} as its capital?",
+            "of 1 of 24, .* add the markers",
+        ),
+        (lambda city: _marked(f"{city} is the capital of"), "of 1 of 24, .* put a question there"),
+        (
+            lambda city: _spoken(f"Which country has {city} as its capital?"),
+            "of 14 of 24, .* without a system message",
+        ),
+        (lambda city: f"{city} is the capital of", "of 6 of 24, .* by examples"),
+        (lambda city: len(city), "must return a text"),
+        (lambda city: "Paris is the capital of", "does not name Vienna"),
+        (lambda city: f"{city} is in Austria or Italy. It is in", "names Austria"),
     ],
     "10.1": [
         (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
@@ -1103,27 +1152,34 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
         ),
     ],
-    "8.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
-    "8.2": [
+    "9.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
+    "9.2": [
         lambda W, n, H: np.repeat(W.numpy().reshape(n, -1, W.shape[1]), H // n, axis=0).reshape(
             -1, W.shape[1]
         ),
         lambda W, n, H: torch.cat([c for c in W.long().chunk(n) for _ in range(H // n)]),
     ],
-    "8.3": [
+    "9.3": [
         lambda m, t: all(_all_cuts(m, t, lambda n, c=c: [c]) for c in _every(t.shape[1])),
         lambda m, t: torch.tensor(
             _all_cuts(m, t, lambda n: itertools.combinations_with_replacement(range(1, n), 2))
         ),
     ],
-    "9.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
-    "9.2": [
-        lambda z, t, m: (
-            (z / t).masked_fill(z < z.max() + t * math.log(m), -math.inf).softmax(-1).float()
-        ),
-        lambda z, t, m: _cut(p := (z / t).softmax(-1), p / p.max() >= m).numpy(),
+    "8.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
+    "8.2": [
+        lambda z, t, m: z.masked_fill(
+            (z / t).softmax(-1) < m * (z / t).softmax(-1).max(), -math.inf
+        ).float(),
+        lambda z, t, m: np.where(z >= z.max() + t * math.log(m), z, -np.inf),
     ],
-    "9.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
+    "8.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
+    "8.4": [
+        lambda city: _marked(f"Which country has {city} as its capital?"),
+        lambda city: (
+            "Which country has Oslo as its capital? Norway.\nWhich country has Bern as its "
+            f"capital? Switzerland.\nWhich country has {city} as its capital?"
+        ),
+    ],
     "10.1": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
         lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),

@@ -12,10 +12,19 @@ import pages
 import pytest
 import record
 import torch
+import torch.nn.functional as F
 from browsing import luminance, opened, visit
 from tables import for_each
 
-from attn_lib import attention, attention_weights, datasets, masks, pretrained, record_attention
+from attn_lib import (
+    Cache,
+    attention,
+    attention_weights,
+    datasets,
+    masks,
+    pretrained,
+    record_attention,
+)
 from attn_lib.plotting import ROLES
 from attn_lib.positions import apply_rope
 from attn_lib.records import shipped_tensors
@@ -642,30 +651,55 @@ def test_the_hands_of_the_dial_can_be_dragged(browser, site, width, scheme):
 
 @functools.cache
 def next_token():
-    """Temperature and top-p: the shares of the likeliest tokens, and of all others."""
-    tokenizer = pretrained.smollm2_tokenizer()
+    """A temperature and a cut: the shares of the likeliest tokens, and three texts drawn so."""
+    tokenizer, model = pretrained.smollm2_tokenizer(), pretrained.smollm2()
     ids = torch.tensor([tokenizer.encode("The cat drank the warm").ids])
-    with torch.no_grad():
-        logits, order = pretrained.smollm2()(ids)[0, -1].double().sort(descending=True)
-    tokens = [tokenizer.decode([i]).replace(" ", "␣") for i in order[:20].tolist()]
+    heats, cuts = [n / 4 for n in range(1, 9)], ["no cut", "top-k 5", "top-p 0.7", "min-p 0.1"]
 
-    def check(moving, step, cut):
-        weights = (logits * 4 / (step + 1)).softmax(dim=-1)
-        enough = (weights.cumsum(dim=-1) >= (cut + 1) / 10 - 1e-9).nonzero()
-        count = int(enough[0]) + 1 if len(enough) else len(weights)  # the fewest, one by one
-        shares = weights[:20] * (torch.arange(20) < count) / weights[:count].sum()
-        *texts, others = formatted([*shares, (1 - shares.sum()).clamp(min=0.0)], 3)
-        parts = "tbody th", "td.share", "tbody tr @class", ".say"
-        names, cells, classes, sentence = moving.read(*parts)
+    def ordered(logits, t, c):
+        """Shares by falling probability, the tokens, and how many are kept, counted one by one."""
+        p, order = (logits / heats[t]).softmax(dim=-1).sort(descending=True)
+        before = torch.cat([torch.zeros(1), p.cumsum(dim=0)[:-1]])
+        rules = torch.ones_like(p).bool(), torch.arange(len(p)) < 5, before < 0.7, p >= 0.1 * p[0]
+        count = int(rules[c].sum())
+        return p[:count] / p[:count].sum(), order[:count], count
+
+    luck, new, cache = torch.Generator().manual_seed(0), ids.expand(96, -1), Cache()
+    written, first = [], {}
+    with torch.no_grad():
+        for step in range(12):
+            logits = model(new, cache=cache)[:, -1]
+            times = torch.empty(3, logits.shape[1]).exponential_(generator=luck)
+            chosen = []
+            for row, z in enumerate(logits):
+                t, c, n = row // 12, row % 12 // 3, row % 3
+                p, order, count = ordered(z, t, c)
+                chosen.append(order[(p / times[n][order]).argmax()])
+                if step == 0:
+                    first[t, c] = p, order, count
+            new = torch.stack(chosen)[:, None]
+            written.append(new)
+    texts = [tokenizer.decode(row).replace("\n", " ") for row in torch.cat(written, 1).tolist()]
+    tokens = [tokenizer.decode([i]).replace(" ", "␣") for i in first[0, 0][1][:20].tolist()]
+
+    def check(moving, c, t):
+        p, _, count = first[t, c]
+        shares = F.pad(p[:20], (0, max(20 - count, 0)))
+        *numbers, others = formatted([*shares, (1 - shares.sum()).clamp(min=0.0)], 3)
+        parts = "tbody th", "td.share", "tbody tr @class", ".say", ".texts li"
+        names, cells, classes, sentence, lines = moving.read(*parts)
         assert names == [*tokens, "all others"]
         assert holding("cut", classes) == list(range(min(count, 21), 21))
-        compare(cells, [*texts, others][:count] + ["cut off"] * (21 - count), within=0.61)
+        compare(cells, [*numbers, others][:count] + ["cut off"] * (21 - count), within=0.61)
         rest = f", and others, with {others} together." if count > 20 else ", and no other."
         words = f"{min(count, 20)} of these 20 tokens can come next{rest}"
         compare(sentence, [words], within=0.61)
+        start = 12 * t + 3 * c
+        assert [" ".join(line.split()) for line in lines] == [
+            " ".join(f"… the warm{text}".split()) for text in texts[start : start + 3]
+        ]
 
-    temperatures = [f"{step / 4:.2f}" for step in range(1, 9)]
-    return Shown([temperatures, [f"{n / 10:.1f}" for n in range(1, 11)]], (3, 9), check)
+    return Shown([cuts, [f"{heat:.2f}" for heat in heats]], (0, 3), check)
 
 
 LENS = "fig-block-lens"
@@ -961,7 +995,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     "fig-positions-dial": (dial, "05_positions"),
     LENS: (lens, "06_block"),
     SINK: (crossed, "07_real_encoder"),
-    SAMPLE: (next_token, "09_next_token"),
+    SAMPLE: (next_token, "08_next_token"),
     "fig-encoder-decoder-exchange": (dates, "10_encoder_decoder"),
     SWAP: (tiles, "11_vision"),
     PATCHES: (patches, "12_large_vision"),

@@ -435,7 +435,7 @@ def bytes_of_a_token(page):
 def temperature(page):
     z, tau = draw(5), 0.7
     powers = [math.exp(float(x) / tau) for x in z]
-    yield page["choose"](z, tau), torch.tensor([power / sum(powers) for power in powers])
+    yield page["soften"](z, tau), torch.tensor([power / sum(powers) for power in powers])
 
 
 def surprise(page):
@@ -760,11 +760,11 @@ ROWS = [
         ("before 7.1", POOLED, pooled),
         ("7.1", r"e = \frac{\bar x}{\lVert \bar x \rVert}", pooled),
     ),
-    *rows("08_language_model", ("8.1", BYTES, bytes_of_a_token)),
+    *rows("09_language_model", ("9.1", BYTES, bytes_of_a_token)),
     *rows(
-        "09_next_token",
-        ("9.1", r"p_i = \frac{e^{z_i / \tau}}{\sum_j e^{z_j / \tau}}", temperature),
-        ("9.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
+        "08_next_token",
+        ("8.1", r"p_i = \frac{e^{z_i / \tau}}{\sum_j e^{z_j / \tau}}", temperature),
+        ("8.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
     ),
     *rows(
         "10_encoder_decoder",
@@ -873,10 +873,10 @@ def test_each_displayed_formula_has_its_row():
     ("6.6", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
     ("before 7.1", "* real[..., None]", ""),
     ("7.1", "mean / mean.norm(dim=1, keepdim=True)", "mean / mean.norm()"),
-    ("8.1", "k.nbytes + v.nbytes", "k.nbytes"),
-    ("9.1", "logits / temperature", "logits * temperature"),
-    ("9.2", "ids[0, 1:, None]", "ids[0, :-1, None]"),
-    ("9.2", "/ math.log(2)", ""),
+    ("8.1", "logits / tau", "logits * tau"),
+    ("8.2", "ids[0, 1:, None]", "ids[0, :-1, None]"),
+    ("8.2", "[:, 0] / math.log(2)", "[:, 0]"),
+    ("9.1", "k.nbytes + v.nbytes", "k.nbytes"),
     ("10.1", "y + block.cross(", "block.cross("),
     ("10.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
     ("10.2", "label_smoothing=eps", "label_smoothing=0.2"),

@@ -15,7 +15,6 @@ import pages
 import torch
 import torch.nn.functional as F
 from tables import for_each
-from torch.distributions import Binomial
 
 import attn_check
 import attn_lib
@@ -482,7 +481,7 @@ FORMULAS = {
             lambda: signature(SentenceEncoder).parameters["eps"].default == 10**-12,
         ),
     ],
-    "08_language_model": [
+    "09_language_model": [
         (
             "$\\big(\\text{silu}(xW_\\text{gate}) \\odot xW_\\text{up}\\big)\\, W_\\text{down}$",
             lambda: near(GATED(Q), (F.silu(GATED.gate(Q)) * GATED.up(Q)) @ GATED.down.weight.T),
@@ -498,11 +497,7 @@ FORMULAS = {
             ),
         ),
     ],
-    "09_next_token": [
-        (
-            "a standard deviation of $\\sqrt{np(1-p)}$",
-            lambda: near(Binomial(50, torch.tensor(0.3)).stddev, (50 * 0.3 * 0.7) ** 0.5),
-        ),
+    "08_next_token": [
         (
             "The **surprise** is $-\\log_2 p$, in bits: 1 for the toss of a",
             lambda: -math.log2(1 / 2) == 1,
@@ -512,6 +507,12 @@ FORMULAS = {
             lambda: near(
                 2 ** (-torch.tensor([0.5, 0.25]).log2()).mean(),
                 (-torch.tensor([0.5, 0.25]).log().mean()).exp(),
+            ),
+        ),
+        (
+            "the sum of the smaller of the two, over all tokens. It is 1 if they are equal",
+            lambda: near(
+                torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1])
             ),
         ),
     ],

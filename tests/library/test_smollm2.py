@@ -35,6 +35,11 @@ TEXTS = [
     "a ² and x ½ y",
     "Ⅳ Ⅴ",
 ]
+ASKED = (
+    "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face"
+    "<|im_end|>\n<|im_start|>user\nWrite two sentences about a cat that drank warm milk."
+    "<|im_end|>\n<|im_start|>assistant\n"
+)
 NUMERALS = [4, 19, 20]  # of the texts: a numeral after a space has become one word with it
 
 
@@ -125,9 +130,12 @@ def test_smollm2_is_what_was_read_by_hand_and_writes_as_transformers_does(llama,
     with torch.no_grad():
         expected = llama(tokens).logits
         assert (model(tokens) - expected).abs().max() < 1e-5 * expected.abs().max()
-    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
-    written = llama.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
-    assert torch.equal(generate(model, tokens, max_new_tokens=8), written)
+    asked = torch.tensor([words.encode(ASKED)])  # by the page on the next token
+    for start, new in ((tokens, 8), (asked, 36)):
+        options = {"max_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+        written = llama.generate(start, attention_mask=torch.ones_like(start), **options)
+        assert torch.equal(generate(model, start, max_new_tokens=new), written)
+    assert words.encode("<|im_end|>") == written[0, -1:].tolist()
 
 
 def test_texts_become_the_tokens_that_the_file_says(by_hand):

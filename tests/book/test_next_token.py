@@ -1,0 +1,136 @@
+"""The page on the next token: its greedy texts are no toss-up, its template and cache are right.
+
+A text that a model writes greedily is the same on every processor only if the best logit leads by
+more than rounding; here that is asserted, for each token of each text on which the page builds.
+"""
+
+import functools
+import re
+
+import jinja2
+import pages
+import pytest
+import torch
+from tables import for_each
+
+from attn_lib import exercises, generate, pretrained
+from attn_lib.exercises import next_token
+
+PAGE = pages.BOOK / "08_next_token.ipynb"
+LEAD = 0.005  # rounding moves these logits by less than 0.0005
+SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
+ANSWER = (
+    "The cat, a curious and adventurous creature, had a fondness for warm milk and spent hours "
+    "watching the milkman, a man who was known for his kindness and generosity."
+)
+
+
+@functools.cache
+def run_to(last: str, changes=()) -> dict:
+    """What the page's visible cells define up to this one; each change is (old, new)."""
+    names = {}
+    for cell in pages.code_cells(pages.read(PAGE)):
+        source = re.sub(r"(?m)^( *)%.*", r"\1pass", cell.source)
+        for old, new in changes:
+            source = source.replace(old, new)
+        if "hide-input" not in pages.tags(cell) or not names:
+            exec(compile(source, cell.id, "exec"), names)  # noqa: S102 - the page's own
+        if cell.id == last:
+            return names
+    raise AssertionError(last)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return pretrained.smollm2().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return pretrained.smollm2_tokenizer()
+
+
+def chat(question, system=SYSTEM):
+    first = f"<|im_start|>system\n{system}<|im_end|>\n"
+    return f"{first}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+QUESTION = "Write two sentences about a cat that drank warm milk."
+
+
+@for_each(
+    (QUESTION, 60, "", 1),
+    (chat(QUESTION), 60, ANSWER, 36),
+    ("Paris is the capital of", 4, " the United States.", 4),
+    ("<|endoftext|>Paris is the capital of", 2, " France and", 2),
+    (".Paris is the capital of", 2, " France and", 2),
+    ("<|im_start|>Paris is the capital of", 4, " the United States.", 4),
+    ids=["plain", "chat", "Paris", "started", "stopped", "marked"],
+)
+def test_greedy_texts_are_no_toss_up(text, new, written, count, model, tokenizer):
+    ids = torch.tensor([tokenizer.encode(text).ids])
+    out = generate(model, ids, max_new_tokens=new, end=2)
+    assert tokenizer.decode(out[0, ids.shape[1] :].tolist()) == written
+    best = model(out)[0, ids.shape[1] - 1 : -1].topk(2).values
+    assert len(best) == count
+    assert (best[:, 0] - best[:, 1]).min() > LEAD
+
+
+def test_a_toss_up_is_seen(model, tokenizer):
+    """On "Who are you?" two tokens are nearer to each other than that."""
+    ids = torch.tensor([tokenizer.encode(chat("Who are you?")).ids])
+    out = generate(model, ids, max_new_tokens=68, end=2)
+    best = model(out)[0, ids.shape[1] - 1 : -1].topk(2).values
+    assert (best[:, 0] - best[:, 1]).min() < LEAD
+
+
+def test_the_chat_function_is_the_template_of_the_file():
+    page = run_to("ch08-code-72")
+    template = jinja2.Template(page["template"])
+    for question in (QUESTION, "", "Hi\nthere"):
+        messages = [{"role": "user", "content": question}]
+        options = {"messages": messages, "add_generation_prompt": True}
+        assert page["chat"](question) == template.render(**options) == chat(question)
+    assert page["chat"]("Hi").replace(">\n<", "><") != template.render(**options)
+
+
+CACHE = "ch08-code-88"
+
+
+def streamed(changes=()):
+    page = run_to(CACHE, changes)
+    new = [token.item() for token in page["stream"](page["prompt"], 12)]
+    expected = generate(page["model"], page["prompt"], max_new_tokens=12)[0, -12:].tolist()
+    return new == expected
+
+
+def test_the_cache_of_the_page_writes_what_the_library_writes():
+    assert streamed()
+
+
+@for_each(
+    ("torch.arange(past, past + x.shape[1])", "torch.arange(x.shape[1])"),
+    ("torch.cat([cache[layer][0], k], dim=2)", "torch.cat([k, cache[layer][0]], dim=2)"),
+    ("torch.cat([cache[layer][1], v], dim=2)", "torch.cat([v, cache[layer][1]], dim=2)"),
+    ids=["positions", "keys", "values"],
+)
+def test_a_wrong_cache_is_seen(old, new):
+    assert not streamed(((old, new),))
+
+
+def test_what_the_solution_of_8_4_says_of_other_forms():
+    question, statement = "Which country has {} as its capital?", "{} is the capital of"
+    user = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+    examples = "Oslo is the capital of Norway.\nBern is the capital of Switzerland.\n"
+    forms = {
+        question: 1,
+        user.format(statement): 1,
+        user.format(question): 16,
+        examples + statement: 19,
+    }
+    facts = next_token._FACTS
+    for form, count in forms.items():
+        texts = next_token._written(tuple(form.format(city) for city in facts))
+        found = sum(country in text for country, text in zip(facts.values(), texts, strict=True))
+        assert abs(found - count) <= 1, form  # one may be a toss-up elsewhere
+    assert exercises.check("8.4", user.format(question).format)
