@@ -9,7 +9,8 @@ Where the dict has ``"weights"``, name to tensor, those of the first seed go to
 
 Each record keeps the first 20 losses of every model that was trained, in order. ``--check`` before
 pages does all of it again and says where today's cells or today's library find something else; a
-test does only those steps again, of the last seed. For that the metadata names functions:
+test does only those steps again, of the last seed; where nothing is trained, it does the whole of
+that seed again. For that the metadata names functions:
 ``"clocks"`` answer as the time has it, so that a repetition is given the recorded answers;
 ``"measures"`` take long on a trained model, and the test leaves them out; what runs ``"once"``
 needs more than the repository holds, and no repetition calls it.
@@ -238,7 +239,7 @@ def differences(path: Path, *, first: int | None = None) -> list[str]:
                     difference = f"loss {new:.4g} at step {step}, recorded is {old:.4g}"
                     found.append(f"seed {seed}, training {model}: {difference}")
                     break
-        if not first:
+        if not first or not again:
             aside = ("torch", "seeds", "first losses", "clocks")
             old = {name: stored[name][i] for name in stored if name not in aside}
             new = {name: value for name, value in run.items() if name not in aside}
@@ -248,7 +249,8 @@ def differences(path: Path, *, first: int | None = None) -> list[str]:
 
 def _unlike(old: Any, new: Any, name: str) -> list[str]:
     """Numbers that are not near; curves are left to their first losses, as they may be chaotic."""
-    if new is None or (isinstance(old, list) and len(old) > STEPS):
+    curve = isinstance(old, list) and len(old) > STEPS and isinstance(old[0], float)
+    if new is None or curve:
         return []
     if isinstance(old, dict):
         if old.keys() != new.keys():

@@ -326,7 +326,6 @@ def test_a_wrong_default_is_seen(line, wrong):
 # pages that still say "chapter 5": how often. The list only gets shorter.
 BY_NUMBER = {
     "07_real_encoder": 7,
-    "09_language_model": 7,
     "08_next_token": 2,
     "10_encoder_decoder": 10,
     "11_vision": 4,

@@ -16,7 +16,6 @@ from attn_lib import plotting
 UNBOUND = {
     "01_one_head": 2,
     "07_real_encoder": 3,
-    "09_language_model": 1,
     "10_encoder_decoder": 2,
     "11_vision": 4,
     "12_large_vision": 4,

@@ -490,10 +490,6 @@ FORMULAS = {
     ],
     "09_language_model": [
         (
-            "$\\big(\\text{silu}(xW_\\text{gate}) \\odot xW_\\text{up}\\big)\\, W_\\text{down}$",
-            lambda: near(GATED(Q), (F.silu(GATED.gate(Q)) * GATED.up(Q)) @ GATED.down.weight.T),
-        ),
-        (
             "multiplying by $e^{i\\theta}$ rotates it by $\\theta$",
             lambda: near(
                 torch.angle(
