@@ -689,9 +689,8 @@ PRODUCT = r"\boxed{e(p) \cdot e(p + n) = \sum_m \cos \omega_m n}"
 ROPE = r"\boxed{(\operatorname{rot}_i q) \cdot (\operatorname{rot}_j k) = "
 ROPE += r"(\operatorname{rot}_{i-j}\, q) \cdot k}"
 BYTES = r"\text{bytes per token} = 2\, L\, H_\text{kv}\, d_k \cdot 4"
-ROUNDED = (
-    r"\hat w = l + s\, \Big\lfloor \frac{w - l}{s} \Big\rceil, \qquad s = \frac{h - l}{2^b - 1}"
-)
+ROUNDED = r"\hat w = l + s \operatorname{round}\left(\frac{w - l}{s}\right), \qquad s = "
+ROUNDED += r"\frac{h - l}{2^b - 1}"
 SMOOTHED = r"\ell = -(1 - \varepsilon) \ln p_r - \frac{\varepsilon}{V} \sum_i \ln p_i"
 RATE = r"\eta_n = \begin{cases} \eta \, (n + 1) / w & n < w \cr \frac{\eta}{2} + "
 RATE += r"\frac{\eta}{2} \cos \pi \frac{n - w}{N - w} & n \ge w \end{cases}"

@@ -414,7 +414,6 @@ DOCSTRINGS = {
 
 # ---------------------------------------------------------------- formulas inside sentences
 
-GATED = FeedForward(d_model=8, d_ff=5, activation="silu", gated=True, bias=False).double()
 MILK = torch.tensor([[0.0, 0], [2, 0], [1, 1]])  # keys of *the*, *cat* and *drank*
 FORMULAS = {
     "01_one_head": [
