@@ -126,6 +126,7 @@ def plan(path: Path) -> tuple[dict[str, list], list[str]]:
 def experiment(path: Path) -> Iterator[dict[str, Any]]:
     """The names that a page's experiment defines; what it sets for itself is set back."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    gradients = torch.is_grad_enabled()
     quiet, space = {"ATTN_LIB_PROGRESS": "0"}, {"__name__": "__main__"}
     try:
         with torch.random.fork_rng(devices=[]), mpl.rc_context(), patch.dict(os.environ, quiet):
@@ -135,6 +136,7 @@ def experiment(path: Path) -> Iterator[dict[str, Any]]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
+        torch.set_grad_enabled(gradients)
         torch.set_printoptions(profile="default")
 
 

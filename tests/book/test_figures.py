@@ -702,7 +702,7 @@ def guess():
             loss = torch.nn.functional.cross_entropy(whole[0, :-1], tokens[0, 1:])
             gaps = [(logits - right).abs().max() for logits in (whole, torch.cat(pieces, dim=1))]
             rows.append([float(number) for number in (loss.exp(), *gaps)])
-        asked = page["chat"](questions[2])
+        asked = page["CHAT"].format(questions[2])
         assert page["write"](page["planted"](names[4]), asked) == recorded[2][names[4]]
         decode = page["tokenizer"].decode
         texts = [[decode(answers[name]) for name in names] for answers in recorded]
