@@ -1,11 +1,11 @@
-"""A real language model: counting its parameters, sharing its key heads, testing its cache."""
+"""A real language model: its parameters, its key heads, its cache, and whether it is right."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attn_lib.cache import Cache
 from attn_lib.exercises._verdict import (
@@ -17,6 +17,7 @@ from attn_lib.exercises._verdict import (
 )
 from attn_lib.models import DecoderLM
 from attn_lib.positions import apply_rope
+from attn_lib.transformer import TransformerDecoder, TransformerEncoder
 
 
 @exercise("9.1")
@@ -105,13 +106,17 @@ _CACHES: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+def _counted(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n > 1)}"
+
+
 def _only(n: int, T: int) -> Callable[[int, int], bool]:
     return lambda before, length: (before, length) == (n, T)
 
 
 # a piece of every length at every place: a test that leaves one out accepts one of these
 _CACHES |= {
-    f"forgets only in a piece of {T} after {n} others": _only(n, T)
+    f"forgets only in a piece of {_counted(T, 'token')} after {_counted(n, 'other')}": _only(n, T)
     for n in range(1, 6)
     for T in range(1, 7 - n)
 }
@@ -124,5 +129,90 @@ def _cached(
     if cache is not None and not isinstance(cache, Cache):
         raise Wrong(f"cache must be an attn_lib.Cache, not {type(cache).__name__}")
     before = 0 if cache is None else cache.length
+    if before + tokens.shape[1] > 6:
+        raise Wrong(
+            f"a cache that holds {_counted(before, 'token')} gets {tokens.shape[1]} more, of a "
+            "text of 6: start each cut with a new cache"
+        )
     logits = model(tokens, cache=cache)
     return model(tokens) if wrong(before, tokens.shape[1]) else logits
+
+
+@exercise("9.4")
+def tells_the_right_model(answer: Callable[..., Any]) -> str | None:
+    """Whether a model is the reference: tried on a right one and on five with an error each."""
+    reference = partial(_asked, _small())
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    for name, model in _models().items():
+        seen = yes_or_no(answer(partial(_asked, model), reference, tokens.clone()))
+        if name == "right" and not seen:
+            return (
+                "it refuses a right model: its logits differ from those of the reference by "
+                "rounding, about 1e-7 here"
+            )
+        if name != "right" and seen:
+            return f"it accepts a model that {name}"
+    return None
+
+
+class _Peeking(TransformerDecoder):
+    """Each token sees one token too far."""
+
+    def forward(self, x: Tensor, context: Tensor | None = None, **options: Any) -> Tensor:
+        cache = options["cache"]
+        past, T = 0 if cache is None else cache.length, x.shape[1]
+        options["mask"] = torch.ones(T, past + T).tril(past + 1).bool()
+        return TransformerEncoder.forward(self, x, causal=False, **options)
+
+
+def _small(epsilon: float = 1e-5, base: float = 100.0, restarts: bool = False) -> DecoderLM:
+    """A decoder whose weights are always the same."""
+
+    def rotate(x: Tensor, positions: Tensor) -> Tensor:
+        return apply_rope(x, positions - positions[0] if restarts else positions, base=base)
+
+    options: dict[str, Any] = {"num_heads": 2, "d_ff": 16, "num_layers": 2, "d_model": 8}
+    options["norm"] = partial(nn.RMSNorm, eps=epsilon)
+    with torch.random.fork_rng(devices=[]):  # leaves the reader's random state as it was
+        torch.manual_seed(0)
+        model = DecoderLM(vocab_size=11, max_len=None, attention={"rotate": rotate}, **options)
+    for block in model.decoder.blocks:  # with small ones the positions hardly count
+        for projection in (block.attention.q_proj, block.attention.k_proj):
+            projection.weight.data *= 4.0
+    return model.eval()
+
+
+class _WrongAtFirst(DecoderLM):
+    """The first token of a text gets logits that are a little off."""
+
+    def forward(self, tokens: Tensor, *, mask: Tensor | None = None, cache: Any = None) -> Tensor:
+        first = cache is None or cache.length == 0
+        logits = super().forward(tokens, mask=mask, cache=cache).clone()
+        logits[:, 0] += 0.01 * first * torch.arange(11)
+        return logits
+
+
+def _models() -> dict[str, DecoderLM]:
+    peeking, first = _small(), _small()
+    peeking.decoder.__class__, first.__class__ = _Peeking, _WrongAtFirst
+    return {
+        "right": _small().double(),
+        "rotates at another speed": _small(base=10.0),
+        "sees one token too far": peeking,
+        "is wrong after the first token alone": first,
+        "has another epsilon": _small(epsilon=2e-5),
+        "counts its positions anew in each call with a cache": _small(restarts=True),
+    }
+
+
+@torch.no_grad()
+def _asked(model: DecoderLM, tokens: Tensor, *, cache: Any = None) -> Tensor:
+    if cache is not None and not isinstance(cache, Cache):
+        raise Wrong(f"cache must be an attn_lib.Cache, not {type(cache).__name__}")
+    before = 0 if cache is None else cache.length
+    if before + tokens.shape[1] > 6:
+        raise Wrong(
+            f"a cache that holds {_counted(before, 'token')} gets {tokens.shape[1]} more, of a "
+            "text of 6: give each model a new cache"
+        )
+    return model(tokens, cache=cache).float()

@@ -9,7 +9,8 @@ Where the dict has ``"weights"``, name to tensor, those of the first seed go to
 
 Each record keeps the first 20 losses of every model that was trained, in order. ``--check`` before
 pages does all of it again and says where today's cells or today's library find something else; a
-test does only those steps again, of the last seed. For that the metadata names functions:
+test does only those steps again, of the last seed; where nothing is trained, it does the whole of
+that seed again. For that the metadata names functions:
 ``"clocks"`` answer as the time has it, so that a repetition is given the recorded answers;
 ``"measures"`` take long on a trained model, and the test leaves them out; what runs ``"once"``
 needs more than the repository holds, and no repetition calls it.
@@ -125,6 +126,7 @@ def plan(path: Path) -> tuple[dict[str, list], list[str]]:
 def experiment(path: Path) -> Iterator[dict[str, Any]]:
     """The names that a page's experiment defines; what it sets for itself is set back."""
     dtype, threads = torch.get_default_dtype(), torch.get_num_threads()
+    gradients = torch.is_grad_enabled()
     quiet, space = {"ATTN_LIB_PROGRESS": "0"}, {"__name__": "__main__"}
     try:
         with torch.random.fork_rng(devices=[]), mpl.rc_context(), patch.dict(os.environ, quiet):
@@ -134,6 +136,7 @@ def experiment(path: Path) -> Iterator[dict[str, Any]]:
     finally:
         torch.set_default_dtype(dtype)
         torch.set_num_threads(threads)
+        torch.set_grad_enabled(gradients)
         torch.set_printoptions(profile="default")
 
 
@@ -238,7 +241,7 @@ def differences(path: Path, *, first: int | None = None) -> list[str]:
                     difference = f"loss {new:.4g} at step {step}, recorded is {old:.4g}"
                     found.append(f"seed {seed}, training {model}: {difference}")
                     break
-        if not first:
+        if not first or not again:
             aside = ("torch", "seeds", "first losses", "clocks")
             old = {name: stored[name][i] for name in stored if name not in aside}
             new = {name: value for name, value in run.items() if name not in aside}
@@ -248,7 +251,8 @@ def differences(path: Path, *, first: int | None = None) -> list[str]:
 
 def _unlike(old: Any, new: Any, name: str) -> list[str]:
     """Numbers that are not near; curves are left to their first losses, as they may be chaotic."""
-    if new is None or (isinstance(old, list) and len(old) > STEPS):
+    curve = isinstance(old, list) and len(old) > STEPS and isinstance(old[0], float)
+    if new is None or curve:
         return []
     if isinstance(old, dict):
         if old.keys() != new.keys():

@@ -739,6 +739,34 @@
     ];
   }
 
+  // Texts, each by the right model or by one with an error: the reader guesses, and then sees whose it is and what tests say.
+  function guess({questions, texts, order, names, measures, question}) {
+    const kinds = ["not yet", "the right model", "one with an error"], letters = names.map((_, i) => String.fromCharCode(65 + i));
+    const words = make("p", {class: "written"}), say = make("p", {class: "say", "aria-live": "polite"});
+    const cells = Object.keys(measures).map(() => make("td")), again = make("button", {type: "button"}, "start again");
+    const asks = choices("question", questions, i => { asked = i; told = 0; draw(); });
+    const picks = choices("text", letters, i => { read = i; told = 0; draw(); });
+    const guesses = choices("written by", kinds, i => { told = i; draw(); });
+    let asked = question, read = 0, told = 0;
+    function draw() {
+      const who = order[asked][read], right = who === 0;
+      asks.inputs[asked].checked = picks.inputs[read].checked = guesses.inputs[told].checked = true;
+      words.textContent = texts[asked][who];
+      words.classList.toggle("none", !texts[asked][who]);
+      Object.values(measures).forEach((values, m) => { cells[m].textContent = told ? values[who] : "?"; });
+      if (!told) say.replaceChildren("Who wrote this?");
+      else say.replaceChildren((told === 1) === right ? "Yes: " : "No: ", ...(right ? ["this is the right model."] : ["a model with the error ", token(names[who]), "."]));
+    }
+    again.addEventListener("click", () => { asked = question; read = told = 0; draw(); });
+    draw();
+    return [
+      asks.set, picks.set, words, guesses.set, say,
+      make("table", {class: "ends"}, make("thead", {}, make("tr", {}, ...Object.keys(measures).map(name => make("th", {scope: "col"}, name)))),
+        make("tbody", {}, make("tr", {}, ...cells))),
+      make("p", {class: "hint"}, "Read a text, and guess. ", again),
+    ];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -753,7 +781,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, leak, mask, sample, lens, row, dial, exchange, swap, patches, trained}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, leak, mask, sample, lens, row, dial, exchange, swap, patches, trained, guess}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

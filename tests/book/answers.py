@@ -293,6 +293,30 @@ def _every(n):
     return [c for k in range(n) for c in itertools.combinations(range(1, n), k)]
 
 
+def _one_cache(model, tokens, whole=True):
+    """Each cut, all through the same cache; with the whole text before them, or without."""
+    cache, right = attn_lib.Cache(), model(tokens)
+    for cuts in _every(6) if whole else [(3,), (2,)]:
+        pieces = [model(piece, cache=cache) for piece in tokens.tensor_split([*cuts], dim=1)]
+        if not (torch.cat(pieces, dim=1) - right).abs().max() <= 1e-4:
+            return False
+    return True
+
+
+def _near(a, b, within=1e-4):
+    return torch.allclose(a, b, rtol=0.0, atol=within)
+
+
+def _in_two(model, tokens):
+    cache = attn_lib.Cache()
+    return torch.cat([model(piece, cache=cache) for piece in tokens.split([2, 4], dim=1)], dim=1)
+
+
+def _shared_cache(model, reference, tokens):
+    cache = attn_lib.Cache()
+    return model(tokens, cache=cache), reference(tokens, cache=cache)
+
+
 def _loops(q, k, v):
     """Attention of 64 bits, a row at a time, in numpy."""
     q, k, v = (np.asarray(t, dtype=np.float64) for t in (q, k, v))
@@ -852,9 +876,29 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda m, t: _all_cuts(m, t, lambda n: [(3,)]), "pieces of a single token"),
         (lambda m, t: _all_cuts(m, t, lambda n: [(2, 5), (2, 3)]), "just after the first token"),
         (lambda m, t: _all_cuts(m, t[:, :4], _every), "from the fifth token"),
-        (lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]), "piece of 2 after 1 others"),
+        (
+            lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]),
+            r"piece of 2 tokens after 1 other\.$",
+        ),
+        (lambda m, t: _one_cache(m, t), "start each cut with a new cache"),
+        (lambda m, t: _one_cache(m, t, whole=False), "start each cut with a new cache"),
         (lambda m, t: m(t).shape, "True or False is wanted"),
         (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
+    ],
+    "9.4": [
+        (lambda m, r, t: True, "accepts a model that rotates at another speed"),
+        (lambda m, r, t: False, "refuses a right model.*rounding"),
+        (lambda m, r, t: torch.equal(m(t), r(t)), "refuses a right model.*rounding"),
+        (lambda m, r, t: torch.equal(m(t).argmax(-1), r(t).argmax(-1)), "accepts a model that"),
+        (lambda m, r, t: _near(m(t)[:, -1], r(t)[:, -1]), "wrong after the first token alone"),
+        (lambda m, r, t: _near(m(t)[:, 1:], r(t)[:, 1:]), "wrong after the first token alone"),
+        (lambda m, r, t: _near(m(t), r(t), 0.02), "has another epsilon"),
+        (lambda m, r, t: _near(m(t), r(t)), "counts its positions anew in each call"),
+        (lambda m, r, t: _near(m(t, cache=attn_lib.Cache()), r(t)), "counts its positions anew"),
+        (lambda m, r, t: _near(_in_two(m, t), _in_two(m, t)), "rotates at another speed"),
+        (lambda m, r, t: _near(*_shared_cache(m, r, t)), "give each model a new cache"),
+        (lambda m, r, t: m(t, cache=[]), "must be an attn_lib.Cache"),
+        (lambda m, r, t: m(t) - r(t), "True or False is wanted"),
     ],
     "8.1": [
         ([16 / 30, 9 / 30, 4 / 30, 1 / 30], "now cut off the tail"),
@@ -1164,6 +1208,10 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda m, t: torch.tensor(
             _all_cuts(m, t, lambda n: itertools.combinations_with_replacement(range(1, n), 2))
         ),
+    ],
+    "9.4": [
+        lambda m, r, t: np.allclose(_in_two(m, t).numpy(), r(t).numpy(), atol=1e-5),
+        lambda m, r, t: bool((_in_two(m, t) - _in_two(r, t)).abs().max() < 1e-4),
     ],
     "8.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
     "8.2": [

@@ -24,6 +24,7 @@ from attn_lib import (
     masks,
     pretrained,
     record_attention,
+    records,
 )
 from attn_lib.plotting import ROLES
 from attn_lib.positions import apply_rope
@@ -746,6 +747,55 @@ def lens():
     return Shown([PROMPTS, [f"{k} of 30" for k in range(31)]], (0, 28), check)
 
 
+GUESS = "fig-language-model-guess"
+
+
+@functools.cache
+def guess():
+    """Each question, each text, each guess: whose it is, and what three tests say of the model.
+
+    The models are planted anew by the page's cells; one text is written anew.
+    """
+    recorded = records.record("09_language_model")["answers"]
+    with record.experiment(pages.BOOK / "09_language_model.ipynb") as page, torch.no_grad():
+        questions, names = page["QUESTIONS"], list(page["errors"])
+        tokens = page["ids_of"](page["TEXTS"][0])
+        right, rows = pretrained.smollm2()(tokens), []
+        for name in names:
+            model, cache = page["planted"](name), Cache()
+            whole = model(tokens)
+            pieces = [model(piece, cache=cache) for piece in tokens.tensor_split(2, dim=1)]
+            loss = torch.nn.functional.cross_entropy(whole[0, :-1], tokens[0, 1:])
+            gaps = [(logits - right).abs().max() for logits in (whole, torch.cat(pieces, dim=1))]
+            rows.append([float(number) for number in (loss.exp(), *gaps)])
+        asked = page["CHAT"].format(questions[2])
+        assert page["write"](page["planted"](names[4]), asked) == recorded[2][names[4]]
+        decode = page["tokenizer"].decode
+        texts = [[decode(answers[name]) for name in names] for answers in recorded]
+    order = stored(GUESS)["order"]
+    assert all(sorted(places) == list(range(9)) for places in order)
+    kinds = ["not yet", "the right model", "one with an error"]
+
+    def check(moving, question, letter, told):
+        who = order[question][letter]
+        (written,), (sentence,), cells = moving.read(".written @text", ".say", ".ends td")
+        assert written == texts[question][who]
+        if not told:
+            assert sentence == "Who wrote this?"
+            assert cells == ["?"] * 3
+            return
+        is_right = (told == 1) == (who == 0)
+        whose = f"a model with the error {names[who]}." if who else "this is the right model."
+        assert sentence == f"{'Yes' if is_right else 'No'}: {whose}"
+        assert floats(cells) == pytest.approx(rows[who], rel=0.02, abs=0.006)
+
+    def follow(settings, n, value):
+        question, letter, _ = (*settings[:n], value, *settings[n + 1 :])
+        return question, letter, value if n == 2 else 0
+
+    return Shown([questions, list("ABCDEFGHI"), kinds], (2, 0, 0), check, follow)
+
+
 # ---------------------------------------------------------------- dates
 
 DATES = "23 October 2025", "14 January 1987"
@@ -996,6 +1046,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     LENS: (lens, "06_block"),
     SINK: (crossed, "07_real_encoder"),
     SAMPLE: (next_token, "08_next_token"),
+    GUESS: (guess, "09_language_model"),
     "fig-encoder-decoder-exchange": (dates, "10_encoder_decoder"),
     SWAP: (tiles, "11_vision"),
     PATCHES: (patches, "12_large_vision"),

@@ -432,6 +432,20 @@ def bytes_of_a_token(page):
     yield cache.bytes, T * 2 * L * H_kv * d_k * 4
 
 
+def rounded_weights(page):
+    W = draw(2, 96)
+    for bits, shift in ((2, 0), (3, 16)):
+        groups = [W[:, [(s - shift) % 96 for s in range(a, a + 32)]] for a in (0, 32, 64)]
+        expected = torch.empty_like(W)
+        for a, group in zip((0, 32, 64), groups, strict=True):
+            for row, weights in enumerate(group):
+                low, step = min(weights), (max(weights) - min(weights)) / (2**bits - 1)
+                for s, w in enumerate(weights):
+                    value = low + step * math.floor(float((w - low) / step) + 0.5)
+                    expected[row, (a + s - shift) % 96] = value
+        yield page["rounded"](W, bits, shift), expected
+
+
 def temperature(page):
     z, tau = draw(5), 0.7
     powers = [math.exp(float(x) / tau) for x in z]
@@ -698,6 +712,8 @@ PRODUCT = r"\boxed{e(p) \cdot e(p + n) = \sum_m \cos \omega_m n}"
 ROPE = r"\boxed{(\operatorname{rot}_i q) \cdot (\operatorname{rot}_j k) = "
 ROPE += r"(\operatorname{rot}_{i-j}\, q) \cdot k}"
 BYTES = r"\text{bytes per token} = 2\, L\, H_\text{kv}\, d_k \cdot 4"
+ROUNDED = r"\hat w = l + s \operatorname{round}\left(\frac{w - l}{s}\right), \quad s = "
+ROUNDED += r"\frac{h - l}{2^b - 1}"
 SMOOTHED = r"\ell = -(1 - \varepsilon) \ln p_r - \frac{\varepsilon}{V} \sum_i \ln p_i"
 RATE = r"\eta_n = \begin{cases} \eta \, (n + 1) / w & n < w \cr \frac{\eta}{2} + "
 RATE += r"\frac{\eta}{2} \cos \pi \frac{n - w}{N - w} & n \ge w \end{cases}"
@@ -760,7 +776,11 @@ ROWS = [
         ("before 7.1", POOLED, pooled),
         ("7.1", r"e = \frac{\bar x}{\lVert \bar x \rVert}", pooled),
     ),
-    *rows("09_language_model", ("9.1", BYTES, bytes_of_a_token)),
+    *rows(
+        "09_language_model",
+        ("9.1", BYTES, bytes_of_a_token),
+        ("9.2", ROUNDED, rounded_weights),
+    ),
     *rows(
         "08_next_token",
         ("8.1", r"p_i = \frac{e^{z_i / \tau}}{\sum_j e^{z_j / \tau}}", temperature),
@@ -877,6 +897,8 @@ def test_each_displayed_formula_has_its_row():
     ("8.2", "ids[0, 1:, None]", "ids[0, :-1, None]"),
     ("8.2", "[:, 0] / math.log(2)", "[:, 0]"),
     ("9.1", "k.nbytes + v.nbytes", "k.nbytes"),
+    ("9.2", "(2**bits - 1)", "2**bits"),
+    ("9.2", "/ step).round()", "/ step).floor()"),
     ("10.1", "y + block.cross(", "block.cross("),
     ("10.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
     ("10.2", "label_smoothing=eps", "label_smoothing=0.2"),

@@ -15,7 +15,6 @@ from attn_lib import plotting
 # deciding words that no line holds yet, of each page. The numbers only get smaller.
 UNBOUND = {
     "01_one_head": 2,
-    "09_language_model": 1,
     "10_encoder_decoder": 2,
     "11_vision": 4,
     "12_large_vision": 4,

@@ -413,7 +413,6 @@ DOCSTRINGS = {
 
 # ---------------------------------------------------------------- formulas inside sentences
 
-GATED = FeedForward(d_model=8, d_ff=5, activation="silu", gated=True, bias=False).double()
 MILK = torch.tensor([[0.0, 0], [2, 0], [1, 1]])  # keys of *the*, *cat* and *drank*
 FORMULAS = {
     "01_one_head": [
@@ -482,10 +481,6 @@ FORMULAS = {
         ),
     ],
     "09_language_model": [
-        (
-            "$\\big(\\text{silu}(xW_\\text{gate}) \\odot xW_\\text{up}\\big)\\, W_\\text{down}$",
-            lambda: near(GATED(Q), (F.silu(GATED.gate(Q)) * GATED.up(Q)) @ GATED.down.weight.T),
-        ),
         (
             "multiplying by $e^{i\\theta}$ rotates it by $\\theta$",
             lambda: near(
