@@ -60,12 +60,14 @@ QUESTION = "Write two sentences about a cat that drank warm milk."
 
 @for_each(
     (QUESTION, 60, "", 1),
+    ("<|endoftext|>" + QUESTION, 60, "", 1),
+    ("." + QUESTION, 60, "", 1),
     (chat(QUESTION), 60, ANSWER, 36),
     ("Paris is the capital of", 4, " the United States.", 4),
     ("<|endoftext|>Paris is the capital of", 2, " France and", 2),
     (".Paris is the capital of", 2, " France and", 2),
     ("<|im_start|>Paris is the capital of", 4, " the United States.", 4),
-    ids=["plain", "chat", "Paris", "started", "stopped", "marked"],
+    ids=["plain", "plain, started", "plain, stopped", "chat", "Paris", "started", "stopped", "marked"],
 )
 def test_greedy_texts_are_no_toss_up(text, new, written, count, model, tokenizer):
     ids = torch.tensor([tokenizer.encode(text).ids])
