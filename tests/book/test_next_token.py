@@ -145,3 +145,9 @@ def test_what_the_solution_of_8_4_says_of_other_forms():
         found = sum(country in text for country, text in zip(facts.values(), texts, strict=True))
         assert abs(found - count) <= 1, form  # one may be a toss-up elsewhere
     assert exercises.check("8.4", user.format(question).format)
+
+
+def test_the_cut_by_hand_does_not_know_contractions(tokenizer):
+    by_hand = run_to("ch08-code-14")["by_hand"]
+    for text, same in {"it is": True, "it's": False, "I'll": False}.items():
+        assert (by_hand(text) == tokenizer.encode(text).ids) is same, text
