@@ -60,12 +60,23 @@ QUESTION = "Write two sentences about a cat that drank warm milk."
 
 @for_each(
     (QUESTION, 60, "", 1),
+    ("<|endoftext|>" + QUESTION, 60, "", 1),
+    ("." + QUESTION, 60, "", 1),
     (chat(QUESTION), 60, ANSWER, 36),
     ("Paris is the capital of", 4, " the United States.", 4),
     ("<|endoftext|>Paris is the capital of", 2, " France and", 2),
     (".Paris is the capital of", 2, " France and", 2),
     ("<|im_start|>Paris is the capital of", 4, " the United States.", 4),
-    ids=["plain", "chat", "Paris", "started", "stopped", "marked"],
+    ids=[
+        "plain",
+        "plain, started",
+        "plain, stopped",
+        "chat",
+        "Paris",
+        "started",
+        "stopped",
+        "marked",
+    ],
 )
 def test_greedy_texts_are_no_toss_up(text, new, written, count, model, tokenizer):
     ids = torch.tensor([tokenizer.encode(text).ids])
@@ -134,3 +145,9 @@ def test_what_the_solution_of_8_4_says_of_other_forms():
         found = sum(country in text for country, text in zip(facts.values(), texts, strict=True))
         assert abs(found - count) <= 1, form  # one may be a toss-up elsewhere
     assert exercises.check("8.4", user.format(question).format)
+
+
+def test_the_cut_by_hand_does_not_know_contractions(tokenizer):
+    by_hand = run_to("ch08-code-14")["by_hand"]
+    for text, same in {"it is": True, "it's": False, "I'll": False}.items():
+        assert (by_hand(text) == tokenizer.encode(text).ids) is same, text
