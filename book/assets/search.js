@@ -41,7 +41,7 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "libraries models": "qwen, mistral, olmo",
     "tokenize byte pair": "tokenizer, tokenization, bpe",
     "chat template": "eos, system prompt, instruct",
-    "sample temperature": "sampling, nucleus, top k",
+    "sample temperature": "sampling, nucleus",
     "greedy decoding": "beam",
     "guess next word": "autoregressive",
     "language model": "decoder only, llm",
