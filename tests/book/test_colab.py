@@ -97,8 +97,8 @@ def test_links_lead_somewhere_once_there_is_an_address(path, published):
     assert pages.links_listed(notebook) == []
     again, before = map(colab.for_website, (notebook, pages.read(path)))
     assert f"git+{PUBLISHED}" in pages.code_cells(again)[0].source
-    assert "raise" in pages.code_cells(before)[0].source
-    assert "raise" not in pages.code_cells(again)[0].source
+    assert "raise ImportError" in pages.code_cells(before)[0].source
+    assert "raise ImportError" not in pages.code_cells(again)[0].source
     pages.code_cells(again)[0].source = pages.code_cells(before)[0].source
     assert again == before
 
