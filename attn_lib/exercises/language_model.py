@@ -176,9 +176,9 @@ def _small(epsilon: float = 1e-5, base: float = 100.0, restarts: bool = False) -
     with torch.random.fork_rng(devices=[]):  # leaves the reader's random state as it was
         torch.manual_seed(0)
         model = DecoderLM(vocab_size=11, max_len=None, attention={"rotate": rotate}, **options)
-    for block in model.decoder.blocks:  # with small ones the positions hardly count
-        for projection in (block.attention.q_proj, block.attention.k_proj):
-            projection.weight.data *= 4.0
+    for name, weight in model.named_parameters():  # with small ones the positions hardly count
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight.data *= 4.0
     return model.eval()
 
 

@@ -103,7 +103,7 @@ def min_p(answer: Callable[[Tensor, float, float], Tensor]) -> str | None:
     if fault is None:
         return "right tokens are cut, but the others must keep their logit"
     for said, rule in _RULES.items():
-        if all(torch.equal(out > -math.inf, rule(*case)) for *case, out in cases):
+        if all(torch.equal(out > -math.inf, rule(z, tau, m)) for z, tau, m, out in cases):
             return said
     return fault
 
