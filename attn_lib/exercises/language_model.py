@@ -77,11 +77,7 @@ def _for_all(W: Tensor, H_kv: int, H: int) -> Tensor:
 @exercise("9.3")
 def tells_a_wrong_cache(answer: Callable[[Callable[..., Tensor], Tensor], Any]) -> str | None:
     """Whether logits are the same however the text is cut: tried on many caches."""
-    options: dict[str, Any] = {"num_heads": 2, "d_ff": 16, "num_layers": 2, "d_model": 8}
-    rotary = {"rotate": partial(apply_rope, base=100.0)}
-    with torch.random.fork_rng(devices=[]):  # leaves the reader's random state as it was
-        torch.manual_seed(0)
-        model = DecoderLM(vocab_size=11, max_len=None, attention=rotary, **options).eval()
+    model = _small()
     tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
     for name, wrong in _CACHES.items():
         seen = yes_or_no(answer(partial(_cached, model, wrong), tokens.clone()))

@@ -101,7 +101,7 @@ def within_one_sitting(notebook) -> list[str]:
     if notebook.metadata.get("appendix", False) is True:
         budget |= APPENDIX
     found = measured(notebook)
-    broken = [what for what, (low, high) in budget.items() if not low <= round(found[what]) <= high]
+    broken = [what for what, (low, high) in budget.items() if not low <= found[what] <= high]
     return [f"{w}: {found[w]:.0f}, not {budget[w][0]} to {budget[w][1]}" for w in broken]
 
 
