@@ -84,35 +84,30 @@ class Cache:
         self, layer: int, k: Tensor, v: Tensor, *, owner: nn.Module, window: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Add (B, H_kv, T, ·) keys and values; all so far that the window leaves in reach."""
-        old, T = self._entries.get(layer), k.shape[2]
-        seen = 0 if old is None else old.length
-        if seen != self._length:
+        T, old = k.shape[2], self._entries.get(layer)
+        if old is None:
+            old = _Entry(k[:, :, :0], v[:, :, :0], filled=0, dropped=0)
+        if old.length != self._length:
             raise ValueError(
-                f"the cache holds {seen} tokens of this layer and {self._length} of others: "
+                f"the cache holds {old.length} tokens of this layer and {self._length} of others: "
                 "start with an empty one"
             )
-        if old is not None:
-            _check_fits(k, old.k)
+        _check_fits(k, old.k)
         self._claim((layer, False), owner)
-        first = start = 0
-        if old is not None:
-            start = old.filled
-            first = 0 if window is None else max(start - window + 1, 0)
-            if old.dropped and (window is None or start < window - 1):
-                raise ValueError(f"window={window} needs keys that a smaller window has dropped")
+        first = 0 if window is None else max(old.filled - window + 1, 0)
+        if old.dropped and (window is None or old.filled < window - 1):
+            raise ValueError(f"window={window} needs keys that a smaller window has dropped")
+        reach = old.filled - first + T
         if torch.is_grad_enabled():
-            if old is not None:
-                k = torch.cat([old.k[:, :, first:start], k], dim=2)
-                v = torch.cat([old.v[:, :, first:start], v], dim=2)
-            entry = _Entry(k, v, k.shape[2], first + (0 if old is None else old.dropped))
-        else:
-            entry = _with_room(old, k, v, first)
-            entry.k.narrow(2, entry.filled - T, T).copy_(k)
-            entry.v.narrow(2, entry.filled - T, T).copy_(v)
-        self._entries[layer] = entry
-        reach = T + start - first
-        seen = entry.filled - reach
-        return entry.k.narrow(2, seen, reach), entry.v.narrow(2, seen, reach)
+            k = torch.cat([old.k[:, :, first : old.filled], k], dim=2)
+            v = torch.cat([old.v[:, :, first : old.filled], v], dim=2)
+            self._entries[layer] = _Entry(k, v, reach, old.dropped + first)
+            return k, v
+        entry = self._entries[layer] = _with_room(old, k, v, first)
+        entry.k.narrow(2, entry.filled - T, T).copy_(k)
+        entry.v.narrow(2, entry.filled - T, T).copy_(v)
+        start = entry.filled - reach
+        return entry.k.narrow(2, start, reach), entry.v.narrow(2, start, reach)
 
     def _of_context(
         self,
@@ -217,15 +212,14 @@ def _check_fits(new: Tensor, old: Tensor) -> None:
         )
 
 
-def _with_room(old: _Entry | None, k: Tensor, v: Tensor, first: int) -> _Entry:
+def _with_room(old: _Entry, k: Tensor, v: Tensor, first: int) -> _Entry:
     """Memory for the old positions from ``first`` on and the new ones, and for as many again."""
     T = k.shape[2]
-    if old is not None and old.filled + T <= old.k.shape[2] and not old.k.requires_grad:
+    if old.filled + T <= old.k.shape[2] and not old.k.requires_grad:
         if old.k.is_inference() == torch.is_inference_mode_enabled():
             return _Entry(old.k, old.v, old.filled + T, old.dropped)
-    reach, dropped = (0, 0) if old is None else (old.filled - first, old.dropped + first)
+    reach = old.filled - first
     memory = [x.new_empty(*x.shape[:2], 2 * (reach + T), x.shape[-1]) for x in (k, v)]
-    if old is not None:
-        for new, before in zip(memory, (old.k, old.v), strict=True):
-            new[:, :, :reach] = before[:, :, first : old.filled]
-    return _Entry(memory[0], memory[1], reach + T, dropped)
+    for new, before in zip(memory, (old.k, old.v), strict=True):
+        new[:, :, :reach] = before[:, :, first : old.filled]
+    return _Entry(memory[0], memory[1], reach + T, old.dropped + first)

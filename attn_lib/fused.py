@@ -87,7 +87,7 @@ def fused_attention(
     )
     if together:
         out = out.reshape(out.shape[0], H, 1, out.shape[-1])
-    if d_v < out.shape[-1]:
+    if d_v < d_k:
         out = out[..., :d_v]
     if not torch.compiler.is_compiling() and S < _FEW_KEYS:  # in this order, for torch.export
         # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN

@@ -285,19 +285,21 @@ class MultiHeadAttention(nn.Module):
         causal: bool,
     ) -> Tensor:
         """(B, H, T, d_v), by the fused kernel where it can."""
-        T, S, dropout_p = q.shape[2], k.shape[2], self.dropout if self.training else 0.0
-        # an exported graph is for all lengths: its mask is always there
-        if self.window is not None and (torch.compiler.is_compiling() or S > self.window):
-            near = window_mask(T, S, window=self.window).to(q.device)
-            mask = near if mask is None else mask & near
+        if self.window is not None:
+            T, S = q.shape[2], k.shape[2]
+            # an exported graph is for all lengths: its mask is always there
+            if torch.compiler.is_compiling() or S > self.window:
+                near = window_mask(T, S, window=self.window).to(q.device)
+                mask = near if mask is None else mask & near
         if self.sinks is not None:
             k, v, mask, attn_bias = _with_sinks(self.sinks.to(q.dtype), k, v, mask, attn_bias)
         options: dict[str, Any] = {"mask": mask, "attn_bias": attn_bias, "scale": self.scale}
-        options |= {"causal": causal, "dropout_p": dropout_p}
+        if self.training:
+            options["dropout_p"] = self.dropout
         if self.softcap is None:
-            return fused_attention(q, k, v, **options)
+            return fused_attention(q, k, v, causal=causal, **options)
         k, v = _repeated(k, q), _repeated(v, q)
-        return attention(q, k, v, softcap=self.softcap, **options)[0]
+        return attention(q, k, v, causal=causal, softcap=self.softcap, **options)[0]
 
     def _check_inputs(self, x: Tensor, context: Tensor | None, causal: bool) -> None:
         _check_width("x", x, self.d_model)

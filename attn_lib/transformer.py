@@ -147,21 +147,19 @@ class TransformerBlock(nn.Module):
         if context is None and context_mask is not None:
             raise ValueError("context_mask needs a context")
 
-        y = self._given(x, self.attention_norm)
-        place: dict[str, Any] = {"cache": cache, "layer": layer}
-        y = self.attention(y, mask=mask, attn_bias=attn_bias, causal=causal, **place)
-        x = self._added(x, y, self.attention_norm, self.attention_norm_2, self.attention_gain)
+        norm, before = self.attention_norm, self.norm_at in ("before", "both")
+        y = norm(x) if before else x
+        y = self.attention(
+            y, mask=mask, attn_bias=attn_bias, causal=causal, cache=cache, layer=layer
+        )
+        x = self._added(x, y, norm, self.attention_norm_2, self.attention_gain)
         if self.cross is not None and self.cross_norm is not None:
-            y = self._given(x, self.cross_norm)
-            y = self.cross(y, context, mask=context_mask, **place)
+            y = self.cross_norm(x) if before else x
+            y = self.cross(y, context, mask=context_mask, cache=cache, layer=layer)
             x = self._added(x, y, self.cross_norm, self.cross_norm_2, self.cross_gain)
-        y = self.feed_forward(self._given(x, self.feed_forward_norm))
-        gain = self.feed_forward_gain
-        return self._added(x, y, self.feed_forward_norm, self.feed_forward_norm_2, gain)
-
-    def _given(self, x: Tensor, norm: nn.Module) -> Tensor:
-        """What a sublayer reads."""
-        return norm(x) if self.norm_at in ("before", "both") else x
+        norm = self.feed_forward_norm
+        y = self.feed_forward(norm(x) if before else x)
+        return self._added(x, y, norm, self.feed_forward_norm_2, self.feed_forward_gain)
 
     def _added(
         self, x: Tensor, y: Tensor, norm: nn.Module, norm_2: nn.Module | None, gain: Tensor | None
