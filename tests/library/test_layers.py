@@ -310,14 +310,6 @@ def test_under_autocast_every_option_counts(options, given):
     assert not torch.allclose(out.float(), layer(x), atol=0.05)
 
 
-def test_layers_share_a_cache_without_mixing():
-    first, second, x, cache = layer_of(), layer_of(1), draw(1, 4, 6), Cache()
-    full = second(first(x, causal=True), causal=True)
-    found = [second(first(x[:, [t]], cache=cache), cache=cache, layer=1) for t in range(4)]
-    torch.testing.assert_close(torch.cat(found, dim=1), full)
-    assert cache.length == 4
-
-
 # ---------------------------------------------------------------- conventions
 
 
