@@ -326,26 +326,6 @@ def test_padding_of_a_context_may_hold_anything(closed, garbage):
         assert torch.equal(layer(x, context, mask=mask[:1].expand(4, 5)), expected)
 
 
-def test_recording_changes_nothing_and_shows_what_was_used():
-    """Of two layers; of one, and of other models: ``test_recording.py``."""
-    model, x = nn.Sequential(layer_of(dropout=0.5), layer_of(1, dropout=0.5)), draw(2, 4, 6)
-    for mode in (True, False):
-        outs = []
-        for block in (nullcontext(), record_attention(model.train(mode))):
-            torch.manual_seed(0)
-            with block as maps:
-                outs.append(model(x))
-        assert torch.equal(*outs)
-        assert set(maps) == {"0", "1"}
-        torch.testing.assert_close(maps["0"].sum(-1), torch.ones(2, 3, 4, dtype=torch.float64))
-    first = model[0]
-    mixed = maps["0"] @ split_heads(first.v_proj(x), 3)
-    torch.testing.assert_close(first.out_proj(merge_heads(mixed)), first(x))
-    before = dict(maps)
-    model(x + 1)
-    assert all(torch.equal(maps[name], before[name]) for name in maps)
-
-
 def test_copies_keep_dropout_mode_and_dtype():
     given = nn.MultiheadAttention(6, 3, dropout=0.25, batch_first=False).double().eval()
     layer = interop.from_torch(given)
