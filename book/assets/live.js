@@ -230,36 +230,6 @@
     ];
   }
 
-  // Which outputs move when a token is replaced: under each mask, a row for each token that is.
-  function leak({tokens, moved, row}) {
-    const kinds = Object.keys(moved), top = Math.max(...Object.values(moved).flat(2));
-    const cells = tokens.map(() => make("td")), say = make("p", {class: "say", "aria-live": "polite"});
-    let kind = 0, s = row;
-    const masks = choices("mask", kinds, i => { kind = i; draw(); });
-    const replaced = choices("replace", tokens, i => { s = i; draw(); });
-    function draw() {
-      const now = moved[kinds[kind]][s], early = tokens.filter((_, t) => t < s && now[t] > 0);
-      masks.inputs[kind].checked = replaced.inputs[s].checked = true;
-      cells.forEach((cell, t) => {
-        cell.textContent = number(now[t], 3);
-        cell.style.setProperty("--w", now[t] / top);
-        cell.className = `moved${t < s && now[t] > 0 ? " leak" : ""}`;
-      });
-      const said = early.length
-        ? [`The output${early.length > 1 ? "s" : ""} of `, ...listed(early), ", before the word that was replaced, ", early.length > 1 ? "move" : "moves", ": a leak."]
-        : [s ? "No earlier output moves: no leak from here." : "Before the first token there is nothing to leak to."];
-      say.replaceChildren(...said);
-    }
-    draw();
-    return [
-      masks.set, replaced.set,
-      make("table", {}, columns(make("th", {scope: "col"}, "output of"), tokens),
-        make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, "moves by"), ...cells))),
-      say,
-      make("p", {class: "hint"}, "Choose another mask, and replace one word after the other."),
-    ];
-  }
-
   // A mask and the weights that come of it, in whichever way it is read.
   function mask({tokens, q, k, kinds}) {
     const scores = q.map(query => k.map(key => key.reduce((sum, a, j) => sum + a * query[j], 0) / Math.sqrt(key.length)));
@@ -781,7 +751,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, leak, mask, sample, lens, row, dial, exchange, swap, patches, trained, guess}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, guess}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

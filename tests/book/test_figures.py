@@ -471,7 +471,7 @@ def test_the_ring_in_a_figure_can_be_seen(browser, site, scheme):
 
 # ---------------------------------------------------------------- masks
 
-LEAK, MASK = "fig-masks-swap", "fig-masks-playground"
+MASK = "fig-masks-playground"
 KINDS = {
     "causal": masks.causal_mask(6),
     "window": masks.window_mask(6, window=3),
@@ -479,27 +479,6 @@ KINDS = {
     "off by one": masks.causal_mask(6, offset=1),
     "no mask": torch.ones(6, 6, dtype=torch.bool),
 }
-
-
-def leak():
-    """Each mask, and a dog in each place: what moves, and what of it is a leak."""
-    tokens, *qkv = (stored(HEAD)[name] for name in ("tokens", *"qkv"))
-    before, kinds = list(map(torch.tensor, qkv)), list(stored(LEAK)["moved"])
-
-    def check(moving, kind, s):
-        after = [part.clone() for part in before]
-        for part, dog in zip(after, ([0.0, 3.0], [3.0, 0.0], [3.0, 0.0]), strict=True):
-            part[s] = torch.tensor(dog)
-        now, then = (attention(*parts, mask=KINDS[kinds[kind]])[0] for parts in (after, before))
-        distances = (now - then).abs().amax(dim=-1)
-        early = [t for t in range(s) if distances[t] > 0]
-        cells, classes, (sentence,) = moving.read("td.moved", "td.moved @class", ".say")
-        compare(cells, formatted(distances, 3))
-        assert holding("leak", classes) == early
-        assert ("a leak" in sentence) == bool(early)
-        assert (f" of {listed([tokens[t] for t in early])}, before" in sentence) == bool(early)
-
-    return Shown([kinds, tokens], (0, 5), check)
 
 
 def playground():
@@ -1038,7 +1017,6 @@ def clinic():
 FIGURES = {  # what each has to show, and the pages where it stands
     "fig-one-head-map": (trained_map, "01_one_head"),
     HEAD: (one_head, "01_one_head", "index"),
-    LEAK: (leak, "02_masks"),
     MASK: (playground, "02_masks"),
     HEADS: (functools.partial(heads, 0, 4), "03_many_heads"),
     ROW: (random_row, "04_scaling"),
