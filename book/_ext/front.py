@@ -317,7 +317,26 @@ class Cite(Front):
         return [nodes.literal_block(text, text, language="bibtex")]
 
 
+_REPORT = re.compile(r'(?s)(?<=cell_output docutils container">\n)<div class="output.*?</pre>')
+_CALL = re.compile(r"[\w.]+\([^()<>]*\)")
+
+
+def unbroken(body: str) -> str:
+    """The front page, on which a phone breaks the lines of a report, but no call in them."""
+
+    def report(found: re.Match) -> str:
+        parts = re.split(r"(<[^>]*>)", found[0])  # text, tag, text
+        parts[::2] = [
+            _CALL.sub(r'<span class="together">\g<0></span>', part) for part in parts[::2]
+        ]
+        return "".join(parts)
+
+    return _REPORT.sub(report, body)
+
+
 def _sign(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+    if page == "book/index":
+        context["body"] = unbroken(context["body"])
     citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
     if page.startswith("book/"):
         context["body"] += colophon(citation)
