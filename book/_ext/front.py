@@ -145,11 +145,12 @@ def install(address: str) -> str:
 
 
 def colab(address: str) -> str:
-    """How a chapter is opened in Colab."""
+    """How a chapter is opened in Colab, and what there is for whoever has not the book's folder."""
     if UNSET in address:
         return (
-            "In Colab, upload a notebook, drop the library, which stands in the download menu of "
-            "every page, into Files, and run the first cell."
+            "Without that folder, take the library, one file in the download menu of every page, "
+            "and install that file with pip. In Colab, upload a notebook, drop the file into "
+            "Files, and run the first cell."
         )
     at_top = "https://github.com/" in address
     opened = "open a chapter with the button at its top" if at_top else "upload a notebook"

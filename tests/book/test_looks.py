@@ -346,6 +346,14 @@ def test_each_figure_is_one_picture_and_one_caption(browser, site):
                 assert seen["fig-one-head-map"] == counts, style
 
 
+def test_a_formula_keeps_what_clings_to_it():
+    formula = '<span class="math notranslate nohighlight"><math><mi>d</mi></math></span>'
+    for text in (f"({formula}", f"{formula},", f"({formula}).", f"{formula}-th"):
+        assert html_fixes.fix_text(text) == f'<span class="together">{text}</span>'
+    for text in (formula, f"( {formula} )", f"a {formula} b"):
+        assert html_fixes.fix_text(text) == text
+
+
 # ---------------------------------------------------------------- what is said
 
 
