@@ -53,7 +53,7 @@ def lost(text: str) -> set[str]:
 def test_the_built_page_says_what_a_report_says(site):
     text = (site / "book" / "known_mistakes.html").read_text()
     assert lost(text) == set()
-    assert "`" not in text
+    assert "`" not in re.sub(r"(?s)<script.*?</script>", "", text)
     assert lost(text.replace("a call without scale", "a call with scale")) == {"scale_ignored"}
     assert lost(text.replace('id="rope-base"', "")) == {"rope_base"}
     assert lost(text.replace("not of one head", "")) == {"scale_by_model_width"}
