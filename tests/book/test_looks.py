@@ -444,6 +444,7 @@ def moved(browser, own, name, local="local(") -> float:
 # from the first screen to the last, and back
 SCROLLED = f"""async () => {{
   const wait = {PAINTED}, end = document.documentElement.scrollHeight;
+  window.moved = 0;
   for (let top = 0; top < end; top += innerHeight / 2) {{ scrollTo(0, top); await wait(); }}
   scrollTo(0, 0);
   await wait();
@@ -454,7 +455,7 @@ UNFOLDING += " { display: block !important }"
 
 
 def test_nothing_moves_while_one_reads(browser, site, request):
-    """Nothing that comes late, and no list of contents that unfolds, pushes anything away."""
+    """Once a page is there, nothing that comes late, and no list that unfolds, pushes it away."""
     known = "book/known_mistakes.html"
     with opened(browser, site.as_uri()) as page:
         page.add_init_script(MOVED)
