@@ -109,6 +109,17 @@ def _told(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: li
     lines[:] = text.split("\n")
 
 
+def short(signature: str) -> str:
+    """A signature that Sphinx cannot read, for its defaults, without the modules of its types."""
+    return re.sub(r"~(?:\w+\.)+", "", signature) if "<factory>" in signature else signature
+
+
+def _shortened(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returned: str
+) -> tuple[str, str] | None:
+    return signature and (short(signature), returned)
+
+
 def _named_as_documented(app: Sphinx, env: Any, node: pending_xref, shown: nodes.Element) -> None:
     for private, documented in _PRIVATE.items():
         node["reftarget"] = re.sub(private, documented, node["reftarget"])
@@ -123,5 +134,6 @@ def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
     app.connect("builder-inited", _begin)
     app.connect("autodoc-process-docstring", _told, priority=600)  # after napoleon
+    app.connect("autodoc-process-signature", _shortened)
     app.connect("missing-reference", _named_as_documented, priority=400)  # before intersphinx
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -145,11 +145,12 @@ def install(address: str) -> str:
 
 
 def colab(address: str) -> str:
-    """How a chapter is opened in Colab."""
+    """How a chapter is opened in Colab, and what there is for whoever has not the book's folder."""
     if UNSET in address:
         return (
-            "In Colab, upload a notebook, drop the library, which stands in the download menu of "
-            "every page, into Files, and run the first cell."
+            "Without that folder, take the library, one file in the download menu of every page, "
+            "and install that file with pip. In Colab, upload a notebook, drop the file into "
+            "Files, and run the first cell."
         )
     at_top = "https://github.com/" in address
     opened = "open a chapter with the button at its top" if at_top else "upload a notebook"
@@ -317,7 +318,26 @@ class Cite(Front):
         return [nodes.literal_block(text, text, language="bibtex")]
 
 
+_REPORT = re.compile(r'(?s)(?<=cell_output docutils container">\n)<div class="output.*?</pre>')
+_CALL = re.compile(r"[\w.]+\([^()<>]*\)")
+
+
+def unbroken(body: str) -> str:
+    """The front page, on which a phone breaks the lines of a report, but no call in them."""
+
+    def report(found: re.Match) -> str:
+        parts = re.split(r"(<[^>]*>)", found[0])  # text, tag, text
+        parts[::2] = [
+            _CALL.sub(r'<span class="together">\g<0></span>', part) for part in parts[::2]
+        ]
+        return "".join(parts)
+
+    return _REPORT.sub(report, body)
+
+
 def _sign(app: Sphinx, page: str, template: str, context: dict, doctree: object) -> None:
+    if page == "book/index":
+        context["body"] = unbroken(context["body"])
     citation = yaml.safe_load((Path(app.srcdir) / "CITATION.cff").read_text())
     if page.startswith("book/"):
         context["body"] += colophon(citation)

@@ -1,9 +1,9 @@
 """What is rewritten in the HTML of a page, by regular expressions, and nowhere else.
 
 :func:`fix_text` is for the text of a page: a figure is drawn by lines, and the line under it says
-how it may be used again; a formula keeps the comma behind it; Chinese words say that they are
-Chinese; a screen reader is told rightly what the theme shows; and under its title a page says when
-its outputs were compared.
+how it may be used again; a formula keeps the bracket before it and the comma behind it; Chinese
+words say that they are Chinese; a screen reader is told rightly what the theme shows; and under
+its title a page says when its outputs were compared.
 :func:`fix_page` is for a page as it is stored: the reader's colours before anything is painted,
 scripts that it needs, at its end, and pictures with their sizes, large ones stored again without
 loss; :func:`fix_script` silences the theme's scripts, :func:`fix_styles` leaves one stylesheet.
@@ -25,9 +25,9 @@ from sphinx.application import Sphinx
 _HAN = re.compile(
     r"[\u3400-\u9fff\uf900-\ufaff][\u3000-\u303f\u3400-\u9fff\uf900-\ufaff\uff00-\uff60]*"
 )
-_TOGETHER = re.compile(
-    r'(\(?<span class="math[^>]*>(?:(?!</span>).)*</span>(?:[.,;:!?)\]’”]|-\w+)+)'  # also "n-th"
-)
+_FORMULA = r'<span class="math[^>]*>(?:(?!</span>).)*</span>'
+_BEHIND = r"(?:[.,;:!?)\]’”]|-\w+)"  # also "n-th"
+_TOGETHER = re.compile(rf"(\({_FORMULA}{_BEHIND}*|{_FORMULA}{_BEHIND}+)")
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # the bibliography's roles are no longer roles, and a signature is no list of definitions
 _THEME = {

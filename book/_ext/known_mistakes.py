@@ -31,11 +31,18 @@ def described(row: dict[str, str]) -> list[nodes.Node]:
     """What is likely, the line to look for and its repair."""
     body = [nodes.paragraph("", row["likely"])]
     for key, label in LABELS.items():
-        words = row[key]  # code, unless it is a sentence
-        sentence = words.endswith(".") and not words.endswith("...")
-        text = nodes.Text(words) if sentence else nodes.literal(words, words)
-        body.append(nodes.paragraph("", "", nodes.strong("", f"{label}: "), text))
+        body.append(nodes.paragraph("", "", nodes.strong("", f"{label}: "), *marked(row[key])))
     return body
+
+
+def marked(words: str) -> list[nodes.Node]:
+    """Words that are code, unless they are a sentence or say themselves which part is code."""
+    if words.endswith(".") and not words.endswith("..."):
+        return [nodes.Text(words)]
+    if "`" not in words:
+        return [nodes.literal(words, words)]
+    parts = enumerate(words.split("`"))
+    return [nodes.literal(part, part) if n % 2 else nodes.Text(part) for n, part in parts if part]
 
 
 def section(name: str, row: dict) -> nodes.section:

@@ -196,7 +196,7 @@ def test_the_day_is_that_of_the_check(tmp_path):
 
 
 @for_each(
-    (front.UNSET, [], "drop the library, which stands in the download menu"),
+    (front.UNSET, [], "file in the download menu of every page, and install"),
     ("https://codeberg.org/someone/book", ["https://codeberg.org/someone/book"], "upload a"),
     (GITHUB, [GITHUB], "button at its top: its first cell installs"),
 )
@@ -249,6 +249,25 @@ def test_one_screen_and_one_order(browser, site):
             else:
                 assert tops == sorted(tops)
                 assert tops[4] < height  # the figure begins on the first screen
+
+
+def broken_calls(page) -> list[str]:
+    """The calls in the report that stand on more than one line."""
+    shown = page.locator(".front-check .cell_output .together").all()
+    lines = "e => new Set([...e.getClientRects()].map(box => Math.round(box.top))).size"
+    assert len(shown) > 1
+    return [call.inner_text() for call in shown if call.evaluate(lines) > 1]
+
+
+def test_a_phone_shows_the_faulty_line_whole(browser, site):
+    with opened(browser, site.as_uri()) as page:
+        for width in (360, 390):
+            visit(page, f"{site.as_uri()}/book/index.html", width)
+            assert broken_calls(page) == []
+            report = page.locator(".front-check .cell_output pre")
+            assert report.evaluate("e => e.scrollWidth <= e.clientWidth")
+        page.add_style_tag(content=".together { white-space: normal !important }")
+        assert broken_calls(page) != []
 
 
 def test_without_scripts_the_page_is_whole(browser, site):

@@ -54,9 +54,20 @@ CUT = """phone => {
     return image.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight);
   };
   const orphaned = formula => {
-    const next = formula.closest("span.math").nextSibling;
-    if (!next || next.nodeType !== 3 || !/^[.,;:!?)]/.test(next.data)) return false;
-    return part(next, 0, 1).getBoundingClientRect().top > formula.getBoundingClientRect().bottom;
+    const {previousSibling: last, nextSibling: next} = formula.closest("span.math");
+    const box = formula.getBoundingClientRect(), text = node => node && node.nodeType === 3;
+    const at = (node, i) => part(node, i, i + 1).getBoundingClientRect();
+    if (text(last) && last.data.endsWith("(") && at(last, last.length - 1).bottom < box.top)
+      return true;
+    return text(next) && /^[.,;:!?)]/.test(next.data) && at(next, 0).top > box.bottom;
+  };
+  const higher = heading => {  // by the link that nobody sees
+    const link = heading.querySelector(".headerlink"), before = heading.offsetHeight;
+    if (!link) return false;
+    link.style.setProperty("display", "none", "important");
+    const after = heading.offsetHeight;
+    link.style.removeProperty("display");
+    return after < before;
   };
   const blocks = all("pre").filter(block => block.clientWidth);
   return {
@@ -72,6 +83,10 @@ CUT = """phone => {
     letters: innerWidth > 600 ? letters() : 70,
     broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
     orphans: all("math:not([display])").filter(orphaned).length,
+    higher: all(":is(h1, h2, h3, h4)").filter(higher).length,
+    blank: all("p:empty").filter(text => text.getClientRects().length).length,
+    veiled: all(".pst-scrollable-table-container tr")  // no shade would be seen through them
+      .filter(row => getComputedStyle(row).backgroundColor.startsWith("rgb(")).length,
     narrow: all("figure:not(.front-figure) :is(img, .drawn svg)").filter(image => innerWidth < 600)
       .filter(image => image.clientWidth && drawn(image) < Math.min(phone,
         parseFloat(image.style.width || image.getAttribute("width"))))
@@ -83,7 +98,7 @@ CUT = """phone => {
   };
 }"""
 FITS = {"cut": [], "wrapped": 0, "unsaid": 0, "sizes": [], "broken": [], "orphans": 0}
-FITS |= {"narrow": [], "edged": []}
+FITS |= {"higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
 LETTERS = range(60, 78)
 UNFIT = {
     "cut": ".bd-article pre.pre, .bd-article pre { overflow-x: hidden !important }",
@@ -96,6 +111,10 @@ UNFIT = {
     "table-layout: fixed }",
     "orphans": "span.math { margin-right: 90vw !important }"
     ".together { white-space: normal !important }",
+    "higher": "article .headerlink { display: block !important; position: static !important }",
+    "blank": "article p:empty { display: block !important }",
+    "veiled": ".bd-article .pst-scrollable-table-container[class] tr[class]"
+    "{ background: #777 !important }",
     "narrow": "figure > .drawn.drawn { margin-inline: 0 !important; width: auto !important }",
     "edged": ".drawn.drawn { translate: -9px }",
 }
@@ -327,6 +346,14 @@ def test_each_figure_is_one_picture_and_one_caption(browser, site):
                 assert seen["fig-one-head-map"] == counts, style
 
 
+def test_a_formula_keeps_what_clings_to_it():
+    formula = '<span class="math notranslate nohighlight"><math><mi>d</mi></math></span>'
+    for text in (f"({formula}", f"{formula},", f"({formula}).", f"{formula}-th"):
+        assert html_fixes.fix_text(text) == f'<span class="together">{text}</span>'
+    for text in (formula, f"( {formula} )", f"a {formula} b"):
+        assert html_fixes.fix_text(text) == text
+
+
 # ---------------------------------------------------------------- what is said
 
 
@@ -412,6 +439,33 @@ def moved(browser, own, name, local="local(") -> float:
             page.evaluate(PAINTED)
         assert waiting
         return page.evaluate("window.moved || 0")
+
+
+# from the first screen to the last, and back
+SCROLLED = f"""async () => {{
+  const wait = {PAINTED}, end = document.documentElement.scrollHeight;
+  window.moved = 0;
+  for (let top = 0; top < end; top += innerHeight / 2) {{ scrollTo(0, top); await wait(); }}
+  scrollTo(0, 0);
+  await wait();
+  return window.moved || 0;
+}}"""
+UNFOLDING = ".page-toc ul ul.nav { display: none !important } .page-toc .active > ul.nav.nav"
+UNFOLDING += " { display: block !important }"
+
+
+def test_nothing_moves_while_one_reads(browser, site, request):
+    """Once a page is there, nothing that comes late, and no list that unfolds, pushes it away."""
+    known = "book/known_mistakes.html"
+    with opened(browser, site.as_uri()) as page:
+        page.add_init_script(MOVED)
+        for name in {*chosen(request), known, "book/index.html"}:
+            for width in (390, 1280):
+                visit(page, f"{site.as_uri()}/{name}", width)
+                assert page.evaluate(SCROLLED) < 0.05, (name, width)
+        visit(page, f"{site.as_uri()}/{known}")
+        with styled(page, UNFOLDING):
+            assert page.evaluate(SCROLLED) > 0.1
 
 
 def test_text_hardly_moves_when_its_typeface_comes(browser, served):
