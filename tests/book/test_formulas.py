@@ -934,6 +934,24 @@ def test_another_formula_is_seen():
     assert formulas(notebook)["1.1"] != ROWS[0].tex
 
 
+SYMBOL = re.compile(r"(?m)^\| \$([^$]+)\$ \| `(\w+)`")
+NAMED = {"N": "num_layers", "X": "x", "C": "context", "A": "weights", "AV": "out", "M": "mask"}
+NAMED |= {"W^Q": "q_proj", "W^K": "k_proj", "W^V": "v_proj", "W^O": "out_proj", "z": "logits"}
+NAMED |= {"b": "attn_bias", r"QK^\top / \sqrt{d_k}": "scores", "Q": "q", "K": "k", "V": "v"}
+
+
+def miscalled(text: str) -> list[tuple[str, str]]:
+    """Symbols that the notation calls otherwise in code."""
+    plain = {tex: re.sub(r"\\text\{(\w+)\}", r"\1", tex) for tex, _ in SYMBOL.findall(text)}
+    return [(tex, name) for tex, name in SYMBOL.findall(text) if NAMED.get(tex, plain[tex]) != name]
+
+
+def test_symbols_of_the_notation_are_those_of_the_code():
+    assert len(SYMBOL.findall(NOTATION.source)) > 20
+    assert miscalled(NOTATION.source) == []
+    assert miscalled(NOTATION.source.replace("| $d_v$ | `d_v`", "| $d_k$ | `d_v`")) != []
+
+
 # ---------------------------------------------------------------- inside sentences
 
 # formulas whose parts are, with another meaning, in another order elsewhere
