@@ -246,13 +246,12 @@ def asked(tree: ast.Module) -> int:
     tables += [part for node in nodes for part in getattr(node, "decorator_list", [])]
     tables += [node.iter for node in nodes if isinstance(node, ast.For | ast.comprehension)]
     tables += [n.value for n in nodes if isinstance(n, ast.Assign) and n not in tree.body]
-    number = 0
+    number = words(*tables)
     for node in (part for table in tables for part in ast.walk(table)):
         number += len(getattr(node, "elts", []))
         number += len(node.keys) if isinstance(node, ast.Dict) else 0
         number -= isinstance(node, ast.Slice)
-        if isinstance(node, ast.Call):
-            number += len(node.args) + words(node.func)  # "a b".split()
+        number += len(node.args) if isinstance(node, ast.Call) else 0
     for node in nodes:
         number += of_bounds(node)
         number += isinstance(node, ast.Eq | ast.Is | ast.And | ast.withitem)
