@@ -296,6 +296,39 @@ LICENSE = [
         ),
     ),
     (
+        "under the Creative Commons Attribution 4.0 International License (CC BY 4.0), "
+        "https://creativecommons.org/licenses/by/4.0/legalcode",
+        lambda: has("CITATION.cff", "license: [MIT, CC-BY-4.0]"),
+    ),
+    (
+        "weather.csv: NOAA, public domain, by way of vega_datasets 0.9.0, whose package is under "
+        "the MIT License, copyright 2018 Jake Vanderplas.",
+        lambda: has("attn_lib/datasets.py", "NOAA, public domain, from the package vega_datasets."),
+    ),
+    (
+        "weights.txt, a list of packages: as the code.",
+        lambda: all(
+            name.replace("==", " ") in TEXTS["LICENSE"]
+            for name in re.findall(r"(?m)^(\S+==\S+)", (files.DATA / "weights.txt").read_text())
+        ),
+    ),
+    (
+        "Inter, copyright The Inter Project Authors, under the SIL Open Font License 1.1; it "
+        "stands in inter.txt.",
+        lambda: all(
+            words in (files.DATA / "inter.txt").read_text()
+            for words in ("The Inter Project Authors", "SIL OPEN FONT LICENSE Version 1.1")
+        ),
+    ),
+    (
+        "book/assets/fonts/formulas.woff2 is a part of Fira Math 0.3.4, under the SIL Open Font "
+        "License 1.1; it stands in formulas.txt beside it.",
+        lambda: all(
+            words in (pages.BOOK / "assets/fonts/formulas.txt").read_text()
+            for words in ("Fira Math 0.3.4,", "Version 1.1 - 26")
+        ),
+    ),
+    (
         "4. Weights of others, fetched at run time, never stored here:",
         lambda: not [*pages.ROOT.glob("attn_lib/data/*minilm*"), *pages.ROOT.glob("**/*.gguf")],
     ),
