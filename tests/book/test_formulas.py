@@ -934,6 +934,24 @@ def test_another_formula_is_seen():
     assert formulas(notebook)["1.1"] != ROWS[0].tex
 
 
+SYMBOL = re.compile(r"(?m)^\| \$([^$]+)\$ \| `(\w+)`")
+NAMED = {"N": "num_layers", "X": "x", "C": "context", "A": "weights", "AV": "out", "M": "mask"}
+NAMED |= {"W^Q": "q_proj", "W^K": "k_proj", "W^V": "v_proj", "W^O": "out_proj", "z": "logits"}
+NAMED |= {"b": "attn_bias", r"QK^\top / \sqrt{d_k}": "scores", "Q": "q", "K": "k", "V": "v"}
+
+
+def miscalled(text: str) -> list[tuple[str, str]]:
+    """Symbols that the notation calls otherwise in code."""
+    plain = {tex: re.sub(r"\\text\{(\w+)\}", r"\1", tex) for tex, _ in SYMBOL.findall(text)}
+    return [(tex, name) for tex, name in SYMBOL.findall(text) if NAMED.get(tex, plain[tex]) != name]
+
+
+def test_symbols_of_the_notation_are_those_of_the_code():
+    assert len(SYMBOL.findall(NOTATION.source)) > 20
+    assert miscalled(NOTATION.source) == []
+    assert miscalled(NOTATION.source.replace("| $d_v$ | `d_v`", "| $d_k$ | `d_v`")) != []
+
+
 # ---------------------------------------------------------------- inside sentences
 
 # formulas whose parts are, with another meaning, in another order elsewhere
@@ -985,6 +1003,51 @@ def test_formulas_in_sentences_have_the_order_of_others():
     assert right.count(r"of $QK^\top$") == 1
     wrong = {"01_one_head": right.replace(r"of $QK^\top$", r"of $KQ^\top$")}
     assert reordered(texts | wrong) == [r"KQ^\top"]
+
+
+# letters that stand only once in the formulas of their page
+ONCE = {
+    "01_one_head": "W^V e^0 e^s e^{1000} k o q v",
+    "02_masks": "e^{-}",
+    "03_many_heads": "T^2 W^K W^O_h W^V o_0 o_{H-1} v_cat v_milk",
+    "04_scaling": "J K Q Z^2 e^{s_n} k' k_1 k_{d_k} n q' q_1 q_{d_k} r s t",
+    "05_positions": "A_0 A_1 A_p R_a R_{_mn} b^{-2m/d} e^{ia} x' y'",
+    "06_block": "W_1 W_2 b_1 b_2 d_model e^{-z} g' k p_k s^2 x^2",
+    "07_real_encoder": "e t",
+    "08_next_token": "e^{z_i/} e^{z_j/} j k p_i s_t x_2 x_t x_{t-1} z_i",
+    "09_language_model": "H W^K W^Q d_ff d_model e^{i} w'",
+    "10_encoder_decoder": "K P Q i p p_i p_r r",
+    "11_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
+    "12_large_vision": "A_1 A_L I R",
+    "13_weather": "r",
+    "14_clinic": "d",
+    "conventions": "B H S T d",
+    "entropy": "W^Q_ c^2 e^{-r^2/2} e^{-z^2/2} e^{r^2/2} e^{s_j} k^2 q^2 s x_m y_j z^2",
+    "five_posts": "H M Q V W^O d_k",
+    "notation": "B C K M N W^K W^O W^Q W^V X b d_ff o s z",
+}
+LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]'?(?:[_^](?:\{[^{}]*\}|\w+))*")
+
+
+def once(text: str) -> str:
+    """Letters, with their indices and powers, that only one place of a page has."""
+    tex = [tex for tex, _ in DISPLAYED.findall(text)]
+    tex += re.findall(r"\$([^$]+)\$", DISPLAYED.sub("", text))
+    plain = re.sub(r"\\text\{(\w+)\}", r"\1", " ".join(tex))
+    plain = re.sub(r"\\(?:text|operatorname|begin|end)\{[^}]*\}|\\[A-Za-z]+", " ", plain)
+    found = [letter.replace(" ", "") for letter in LETTER.findall(plain)]
+    return " ".join(sorted(letter for letter in {*found} if found.count(letter) == 1))
+
+
+def test_no_letter_loses_the_others_of_its_kind():
+    """A letter that was exchanged is alone, or leaves another alone."""
+    texts = {
+        name: "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+        for name, notebook in PAGES.items()
+    }
+    assert {name: once(text) for name, text in texts.items() if once(text)} == ONCE
+    right = texts["05_positions"]
+    assert once(right.replace("$A_0 = I$", "$A_0 = R$", 1)) != once(right)
 
 
 WORTH = {"sqrt": math.sqrt, "ln": math.log, "log": math.log}

@@ -1,10 +1,13 @@
 """Shapes, types and bounds that docstrings name, held against what calls take and give."""
 
+import ast
 import importlib
 import inspect
+import keyword
 import pkgutil
 import re
 import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -16,6 +19,7 @@ from attn_lib.layers import FeedForward, MultiHeadAttention, merge_heads, split_
 from attn_lib.training import train
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 
+ROOT = Path(__file__).resolve().parents[2]
 ARGUMENT = re.compile(r"(?m)^    \*{0,2}(\w+): (.*(?:\n        .*)*)")
 SHAPE = re.compile(r"^(?:``.*``: out )?(?:([a-z]+\d*) )?\(([^()]*)\)(,? or)?(?: ([a-z]+\d*))?")
 KINDS = {"bool": torch.bool, "integers": torch.int64, "uint8": torch.uint8, "int64": torch.int64}
@@ -320,3 +324,115 @@ def test_errors_as_elsewhere_are_raised_there():
     text = "Raises:\n    ValueError: as :class:`One`.\n"
     assert unraised({"One": text.replace(": as", ": not"), "Two": text}) == []
     assert unraised({"One": "Raises:\n    TypeError: a size.\n", "Two": text}) == ["Two"]
+
+
+# ---------------------------------------------------------------- types and sizes that are refused
+
+WRONG = {r"not (?:all )?integers?\b|not an integer": ("integers", 1.5)}
+WRONG |= {r"(?:that is|is) not bool": ("bool", 1), r"not floating point": ("floating", 1)}
+WRONG |= {r"below 1\b": ("sizes", 0), r"negative(?! or)": ("sizes", -1)}
+SIZES = {"sizes", "size", "grid"}
+
+
+def wrong_values(clause: str, given: dict) -> list[dict]:
+    """Values that a clause of ``Raises`` says are refused, each for one of the arguments."""
+    found = []
+    for pattern, (kind, number) in WRONG.items():
+        if not re.search(pattern, clause):
+            continue
+        told = {*re.findall(r"\w+", re.split(pattern, clause)[0].split(", ")[-1])}
+        for name, value in given.items():
+            of_size = type(value) is int and bool(told & SIZES) and name != "seed"
+            if isinstance(value, torch.Tensor) and told & {name, name.split("_")[-1]}:
+                other = value.double() if kind == "integers" else value.int()
+                found += [{name: other}] * (kind != "sizes")
+            elif of_size or (type(value) is int and name in told):
+                found.append({name: number})
+    return found
+
+
+def taken(doc: str, thing, given: dict) -> list[str]:
+    """What ``Raises`` says is refused, and is not, or with another error."""
+    wrong = []
+    takes = inspect.signature(thing).parameters
+    given = {name: value for name, value in given.items() if name in takes}
+    for error, text in re.findall(r"(?m)^    (\w+): (.*(?:\n        .*)*)", part(doc, "Raises")):
+        for clause in " ".join(text.split()).rstrip(".").split("; "):
+            for values in wrong_values(clause, given):
+                with torch.no_grad():
+                    same = refused(thing, given, **values) == error
+                wrong += [f"{error}: {clause} ({[*values]})"] * (not same)
+    return wrong
+
+
+def test_what_a_docstring_says_is_refused_is_refused(made):
+    wrong = {SAID[c][0]: taken(SAID[c][1], SAID[c][2], given) for c, given, _ in made}
+    assert {name: faults for name, faults in wrong.items() if faults} == {}
+
+
+def test_no_refusal_is_put_into_other_words():
+    """How many clauses are of a kind that is tried: what was changed is none any more."""
+    parts = [part(doc, "Raises") for _, doc, _ in SAID.values()]
+    clauses = [" ".join(c.split()) for text in parts for c in re.split(r"; |\.\n", text)]
+    assert sum(any(re.search(p, clause) for p in WRONG) for clause in clauses) == 47
+
+
+def test_another_error_is_seen(made):
+    exchange = {"TypeError": "ValueError", "ValueError": "TypeError"}
+    seen = 0
+    for code, given, _ in made:
+        doc = SAID[code][1]
+        other = re.sub("TypeError:|ValueError:", lambda e: exchange[e[0][:-1]] + ":", doc)
+        seen += taken(other, SAID[code][2], given) != []
+    assert seen > 20
+
+
+# ---------------------------------------------------------------- names
+
+# of files and of other libraries
+ELSEWHERE = """NN_name book share usr mnist pre aten sublayer _tools freqs_cis Attention ForCausalLM
+BertModel Dinov2Model ViTModel LlamaModel Qwen3Attention last_hidden_state rotate_half
+IMAGENET_DEFAULT_MEAN IMAGENET_DEFAULT_STD causal_lower_right"""
+
+
+def strange(sources: list[str]) -> set[str]:
+    """Names in docstrings that no code has."""
+    named, known = set(), {*dir(torch), *keyword.kwlist, *dir(attn_lib), *ELSEWHERE.split()}
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
+            quoted = re.findall(r"`+([^`\n]+)`+", ast.get_docstring(node) or "")
+            words = re.sub(r'"[^"]*"', "", " ".join(quoted))
+            named |= {*re.findall(r"[A-Za-z_]\w{2,}", words)}
+        known |= {getattr(node, part, None) for part in ("id", "attr", "arg", "name", "module")}
+        if isinstance(node, ast.Constant) and " " not in str(node.value):
+            known |= {*re.findall(r"\w+", str(node.value))}
+    return named - known - {path.stem for path in ROOT.glob("attn_lib/*.py")}
+
+
+def test_names_in_docstrings_exist():
+    sources = [path.read_text() for path in sorted(ROOT.glob("attn_*/**/*.py"))]
+    assert strange(sources) == set()
+    changed = [source.replace("``max_len``", "``max_length``") for source in sources]
+    assert strange(changed) == {"max_length"}
+
+
+PAGE = r"in the page on (.+?)[.;,]"
+# what a page builds under another name, or by hand
+UNNAMED = {"attention_weights", "split_heads", "merge_heads", "from_blocked", "SentenceEncoder"}
+UNNAMED |= {"LearnedPositions", "alibi_bias"}
+
+
+def lost(name: str, doc: str) -> bool:
+    """Whether no page of the title that a docstring names has what it is about."""
+    told = re.search(PAGE, " ".join(doc.split()))
+    about = {path: set(path.stem.split("_")) for path in (ROOT / "book").glob("*.ipynb")}
+    words = {re.sub(r"s$", "", word) for word in told[1].split()} if told else set()
+    there = [path for path, stem in about.items() if words & {re.sub(r"s$", "", w) for w in stem}]
+    return bool(told) and not any(name in path.read_text() for path in there)
+
+
+def test_pages_that_docstrings_name_have_what_they_are_about():
+    told = [(name.partition(".")[0], doc) for name, doc, _ in SAID.values()]
+    assert sum(bool(re.search(PAGE, " ".join(doc.split()))) for _, doc in told) > 30
+    assert {name for name, doc in told if lost(name, doc)} == UNNAMED
+    assert lost("window_mask", "Used in the page on vision.")
