@@ -109,6 +109,21 @@ def test_the_chat_function_is_the_template_of_the_file():
 CACHE = "ch08-code-88"
 
 
+def test_the_cache_gives_the_logits_of_one_pass_over_the_whole_answer():
+    page = run_to(CACHE)
+    found, new = [], page["prompt"]
+
+    def noted(logits):
+        found.append(logits)
+        return page["greedy"](logits)
+
+    answer = torch.cat([new, *page["stream"](new, 60, noted)], dim=1)
+    whole = page["model"](answer)[0, new.shape[1] - 1 : -1]
+    assert len(whole) == len(found) == 36
+    assert (torch.cat(found) - whole).abs().max() < 0.0005
+    assert (torch.cat(found[1:]) - whole[:-1]).abs().max() > 1  # of the token before
+
+
 def streamed(changes=()):
     page = run_to(CACHE, changes)
     new = [token.item() for token in page["stream"](page["prompt"], 12)]
