@@ -1,7 +1,7 @@
 """``audit``: does a language model give the same answer, however it is run?"""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from attn_check.runs import (
     Probe,
     measured,
 )
+from attn_check.subject import module_of
 
 # from each property to what it says, and how to look further where it does not hold
 WORDS: dict[str, dict[str, str]] = json.loads(
@@ -128,12 +129,122 @@ def audit(
     pad: int | None = None,
     length: int = 12,
 ) -> Audit:
-    """Say whether a language model gives the same answer, however it is run."""
-    with calls.quietly():
+    """Say whether a language model gives the same answer, however it is run.
+
+    The answer to a text is compared with that to the same text later, with other tokens after it,
+    beside other rows, after and before padding, packed with other documents, token by token with
+    a cache, and in every split. Packing and padding are judged in each way of calling: ``counts``
+    of a finding says whether the answer may not change there.
+
+    A copy is judged, in evaluation mode: your model, its gradients and the random state stay as
+    they are. Half precision becomes float32. What is rounding is measured: 16 times the
+    difference between the model and itself in double precision.
+
+    Args:
+        model: a causal language model: one of transformers, another module, or a function from
+            tokens (B, T) to logits (B, T, V). Parameters named as mask, attention_mask,
+            positions, position_ids, segments or segment_ids are passed; so is ``cache``, where
+            its annotation names a class that is made without arguments.
+        properties: which ones, by their names in the report; a name with its way of calling, as
+            ``"packing: 4-D mask"``, makes that way count. Default: all.
+        arguments: other names of parameters and their roles, as ``"keep=mask, at=positions"``.
+            Masks are (B, S), True = a real token, or else 0 and 1, or else (B, 1, 1, S).
+        step: ``step(tokens, cache)`` that returns ``(logits, cache)``; ``cache`` is None in the
+            first call; it is passed what it takes of mask (B, all tokens so far) and positions.
+        pad: the token of padding, for a model that takes no mask and knows padding by it.
+        length: of the longer texts; raised where a window up to 64 would not be reached.
+
+    Returns:
+        An :class:`Audit`. Print it, show it in a notebook, or read ``as_dict()``.
+
+    Raises:
+        TypeError: a class instead of an instance, or something that cannot be called.
+        ValueError: an unknown property or role; a model that gives no logits (B, T, V).
+
+    Example:
+        >>> from attn_lib import DecoderLM
+        >>> sizes = {"d_model": 12, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = DecoderLM(vocab_size=31, max_len=40, **sizes)
+        >>> report = audit(model)
+        >>> report.ok, report["left padding: cache on"].verdict, report["packing"].verdict
+        (True, 'holds', 'not supported')
+
+    Source: the page on the clinic; packing, padding and caches of transformers: issues 39997,
+    26072 and 37574 of huggingface/transformers.
+    """
+    if isinstance(model, type) or not callable(model):
+        raise TypeError(f"model must be a module or a function, got {model!r}")
+    if unknown := [name for name in properties or () if name.partition(":")[0] not in PROPERTIES]:
+        raise ValueError(f"properties are {', '.join(PROPERTIES)}; got {unknown[0]!r}")
+    original = module_of(model)
+    with calls.quietly(), calls.unchanged(original):  # where it cannot be copied
         probe = Probe(Called(model, arguments, step), length, pad)
         report = Audit(getattr(model, "__name__", type(model).__name__), limit=probe.limit)
-        for name, function in PROPERTIES.items():
-            for way, counts, cases in function(probe):
-                report.findings.append(probe.judged(name, way, counts, cases))
-        report.findings += measured(probe)
-        return report
+        for name in PROPERTIES:
+            report.findings += _judged(probe, name, properties, report)
+        report.findings += [] if properties is not None else measured(probe)
+    titles = {name for f in report.findings for name in (f.name, f.title)}
+    if absent := set(properties or ()) - titles:
+        raise ValueError(f"no way of calling: {', '.join(absent)}; got {', '.join(titles)}")
+    report.unknown = [
+        "Whether a way of calling was ever promised: what is by design is reported too.",
+        "Other devices, training, options that were not on.",
+        f"Texts of more than {probe.length} tokens.",
+        *(f"A window of {w}: pass length=." for w in probe.windows if w >= probe.length),
+    ]
+    return report
+
+
+def _judged(
+    probe: Probe, name: str, asked: Sequence[str] | None, report: Audit
+) -> Iterator[Finding]:
+    """The findings on one property, if it is asked for."""
+    broken = {f.name for f in report.broken}
+    probe.apart = "batch" not in broken
+    reason = "two equal calls differ" if "repeat" in broken else ""
+    if name not in ("repeat", "causal", "batch") and probe.deaf:
+        reason = "no token changes the logits of a later one: nothing can leak"
+    ways = [
+        (f"{name}: {way}" if way else name, way, counts, cases)
+        for way, counts, cases in PROPERTIES[name](probe)
+    ]
+    none = asked is not None and not any(counts for _, _, counts, _ in ways)
+    for title, way, counts, cases in ways:
+        counts = counts or none or title in (asked or ())
+        if asked is not None and title not in asked and name not in asked:
+            continue
+        if reason:
+            yield Finding(name, way, UNCHECKED, text=reason, counts=counts)
+        else:
+            yield probe.judged(name, way, counts, cases)
+
+
+def assert_same_answer(
+    model: Callable, *, properties: Sequence[str] | None = None, **adapter: Any
+) -> None:
+    """Raise unless :func:`audit` finds no answer that changes: one line in a test suite.
+
+    What is named in ``properties`` has to hold; without them, what could not be judged passes.
+
+    Args:
+        model: as in :func:`audit`.
+        properties: as in :func:`audit`.
+        adapter: as in :func:`audit`.
+
+    Raises:
+        AssertionError: an answer changes; or a property that is named is refused, not supported
+            or not checked. The message is the report.
+
+    Example:
+        >>> from attn_lib import DecoderLM
+        >>> sizes = {"d_model": 12, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = DecoderLM(vocab_size=31, max_len=40, **sizes)
+        >>> assert_same_answer(model, properties=["left padding", "cache"])
+
+    Source: :func:`audit`.
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    report = audit(model, properties=properties, **adapter)
+    named = properties is not None
+    if not report.ok or (named and any(f.counts and f.verdict != HOLDS for f in report.findings)):
+        raise AssertionError(str(report))

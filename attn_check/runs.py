@@ -93,8 +93,11 @@ class Probe:
         self.base = called.run(self.text_of_all)[0]
         finite = self.base[self.base.isfinite()]
         self.unit = finite.std().item() or 1.0
-        least = 4 * torch.finfo(torch.float32).eps * finite.abs().max().item() / self.unit
-        self.limit = 16 * max(least, self._rounding())
+        step = torch.finfo(torch.float32).eps * finite.abs().max().item() / self.unit
+        self.limit = 16 * max(4 * step, self._rounding())
+        ahead = torch.cat([self.other(self.text_of_all[:, :-1]), self.text_of_all[:, -1:]], dim=1)
+        moved = self.gap(called.run(ahead)[0, -1], self.base[-1]).max().item()
+        self.deaf = moved <= self.limit  # no token changes the logits of a later one
 
     def text(self, length: int, number: int = 0) -> Tensor:
         """(1, length) tokens, others for each number."""
@@ -114,11 +117,18 @@ class Probe:
         return gap.nan_to_num(float("inf"), float("inf"))
 
     def _rounding(self) -> float:
-        """How far a copy in another precision is; 1e-5, where there can be none."""
-        single = self.called.dtype == torch.float64
+        """How far the logits move when each weight does, by one rounding step; else 1e-5."""
+
+        def nudge(module: nn.Module) -> None:
+            draw = torch.Generator().manual_seed(0)
+            for p in module.parameters():
+                step = torch.randint(-1, 2, p.shape, generator=draw).to(p)
+                if p.is_floating_point():
+                    p.data = p.data * (1 + torch.finfo(p.dtype).eps * step)
+
         try:
-            twin = self.called.changed(lambda m: m.to(torch.float32 if single else torch.float64))
-            return self.gap(twin.run(self.text_of_all)[0], self.base).max().item()
+            moved = self.called.changed(nudge).run(self.text_of_all)[0]
+            return self.gap(moved, self.base).max().item()
         except Exception:  # whatever a part of it raises
             return 1e-5
 
@@ -212,14 +222,14 @@ def batch(probe: Probe) -> Ways:
             turned = probe.run(texts.flip(0), pieces=pieces).flip(0)
             yield Case(f"{B} rows in the other order", turned.flatten(0, 1), out.flatten(0, 1))
 
-    yield from _with_cache(probe, True, cases)
+    yield from _with_cache(probe, (True, True), cases)
 
 
-def _with_cache(probe: Probe, counts: bool, cases: Callable, *ways: str) -> Ways:
+def _with_cache(probe: Probe, counts: tuple[bool, bool], cases: Callable, *ways: str) -> Ways:
     """The cases of a way without a cache, and with one."""
-    yield ", ".join([*ways, *["cache off"] * probe.called.caches]), counts, cases(False)
+    yield ", ".join([*ways, *["cache off"] * probe.called.caches]), counts[0], cases(False)
     if probe.called.caches:
-        yield ", ".join([*ways, "cache on"]), counts, cases(True)
+        yield ", ".join([*ways, "cache on"]), counts[1], cases(True)
 
 
 def _row(probe: Probe, tokens: Tensor, row: int, rows: Any, **given: Any) -> Tensor:
@@ -232,11 +242,12 @@ def padding(probe: Probe, *, left: bool) -> Ways:
     if "mask" not in roles and probe.pad is None:
         yield "", True, _missing("takes no mask; if padding is a token of its own, pass pad=")
     elif "positions" not in roles:
-        yield from _with_cache(probe, True, functools.partial(_padded, probe, left, False))
+        cases = functools.partial(_padded, probe, left, False)
+        yield from _with_cache(probe, (True, left), cases)  # few go on after padding
     else:
         for given, way in ((True, "mask and positions"), (False, "mask alone")):
             cases = functools.partial(_padded, probe, left, given)
-            yield from _with_cache(probe, given, cases, way)
+            yield from _with_cache(probe, (given, given and left), cases, way)
 
 
 def _missing(reason: str) -> Iterator[Case]:
@@ -361,7 +372,7 @@ def measured(probe: Probe) -> Iterator[Finding]:
     for dtype in (torch.bfloat16, torch.float16):
         changes[str(dtype).removeprefix("torch.")] = functools.partial(nn.Module.to, dtype=dtype)
     for way, change in changes.items():
-        name = "kernel" if "not" in way else "dtype"
+        name = "kernel" if other is not None and way.startswith(other) else "dtype"
         try:
             now = probe.called.changed(change).run(probe.text_of_all)[0]
         except Exception as error:  # whatever a part of it raises
@@ -370,4 +381,4 @@ def measured(probe: Probe) -> Iterator[Finding]:
             yield Finding(name, way, MISSING if missing else REFUSES, text=text, counts=False)
             continue
         found = probe.judged(name, way, False, [Case("", now, probe.base)])
-        yield replace(found, verdict=MEASURED)
+        yield replace(found, verdict=MEASURED, text="")
