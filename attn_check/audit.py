@@ -90,6 +90,8 @@ class Audit:
         if ways := sum(not f.counts for f in self.broken):
             also = " too" if wrong else ""
             text += f"; it changes{also} in {ways} other way{'s' * (ways > 1)} of calling"
+        if refused := ", ".join(dict.fromkeys(f.name for f in self.of(REFUSES) if f.counts)):
+            text += f"; refused: {refused}"
         return f"{self.subject}: {text}."
 
     def _lines(self, *, markdown: bool) -> list[str]:

@@ -126,9 +126,13 @@ class Probe:
                 if p.is_floating_point():
                     p.data = p.data * (1 + torch.finfo(p.dtype).eps * step)
 
+        def drawn(called: Called) -> Tensor:  # what is drawn at random is drawn alike
+            torch.manual_seed(0)
+            return called.run(self.text_of_all)
+
         try:
-            moved = self.called.changed(nudge).run(self.text_of_all)[0]
-            return self.gap(moved, self.base).max().item()
+            twins = self.called.changed(nudge), self.called
+            return self.gap(*map(drawn, twins)).max().item()
         except Exception:  # whatever a part of it raises
             return 1e-5
 
@@ -256,7 +260,7 @@ def _missing(reason: str) -> Iterator[Case]:
 
 
 def _padded(probe: Probe, left: bool, positions: bool, cached: bool) -> Iterator[Case]:
-    """With a cache, the first piece holds the padding, and two others follow it."""
+    """With a cache, the first piece holds the padding, and three tokens follow it."""
     n, tail = probe.length, 3 if cached else 0
     for sizes in [[(tail + 2, 1)], [(n, 3)], *([[(n, 0), (n - 3, 3)]] * probe.apart)]:
         texts = [probe.text(length, i) for i, (length, _) in enumerate(sizes)]
@@ -266,13 +270,15 @@ def _padded(probe: Probe, left: bool, positions: bool, cached: bool) -> Iterator
             row[start : start + pads] = False
         given: dict[str, Any] = {"mask": real} if "mask" in probe.called.roles else {}
         given |= {"positions": (real.cumsum(1) - 1).clamp(min=0)} if positions else {}
-        given |= {"pieces": (real.shape[1] - 3, 1, 2)} if cached else {}
+        given |= {"pieces": (real.shape[1] - 3, 1, 1, 1)} if cached else {}
         tokens = torch.full(real.shape, probe.filler)
         tokens[real] = torch.cat(texts, dim=1)[0]
         other = torch.where(real, tokens, probe.other(tokens))
         out = probe.run(tokens, **given)
         for i, (length, pads) in enumerate(sizes):
-            alone = probe.run(texts[i], pieces=(length - 3, 1, 2) if cached else None)[0]
+            own = {"positions": torch.arange(length)[None]} if positions else {}
+            own |= {"pieces": (length - 3, 1, 1, 1)} if cached else {}
+            alone = probe.run(texts[i], **own)[0]
             words = f"padding of {pads}, text of {length}" + f", row {i} of 2" * (len(sizes) > 1)
             moved = functools.partial(_row, probe, other, i, real[i], **given)
             seen = moved if pads and "mask" in given else None
@@ -368,7 +374,7 @@ def measured(probe: Probe) -> Iterator[Finding]:
     used = getattr(getattr(probe.called.module, "config", None), "_attn_implementation", None)
     other = {"sdpa": "eager", "eager": "sdpa"}.get(str(used))
     if other is not None:
-        changes[f"{other}, not {used}"] = lambda module: module.set_attn_implementation(other)
+        changes[f"{other}, not {used}"] = functools.partial(_set_kernel, name=other)
     for dtype in (torch.bfloat16, torch.float16):
         changes[str(dtype).removeprefix("torch.")] = functools.partial(nn.Module.to, dtype=dtype)
     for way, change in changes.items():
@@ -382,3 +388,9 @@ def measured(probe: Probe) -> Iterator[Finding]:
             continue
         found = probe.judged(name, way, False, [Case("", now, probe.base)])
         yield replace(found, verdict=MEASURED, text="")
+
+
+def _set_kernel(model: Any, name: str) -> None:
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise NotSupportedError("its kernel cannot be chosen")
