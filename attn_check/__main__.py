@@ -24,6 +24,7 @@ _KINDS |= dict.fromkeys("softcap scale rope-base".split(), float)
 _KINDS |= dict.fromkeys("arguments layout mask-means mask-shape qk-norm prenorm".split(), str)
 _KINDS["rope-pairing"] = str
 _CAUSAL = {"yes": True, "no": False, "top_left": "top_left"}
+_REPORTS: dict[str | None, Callable] = {None: diagnose, "rope": diagnose_rope, "audit": audit}
 _TAKES = {"rope": ("rope_base", "rope_pairing", "layout", "d_k"), "audit": ("arguments",)}
 
 
@@ -54,9 +55,7 @@ def main(words: list[str] | None = None) -> int:
             adapter["causal"] = _CAUSAL[adapter["causal"]]
         if "options" in adapter:
             adapter["options"] = dict(map(_option, adapter["options"]))
-        report: Any = {"rope": diagnose_rope, "audit": audit}.get(kind, diagnose)(
-            subject, **adapter
-        )
+        report = _REPORTS[kind](subject, **adapter)
     except Exception as error:  # one line instead of a traceback
         print(f"{target}: {type(error).__name__}: {error}{_line(error)}", file=sys.stderr)
         return 2

@@ -36,14 +36,18 @@ class Called:
     """
 
     def __init__(self, fn: Callable, arguments: str | None, step: Callable | None) -> None:
-        self.fn, self.module = calls.copied(fn, module_of(fn))
-        self.own_step = None if step is None else calls.copied(step, module_of(step))[0]
-        for module in (self.module, module_of(self.own_step) if self.own_step else None):
-            if module is not None:
-                module.eval()
+        copies = [(f, *calls.copied(f, module_of(f))) for f in (fn, step) if f is not None]
+        _, self.fn, self.module = copies[0]
+        self.own_step = None if step is None else copies[1][1]
+        modules = [module for _, _, module in copies if module is not None]
+        for module in modules:
+            module.eval()  # the caller's mode is restored, where it cannot be copied
         self.dtype = self._dtype()
-        if self.dtype in (torch.float16, torch.bfloat16) and self.module is not module_of(fn):
-            self.module, self.dtype = self.module and self.module.float(), torch.float32
+        if self.dtype in (torch.float16, torch.bfloat16) and len(modules) == len(copies):
+            if all(module is not module_of(f) for f, _, module in copies):
+                self.dtype = torch.float32  # what leaks is told from what is rounded
+                for module in modules:
+                    module.float()
         target = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
         self.parameters = inspect.signature(target).parameters
         named = "input_ids" in self.parameters and "decoder_input_ids" not in self.parameters

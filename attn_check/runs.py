@@ -93,7 +93,8 @@ class Probe:
         self.base = called.run(self.text_of_all)[0]
         finite = self.base[self.base.isfinite()]
         self.unit = finite.std().item() or 1.0
-        step = torch.finfo(torch.float32).eps * finite.abs().max().item() / self.unit
+        eps = max(torch.finfo(dtype).eps for dtype in (torch.float32, called.dtype))
+        step = eps * finite.abs().max().item() / self.unit
         self.limit = 16 * max(4 * step, self._rounding())
         ahead = torch.cat([self.other(self.text_of_all[:, :-1]), self.text_of_all[:, -1:]], dim=1)
         moved = self.gap(called.run(ahead)[0, -1], self.base[-1]).max().item()
@@ -276,7 +277,7 @@ def _padded(probe: Probe, left: bool, positions: bool, cached: bool) -> Iterator
         other = torch.where(real, tokens, probe.other(tokens))
         out = probe.run(tokens, **given)
         for i, (length, pads) in enumerate(sizes):
-            own = {"positions": torch.arange(length)[None]} if positions else {}
+            own: dict[str, Any] = {"positions": torch.arange(length)[None]} if positions else {}
             own |= {"pieces": (length - 3, 1, 1, 1)} if cached else {}
             alone = probe.run(texts[i], **own)[0]
             words = f"padding of {pads}, text of {length}" + f", row {i} of 2" * (len(sizes) > 1)
