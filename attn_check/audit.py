@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_check import calls
-from attn_check.called import Called
+from attn_check.called import Called, Probe
 from attn_check.report import wrapped
 from attn_check.runs import (
     BREAKS,
@@ -18,7 +18,7 @@ from attn_check.runs import (
     REFUSES,
     UNCHECKED,
     Finding,
-    Probe,
+    judged,
     measured,
 )
 from attn_check.subject import module_of
@@ -68,7 +68,10 @@ class Audit:
 
     def __getitem__(self, title: str) -> Finding:
         """The finding of "property: way", or the first one of a property."""
-        return next(f for f in self.findings if title in (f.title, f.name))
+        for f in self.findings:
+            if title in (f.title, f.name):
+                return f
+        raise KeyError(title)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists, strings and dictionaries, for programs."""
@@ -218,7 +221,7 @@ def _judged(
         if reason:
             yield Finding(name, way, UNCHECKED, text=reason, counts=counts)
         else:
-            yield probe.judged(name, way, counts, cases)
+            yield judged(probe, name, way, counts, cases)
 
 
 def assert_same_answer(

@@ -1,4 +1,4 @@
-"""A language model, and how it is called: tokens to logits, whole or in pieces, in its ways."""
+"""A language model, how it is called, and texts for it: tokens to logits, whole or in pieces."""
 
 import copy
 import inspect
@@ -17,6 +17,7 @@ _ROLES = {
     "positions": ("positions", "position_ids"),
     "segments": ("segments", "segment_ids", "document_ids"),
 }
+_WINDOWS = ("sliding_window", "window", "window_size", "attention_chunk_size")
 _CACHES = ("past_key_values", "cache_params", "state")  # names in transformers
 _FORMS: tuple[Callable[[Tensor], Tensor], ...]  # of a mask (B, S), True = a real token
 _FORMS = (Tensor.bool, Tensor.long, lambda mask: mask[:, None, None])
@@ -187,3 +188,78 @@ def _class_of_cache(fn: Callable) -> Callable[[], Any] | None:
     hint = typing.get_type_hints(fn).get("cache")
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if isinstance(kind, type)]
     return next((kind for kind in kinds if kind.__module__ != "builtins"), None)
+
+
+class Probe:
+    """Texts for a model, and what of the differences between its logits is rounding."""
+
+    def __init__(self, called: Called, length: int, pad: int | None) -> None:
+        self.called, self.run, self.pad, self.apart = called, called.run, pad, True
+        config = getattr(called.module, "config", None)
+        config = getattr(config, "get_text_config", lambda: config)()
+        special = {n: x for n, x in getattr(config, "__dict__", {}).items() if "token_i" in n}
+        taken = [
+            pad,
+            *(x for one in special.values() for x in (one if isinstance(one, list) else [one])),
+        ]
+        V = called.run(torch.zeros(1, 2, dtype=torch.long)).shape[-1]
+        V = min(V, getattr(config, "vocab_size", None) or V)
+        order = torch.randperm(V, generator=torch.Generator().manual_seed(0)).tolist()
+        self.known = torch.tensor([t for t in order if t not in taken] or order)
+        pads = (pad, special.get("pad_token_id"), order[0])
+        self.filler = next(x for x in pads if x is not None)
+        self.windows = _windows(called.module, config)
+        self.length = max([length, *(w + 4 for w in self.windows if w <= 64)])
+        self.text_of_all = self.text(self.length)
+        self.base = called.run(self.text_of_all)[0]
+        if self.base.isnan().any():
+            raise ValueError("the logits of a text hold NaN")
+        finite = self.base[self.base.isfinite()]
+        self.unit = finite.std().item() or 1.0
+        eps = max(torch.finfo(dtype).eps for dtype in (torch.float32, called.dtype))
+        step = eps * finite.abs().max().item() / self.unit
+        self.limit = 16 * max(4 * step, self._rounding())
+        ahead = torch.cat([self.other(self.text_of_all[:, :-1]), self.text_of_all[:, -1:]], dim=1)
+        moved = self.gap(called.run(ahead)[0, -1], self.base[-1]).max().item()
+        self.deaf = moved <= self.limit  # no token changes the logits of a later one
+
+    def text(self, length: int, number: int = 0) -> Tensor:
+        """(1, length) tokens, others for each number."""
+        return self.known[(torch.arange(length) + 5 * number) % len(self.known)][None]
+
+    def other(self, tokens: Tensor) -> Tensor:
+        """Another token everywhere."""
+        same = tokens[..., None] == self.known
+        return self.known[(same.int().argmax(dim=-1) + 3) % len(self.known)]
+
+    def gap(self, a: Tensor, b: Tensor) -> Tensor:
+        """Differences in standard deviations of the logits."""
+        gap = (a - b).abs().masked_fill(a == b, 0.0) / self.unit
+        return gap.nan_to_num(float("inf"), float("inf"))
+
+    def _rounding(self) -> float:
+        """How far the logits move when each weight does, by one rounding step; else 1e-5."""
+
+        def nudge(module: nn.Module) -> None:
+            draw = torch.Generator().manual_seed(0)
+            for p in module.parameters():
+                step = torch.randint(-1, 2, p.shape, generator=draw).to(p)
+                if p.is_floating_point():
+                    p.data = p.data * (1 + torch.finfo(p.dtype).eps * step)
+
+        def drawn(called: Called) -> Tensor:  # what is drawn at random is drawn alike
+            torch.manual_seed(0)
+            return called.run(self.text_of_all)
+
+        try:
+            twins = self.called.changed(nudge), self.called
+            return self.gap(*map(drawn, twins)).max().item()
+        except Exception:  # whatever a part of it raises
+            return 1e-5
+
+
+def _windows(module: nn.Module | None, config: Any) -> list[int]:
+    """The windows that a model names."""
+    owners = [config, *(() if module is None else module.modules())]
+    found = {getattr(owner, name, None) for owner in owners for name in _WINDOWS}
+    return sorted(w for w in found if isinstance(w, int) and w > 0)

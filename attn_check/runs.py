@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attn_check.called import Called, NotSupportedError
+from attn_check.called import NotSupportedError, Probe
 from attn_check.subject import quoted
 
 HOLDS, BREAKS, REFUSES = "holds", "does not hold", "refuses"
 MISSING, UNCHECKED, MEASURED = "not supported", "not checked", "measured"
-_WINDOWS = ("sliding_window", "window", "window_size", "attention_chunk_size")
 
 
 @dataclass(frozen=True)
@@ -72,107 +71,36 @@ class Case(NamedTuple):
 Ways = Iterator[tuple[str, bool, Iterable[Case]]]  # the way, whether it counts, its cases
 
 
-class Probe:
-    """Texts for a model, and what of the differences between its logits is rounding."""
-
-    def __init__(self, called: Called, length: int, pad: int | None) -> None:
-        self.called, self.run, self.pad, self.apart = called, called.run, pad, True
-        config = getattr(called.module, "config", None)
-        config = getattr(config, "get_text_config", lambda: config)()
-        names = ("pad_token_id", "bos_token_id", "eos_token_id")
-        special = [pad, *(getattr(config, name, None) for name in names)]
-        taken = {x for one in special for x in (one if isinstance(one, list) else [one])}
-        V = called.run(torch.zeros(1, 2, dtype=torch.long)).shape[-1]
-        V = min(V, getattr(config, "vocab_size", None) or V)
-        order = torch.randperm(V, generator=torch.Generator().manual_seed(0)).tolist()
-        self.known = torch.tensor([t for t in order if t not in taken] or order)
-        self.filler = next((x for x in special[:2] if x is not None), order[0])
-        self.windows = _windows(called.module, config)
-        self.length = max([length, *(w + 4 for w in self.windows if w <= 64)])
-        self.text_of_all = self.text(self.length)
-        self.base = called.run(self.text_of_all)[0]
-        finite = self.base[self.base.isfinite()]
-        self.unit = finite.std().item() or 1.0
-        eps = max(torch.finfo(dtype).eps for dtype in (torch.float32, called.dtype))
-        step = eps * finite.abs().max().item() / self.unit
-        self.limit = 16 * max(4 * step, self._rounding())
-        ahead = torch.cat([self.other(self.text_of_all[:, :-1]), self.text_of_all[:, -1:]], dim=1)
-        moved = self.gap(called.run(ahead)[0, -1], self.base[-1]).max().item()
-        self.deaf = moved <= self.limit  # no token changes the logits of a later one
-
-    def text(self, length: int, number: int = 0) -> Tensor:
-        """(1, length) tokens, others for each number."""
-        return self.known[(torch.arange(length) + 5 * number) % len(self.known)][None]
-
-    def other(self, tokens: Tensor) -> Tensor:
-        """Another token everywhere."""
-        known = self.known.tolist()
-        shifted = dict(zip(known, known[3 % len(known) :] + known, strict=False))
-        return torch.tensor([shifted.get(t, known[0]) for t in tokens.flatten().tolist()]).view(
-            tokens.shape
-        )
-
-    def gap(self, a: Tensor, b: Tensor) -> Tensor:
-        """Differences in standard deviations of the logits."""
-        gap = (a - b).abs().masked_fill(a == b, 0.0) / self.unit
-        return gap.nan_to_num(float("inf"), float("inf"))
-
-    def _rounding(self) -> float:
-        """How far the logits move when each weight does, by one rounding step; else 1e-5."""
-
-        def nudge(module: nn.Module) -> None:
-            draw = torch.Generator().manual_seed(0)
-            for p in module.parameters():
-                step = torch.randint(-1, 2, p.shape, generator=draw).to(p)
-                if p.is_floating_point():
-                    p.data = p.data * (1 + torch.finfo(p.dtype).eps * step)
-
-        def drawn(called: Called) -> Tensor:  # what is drawn at random is drawn alike
-            torch.manual_seed(0)
-            return called.run(self.text_of_all)
-
-        try:
-            twins = self.called.changed(nudge), self.called
-            return self.gap(*map(drawn, twins)).max().item()
-        except Exception:  # whatever a part of it raises
-            return 1e-5
-
-    def judged(self, name: str, way: str, counts: bool, cases: Iterable[Case]) -> Finding:
-        """The verdict on one way of calling."""
-        size, flips, rows, example, refused = 0.0, 0, 0, "", ""
-        try:
-            for case in cases:
-                gap = self.gap(case.now, case.alone)
-                size, rows = max(size, gap.max().item()), rows + len(gap)
-                flips += int((case.now.argmax(-1) != case.alone.argmax(-1)).sum())
-                if gap.max() > self.limit and not example:
-                    example = self._shown(case, gap)
-        except NotSupportedError as missing:
-            return Finding(name, way, MISSING, text=str(missing), counts=counts)
-        except Exception as error:  # whatever the model raises
-            refused = quoted(error)
-        if refused and not example:
-            return Finding(name, way, REFUSES, text=refused, counts=counts)
-        verdict = BREAKS if example else HOLDS
-        return Finding(name, way, verdict, size, flips / max(rows, 1), example, counts)
-
-    def _shown(self, case: Case, gap: Tensor) -> str:
-        at = divmod(int(gap.argmax()), gap.shape[1])
-        text = f"{case.words}: at its token {at[0]} (from 0) a logit is {case.now[at]:.4g} "
-        text += f"instead of {case.alone[at]:.4g}."
-        if case.moved is None:
-            return text
-        moved = self.gap(case.moved(), case.now).max().item()
-        if moved > self.limit:
-            return f"{text} It sees them: with other tokens there it moves by {moved:.2g}."
-        return f"{text} Other tokens there change nothing: it does not see them."
+def judged(probe: Probe, name: str, way: str, counts: bool, cases: Iterable[Case]) -> Finding:
+    """The verdict on one way of calling."""
+    size, flips, rows, example, refused = 0.0, 0, 0, "", ""
+    try:
+        for case in cases:
+            gap = probe.gap(case.now, case.alone)
+            size, rows = max(size, gap.max().item()), rows + len(gap)
+            flips += int((case.now.argmax(-1) != case.alone.argmax(-1)).sum())
+            if gap.max() > probe.limit and not example:
+                example = _shown(probe, case, gap)
+    except NotSupportedError as missing:
+        return Finding(name, way, MISSING, text=str(missing), counts=counts)
+    except Exception as error:  # whatever the model raises
+        refused = quoted(error)
+    if refused and not example:
+        return Finding(name, way, REFUSES, text=refused, counts=counts)
+    verdict = BREAKS if example else HOLDS
+    return Finding(name, way, verdict, size, flips / max(rows, 1), example, counts)
 
 
-def _windows(module: nn.Module | None, config: Any) -> list[int]:
-    """The windows that a model names."""
-    owners = [config, *(() if module is None else module.modules())]
-    found = {getattr(owner, name, None) for owner in owners for name in _WINDOWS}
-    return sorted(w for w in found if isinstance(w, int) and w > 0)
+def _shown(probe: Probe, case: Case, gap: Tensor) -> str:
+    at = divmod(int(gap.argmax()), gap.shape[1])
+    text = f"{case.words}: at its token {at[0]} (from 0) a logit is {case.now[at]:.4g} "
+    text += f"instead of {case.alone[at]:.4g}."
+    if case.moved is None:
+        return text
+    moved = probe.gap(case.moved(), case.now).max().item()
+    if moved > probe.limit:
+        return f"{text} It sees them: with other tokens there it moves by {moved:.2g}."
+    return f"{text} Other tokens there change nothing: it does not see them."
 
 
 # ---------------------------------------------------------------- the properties
@@ -215,7 +143,7 @@ def batch(probe: Probe) -> Ways:
 
     def cases(cached: bool) -> Iterator[Case]:
         for n, B in ((4, 2), (probe.length, 3)):
-            pieces = (n - 3, 1, 2) if cached else None
+            pieces = (n - 3, 1, 1, 1) if cached else None
             texts = torch.cat([probe.text(n, i) for i in range(B)])
             out = probe.run(texts, pieces=pieces)
             for i in range(B):
@@ -387,7 +315,7 @@ def measured(probe: Probe) -> Iterator[Finding]:
             text = str(error) if missing else quoted(error)
             yield Finding(name, way, MISSING if missing else REFUSES, text=text, counts=False)
             continue
-        found = probe.judged(name, way, False, [Case("", now, probe.base)])
+        found = judged(probe, name, way, False, [Case("", now, probe.base)])
         yield replace(found, verdict=MEASURED, text="")
 
 

@@ -516,11 +516,11 @@ def test_what_is_refused_or_cannot_be_said():
     report = judged(Cached())
     assert report.ok
     assert str(report).startswith(
-        "Cached: the answer stays the same; refused: batch, left padding, right padding,\n  chunks."
+        "Cached: the answer stays the same; refused: left padding, right padding,\n  chunks."
     )
     assert report["left padding"].verdict == report["chunks"].verdict == "refuses"
     assert report["chunks"].text == "NotImplementedError: one token at a time"
-    assert report["batch: cache off"].verdict == report["cache"].verdict == "holds"
+    assert report["batch: cache on"].verdict == report["cache"].verdict == "holds"
     assert report["packing"].verdict == "not supported"
     without = audit(built("rope"), properties=["cache"])
     assert without["cache"].text == "takes no cache; if it has one, pass step="
@@ -559,6 +559,7 @@ def test_rows_that_influence_each_other_are_no_fault_of_padding():
     (built("rope"), {"arguments": "mask=seen"}, ValueError, "mask, positions, segments"),
     (lambda tokens: tokens, {}, ValueError, r"must give logits \(B, T, V\), got \(1, 2\)"),
     (lambda tokens: 3, {}, ValueError, "got int"),
+    (lambda tokens: torch.full((*tokens.shape, 9), torch.nan), {}, ValueError, "hold NaN"),
 )
 def test_what_cannot_be_audited(model, adapter):
     audit(model, **adapter)
@@ -642,6 +643,8 @@ def test_a_report_is_shown_in_words():
         "   Meant: a later token changes no earlier logit",
         "   Size: 0.5 standard deviations of the logits; no argmax flips",
     ]
+    with pytest.raises(KeyError, match="packing"):
+        report["packing"]
     assert "   - *Example:* Two tokens." in report._repr_markdown_().splitlines()
 
 
