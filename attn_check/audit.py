@@ -100,13 +100,17 @@ class Audit:
     def _lines(self, *, markdown: bool) -> list[str]:
         bold, bullet, gap = ("**", "- ", [""]) if markdown else ("", "  - ", [])
         lines = [f"{bold}{self._headline()}{bold}"]
+        told = set[str]()
         for i, f in enumerate(self.broken, start=1):
             title = f"{f.title[:1].upper()}{f.title[1:]}: {f.verdict}."
             lines += ["", f"{i}. {bold}{title}{bold}"]
-            says, look = WORDS[f.name].values()
-            parts = {"Meant": says, "Size": f.numbers, "Example": f.text, "Look further": look}
+            parts = {"Size": f.numbers, "Example": f.text}
+            if f.name not in told:  # what is said of the property is said once
+                says, look = WORDS[f.name].values()
+                parts = {"Meant": says, **parts, "Look further": look}
             start, slanted = ("   - ", "*") if markdown else ("   ", "")
             lines += [f"{start}{slanted}{label}:{slanted} {text}" for label, text in parts.items()]
+            told.add(f.name)
         held = [
             f"{name}: {words['says']}{f' ({ways})' if ways else ''}"
             for name, words in WORDS.items()

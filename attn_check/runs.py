@@ -93,14 +93,14 @@ def judged(probe: Probe, name: str, way: str, counts: bool, cases: Iterable[Case
 
 def _shown(probe: Probe, case: Case, gap: Tensor) -> str:
     at = divmod(int(gap.argmax()), gap.shape[1])
-    text = f"{case.words}: at its token {at[0]} (from 0) a logit is {case.now[at]:.4g} "
-    text += f"instead of {case.alone[at]:.4g}."
+    now, alone = case.now[at], case.alone[at]
+    text = f"{case.words}, token {at[0]} (from 0): a logit is {now:.4g} instead of {alone:.4g}."
     if case.moved is None:
         return text
     moved = probe.gap(case.moved(), case.now).max().item()
     if moved > probe.limit:
-        return f"{text} It sees them: with other tokens there it moves by {moved:.2g}."
-    return f"{text} Other tokens there change nothing: it does not see them."
+        return f"{text} Other tokens beside it move it by {moved:.2g}: they are seen."
+    return f"{text} Other tokens beside it change nothing: they are not seen."
 
 
 # ---------------------------------------------------------------- the properties
@@ -151,9 +151,13 @@ def batch(probe: Probe) -> Ways:
                 other[i] = texts[i]
                 moved = functools.partial(_row, probe, other, i, slice(None), pieces=pieces)
                 alone = probe.run(texts[i : i + 1], pieces=pieces)[0]
-                yield Case(f"row {i} of {B} rows of {n} tokens", out[i], alone, moved)
+                yield Case(f"{B} rows of {n} tokens, row {i}", out[i], alone, moved)
             turned = probe.run(texts.flip(0), pieces=pieces).flip(0)
-            yield Case(f"{B} rows in the other order", turned.flatten(0, 1), out.flatten(0, 1))
+            yield Case(
+                f"{B} rows of {n} tokens in the other order",
+                turned.flatten(0, 1),
+                out.flatten(0, 1),
+            )
 
     yield from _with_cache(probe, (True, True), cases)
 
@@ -261,7 +265,7 @@ def _packed(probe: Probe, options: dict[str, Any], *ways: str) -> Iterator[Case]
             moved = functools.partial(
                 _row, probe, torch.where(own, tokens, probe.other(tokens)), 0, own, **given
             )
-            words = f"document {i} of those of {', '.join(map(str, sizes))} tokens"
+            words = f"documents of {', '.join(map(str, sizes))} tokens, document {i}"
             yield Case(words, out[own], probe.run(text)[0], moved)
 
 

@@ -484,8 +484,8 @@ def test_an_audit_of_llama():
     assert text.startswith(
         "LlamaForCausalLM: the answer stays the same; it changes in 3 other ways"
     )
-    assert "document 1 of those of 2, 3 tokens" in text
-    assert "It sees them" in text
+    assert "documents of 2, 3 tokens, document 1, token" in text
+    assert "they are seen" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 79
     assert json.loads(json.dumps(report.as_dict()))["findings"][0]["verdict"] == "holds"
     assert report._repr_markdown_().startswith("**LlamaForCausalLM")
@@ -621,7 +621,7 @@ def test_one_line_in_a_test():
         assert_same_answer(right, properties=["cache"])
     table = built("table")
     assert_same_answer(table, properties=["left padding"])
-    with pytest.raises(AssertionError, match=r"it\s+does\s+not\s+see\s+them"):
+    with pytest.raises(AssertionError, match=r"they\s+are\s+not\s+seen"):
         assert_same_answer(table, properties=["left padding: mask alone"])
 
 
