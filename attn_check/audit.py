@@ -140,14 +140,15 @@ def audit(
 ) -> Audit:
     """Say whether a language model gives the same answer, however it is run.
 
-    The answer to a text is compared with that to the same text later, with other tokens after it,
-    beside other rows, after and before padding, packed with other documents, token by token with
-    a cache, and in every split. Packing and padding are judged in each way of calling: ``counts``
-    of a finding says whether the answer may not change there.
+    The answer to a text is compared with the answer to the same text later, with other tokens
+    after it, beside other rows, after and before padding, packed with other documents, token by
+    token with a cache, and in every split. Packing and padding are judged in each way of calling;
+    ``counts`` says whether the answer may not change there.
 
     A copy is judged, in evaluation mode: your model, its gradients and the random state stay as
-    they are. Half precision becomes float32. What is rounding is measured: 16 times the
-    difference between the model and itself in double precision.
+    they are. Half precision becomes float32. What may be rounding is measured: 16 times as far as
+    the logits move when each weight moves by one rounding step. Double precision would be no
+    measure: a norm whose ε depends on the dtype gives other logits there.
 
     Args:
         model: a causal language model: one of transformers, another module, or a function from
@@ -178,8 +179,7 @@ def audit(
         >>> report.ok, report["left padding: cache on"].verdict, report["packing"].verdict
         (True, 'holds', 'not supported')
 
-    Source: the page on the clinic; packing, padding and caches of transformers: issues 39997,
-    26072 and 37574 of huggingface/transformers.
+    Source: transformers#39997 (packing), #26072 (left padding), #37574 (a window with a cache).
     """
     if isinstance(model, type) or not callable(model):
         raise TypeError(f"model must be a module or a function, got {model!r}")
@@ -199,6 +199,7 @@ def audit(
         "Whether a way of calling was ever promised: what is by design is reported too.",
         "Other devices, training, options that were not on.",
         f"Texts of more than {probe.length} tokens.",
+        *probe.called.unknown,
         *(f"A window of {w}: pass length=." for w in probe.windows if w >= probe.length),
     ]
     return report

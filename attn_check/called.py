@@ -43,12 +43,14 @@ class Called:
         modules = [module for _, _, module in copies if module is not None]
         for module in modules:
             module.eval()  # the caller's mode is restored, where it cannot be copied
-        self.dtype = self._dtype()
-        if self.dtype in (torch.float16, torch.bfloat16) and len(modules) == len(copies):
-            if all(module is not module_of(f) for f, _, module in copies):
-                self.dtype = torch.float32  # what leaks is told from what is rounded
-                for module in modules:
-                    module.float()
+        self.dtype, self.unknown = self._dtype(), list[str]()
+        if any(module is module_of(f) for f, _, module in copies if module is not None):
+            self.unknown.append("What it remembers: it cannot be copied, so it was judged itself.")
+        elif self.dtype in (torch.float16, torch.bfloat16) and len(modules) == len(copies):
+            kept, self.dtype = str(self.dtype).removeprefix("torch."), torch.float32
+            self.unknown.append(f"What rounding to {kept} hides: a copy in float32 was judged.")
+            for module in modules:
+                module.float()
         target = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
         self.parameters = inspect.signature(target).parameters
         named = "input_ids" in self.parameters and "decoder_input_ids" not in self.parameters
@@ -255,6 +257,7 @@ class Probe:
             twins = self.called.changed(nudge), self.called
             return self.gap(*map(drawn, twins)).max().item()
         except Exception:  # whatever a part of it raises
+            self.called.unknown.append("Its rounding, which is taken for 1e-5: it has no copy.")
             return 1e-5
 
 

@@ -356,6 +356,7 @@ def test_a_right_model_of_an_unusual_kind_is_passed(name):
     report = judged(make(), **adapter)
     assert report.ok, report
     assert report["left padding"].verdict == "holds"
+    assert any("to bfloat16" in text for text in report.unknown) == (name == "bfloat16")
 
 
 def test_fifteen_kinds_are_right():
@@ -603,6 +604,8 @@ def test_a_model_that_cannot_be_copied_keeps_its_modes_and_buffers():
     model.lines = (line for line in ())  # a generator cannot be copied
     report = audit(model, step=model.step, length=6)
     assert report.ok
+    assert "What it remembers: it cannot be copied, so it was judged itself." in report.unknown
+    assert "Its rounding, which is taken for 1e-5: it has no copy." in report.unknown
     assert model.training
     assert model.seen == 0
 
