@@ -18,6 +18,7 @@ _ROLES = {
     "segments": ("segments", "segment_ids", "document_ids"),
 }
 _WINDOWS = ("sliding_window", "window", "window_size", "attention_chunk_size")
+REACHED = 64  # windows up to this are shorter than the texts
 _CACHES = ("past_key_values", "cache_params", "state")  # names in transformers
 _FORMS: tuple[Callable[[Tensor], Tensor], ...]  # of a mask (B, S), True = a real token
 _FORMS = (Tensor.bool, Tensor.long, lambda mask: mask[:, None, None])
@@ -211,7 +212,7 @@ class Probe:
         pads = (pad, special.get("pad_token_id"), order[0])
         self.filler = next(x for x in pads if x is not None)
         self.windows = _windows(called.module, config)
-        self.length = max([length, *(w + 4 for w in self.windows if w <= 64)])
+        self.length = max([length, *(w + 4 for w in self.windows if w <= REACHED)])
         self.text_of_all = self.text(self.length)
         self.base = called.run(self.text_of_all)[0]
         if self.base.isnan().any():

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attn_check.called import NotSupportedError, Probe
+from attn_check.called import REACHED, NotSupportedError, Probe
 from attn_check.subject import quoted
 
 HOLDS, BREAKS, REFUSES = "holds", "does not hold", "refuses"
@@ -270,8 +270,9 @@ def _packed(probe: Probe, options: dict[str, Any], *ways: str) -> Iterator[Case]
 
 
 def cache(probe: Probe) -> Ways:
-    """One token at a time."""
-    yield "", True, _split(probe, [(1,) * n for n in (2, 3, probe.length)])
+    """One token at a time; where there is a window, until its memory is written a third time."""
+    twice = max([probe.length, *(2 * w + 3 for w in probe.windows if w <= REACHED)])
+    yield "", True, _split(probe, [(1,) * n for n in (2, 3, twice)])
 
 
 def chunks(probe: Probe) -> Ways:

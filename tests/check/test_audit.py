@@ -233,6 +233,16 @@ LEAKS = {
         (SHORT, SHORT.replace("+ 1 :", "+ 2 :")),
         "cache chunks",
     ),
+    "a ring that is written over too early": (
+        "sinks and a window",
+        (SHORT, SHORT.replace("+ 1 :", "+ 1 + (seen > 11) :")),
+        "cache",
+    ),
+    "causal without a mask alone": (
+        "rope",
+        (MASKED, "may = mask[:, None, None, :].bool() | (past is not None)"),
+        "left-padding right-padding",
+    ),
     "no window beside a cache": (
         "window",
         (
