@@ -188,7 +188,10 @@ def _logits(out: Any, tokens: Tensor) -> Tensor:
 
 def _class_of_cache(fn: Callable) -> Callable[[], Any] | None:
     """The class that the annotation of a parameter ``cache`` names, if there is one."""
-    hint = typing.get_type_hints(fn).get("cache")
+    try:
+        hint = typing.get_type_hints(fn).get("cache")
+    except Exception:  # names that are there for type checkers alone
+        return None
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if isinstance(kind, type)]
     return next((kind for kind in kinds if kind.__module__ != "builtins"), None)
 
@@ -258,7 +261,7 @@ class Probe:
             twins = self.called.changed(nudge), self.called
             return self.gap(*map(drawn, twins)).max().item()
         except Exception:  # whatever a part of it raises
-            self.called.unknown.append("Its rounding, which is taken for 1e-5: it has no copy.")
+            self.called.unknown.append("Its rounding, which is taken for 1e-5.")
             return 1e-5
 
 
