@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from right_models import VOCABULARY, Convolution, Decoder, Experts, Recurrent
 from tables import for_each, raises_for_each
 from torch import nn
 
-from attn_check import Audit, Finding, assert_same_answer, audit
+from attn_check import Audit, Finding, assert_same_answer, audit, runs
 from attn_check.__main__ import main
 from attn_check.runs import PROPERTIES
 from attn_lib import DecoderLM
@@ -280,6 +281,11 @@ LEAKS = {
         ),
         "repeat",
     ),
+    "a memory of a batch": (
+        "rope",
+        (FIRST, REMEMBERED.replace("x[:1, :1]", "x[:1, :1] * (B > 1)")),
+        "repeat",
+    ),
     "dropout that is always on": (
         "rope",
         (FIRST, FIRST + "        x = F.dropout(x, 0.1, True)\n"),
@@ -293,6 +299,39 @@ def test_a_planted_leak_is_named(name):
     kind, edit, expected = LEAKS[name]
     report = judged(built(kind, edit))
     assert wrong(report) == expected, report
+
+
+class Kept(list):
+    """A cache by the name of its class alone."""
+
+
+class Keeping(Decoder):
+    """Takes a cache of a class that the annotation names; what it keeps beside it is a leak."""
+
+    beside, before = 0.0, 0.0
+
+    def forward(self, tokens, cache: Kept | None = None):
+        logits, kept = self.read(tokens, cache or None, None, None, None)
+        if cache is not None:
+            cache[:], self.before = kept, self.beside * logits[:1, :1].detach()
+        return logits + self.before
+
+
+def test_a_model_that_keeps_something_beside_its_cache():
+    model = Keeping().eval()
+    assert audit(model, length=6)["chunks"].verdict == "holds"
+    model.beside = 0.1
+    report = audit(model, length=6)
+    assert wrong(report) == "repeat"
+    assert report["repeat"].text.startswith("the same call after others with a cache, token 0")
+
+
+def test_every_split_of_five_tokens_is_tried(monkeypatch):
+    tried = []
+    monkeypatch.setattr(runs, "_split", lambda _, splits: tried.extend(splits))
+    assert len([*runs.chunks(SimpleNamespace(length=8))]) == 1
+    assert len({split for split in tried if sum(split) == 5}) == 2**4 - 2  # one, and five pieces
+    assert {(i, 8 - i) for i in range(1, 8)} | {(3, 3, 2)} == {s for s in tried if sum(s) == 8}
 
 
 def test_thirty_leaks_are_planted_and_every_property_breaks():
