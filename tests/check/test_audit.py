@@ -324,6 +324,8 @@ def test_a_model_that_keeps_something_beside_its_cache():
     report = audit(model, length=6)
     assert wrong(report) == "repeat"
     assert report["repeat"].text.startswith("the same call after others with a cache, token 0")
+    report = judged(built("rope", LEAKS["a memory of a batch"][1]))
+    assert report["repeat"].text.startswith("the same call after others, token")
 
 
 def test_every_split_of_five_tokens_is_tried(monkeypatch):
