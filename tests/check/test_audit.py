@@ -301,6 +301,20 @@ def test_a_planted_leak_is_named(name):
     assert wrong(report) == expected, report
 
 
+@for_each(
+    ("one token ahead", "causal", "another token 1 in a text of 2, token 0 (from 0): a logit is "),
+    ("statistics of the batch", "batch", "2 rows of 4 tokens, row 0, token "),
+    ("padding mask dropped", "left padding", "padding of 1, text of 2, token "),
+    ("padding mask shifted", "right padding", "padding of 1, text of 2, token 1"),
+    ("segments ignored", "packing", "documents of 2, 3 tokens, document 1, token "),
+    ("new values are lost", "cache", "pieces of 1, 1 tokens, token 1"),
+    ("a chunk without a mask", "chunks", "pieces of 1, 4 tokens, token "),
+)
+def test_the_smallest_example_is_shown(leak, name, beginning):
+    report = judged(built(*LEAKS[leak][:2]), properties=[name])
+    assert report[name].text.startswith(beginning)
+
+
 class Kept(list):
     """A cache by the name of its class alone."""
 
