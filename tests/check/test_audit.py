@@ -174,7 +174,7 @@ LEAKS = {
         "left-padding",
     ),
     "segments ignored": ("rope", (SAME, "segments[:, None, None, :] >= 0"), "packing"),
-    "segments of ten tokens": ("rope", (SAME, f"({SAME}) | (keys >= 10)"), "packing"),
+    "segments of ten tokens": ("rope", (SAME, f"({SAME}) | (at[:, None] >= 10)"), "packing"),
     "segments compared by order": ("rope", (SAME, SAME.replace("==", ">=")), "packing"),
     "segments in the first layer": (
         "rope",
