@@ -12,18 +12,24 @@ from typing import Any
 from torch import Tensor, nn
 
 from attn_check import calls, rope
+from attn_check.audit import Audit, assert_same_answer, audit
 from attn_check.examine import investigate
 from attn_check.inputs import without_projections
 from attn_check.reference import Intent
 from attn_check.report import Failure, Note, Report
+from attn_check.runs import Finding
 from attn_check.subject import Given, module_of, read_subject
 
 __all__ = [
+    "Audit",
     "Failure",
+    "Finding",
     "Note",
     "Report",
     "assert_attention",
     "assert_rope",
+    "assert_same_answer",
+    "audit",
     "diagnose",
     "diagnose_rope",
 ]

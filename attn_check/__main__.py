@@ -4,6 +4,7 @@ exit status: 0, no mistake was found; 1, there are mistakes; 2, it could not be 
   python -m attn_check mine:attention --causal
   python -m attn_check "mine.py:Attention(32, num_heads=4)" --options is_causal=True --causal
   python -m attn_check mine:apply_rope --rope --rope-base 500000 --rope-pairing neighbours
+  python -m attn_check mine:language_model --audit
 """
 
 import argparse
@@ -12,17 +13,19 @@ import importlib
 import inspect
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attn_check import diagnose, diagnose_rope
+from attn_check import audit, diagnose, diagnose_rope
 
 _KINDS: dict[str, type] = dict.fromkeys("heads kv-heads d-k window rope-dims".split(), int)
 _KINDS |= dict.fromkeys("softcap scale rope-base".split(), float)
 _KINDS |= dict.fromkeys("arguments layout mask-means mask-shape qk-norm prenorm".split(), str)
 _KINDS["rope-pairing"] = str
 _CAUSAL = {"yes": True, "no": False, "top_left": "top_left"}
-_OF_ROPE = ("rope_base", "rope_pairing", "layout", "d_k")
+_REPORTS: dict[str | None, Callable] = {None: diagnose, "rope": diagnose_rope, "audit": audit}
+_TAKES = {"rope": ("rope_base", "rope_pairing", "layout", "d_k"), "audit": ("arguments",)}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -38,18 +41,21 @@ def main(words: list[str] | None = None) -> int:
     pairs = zip(words, [*words, ""][1:], strict=True)  # --causal may stand in front of the target
     words = ["--causal=yes" if w == "--causal" and n not in _CAUSAL else w for w, n in pairs]
     given = vars(_parser().parse_args(words))
-    target, markdown, rope = given.pop("target"), given.pop("markdown"), given.pop("rope")
+    target, markdown, kind = given.pop("target"), given.pop("markdown"), given.pop("kind")
     adapter = {name: value for name, value in given.items() if value is not None}
-    foreign = [f"--{name.replace('_', '-')}" for name in adapter if name not in _OF_ROPE]
+    taken = _TAKES.get(kind, adapter)
+    foreign = [f"--{name.replace('_', '-')}" for name in adapter if name not in taken]
     try:
         subject = _find(target)
-        if rope and foreign:
-            raise ValueError(f"with --rope, {', '.join(foreign)} cannot be passed")
+        if foreign:
+            raise ValueError(f"with --{kind}, {', '.join(foreign)} cannot be passed")
+        if kind == "audit" and inspect.isfunction(subject) and not _required(subject):
+            subject = subject()
         if "causal" in adapter:
             adapter["causal"] = _CAUSAL[adapter["causal"]]
         if "options" in adapter:
             adapter["options"] = dict(map(_option, adapter["options"]))
-        report = (diagnose_rope if rope else diagnose)(subject, **adapter)
+        report = _REPORTS[kind](subject, **adapter)
     except Exception as error:  # one line instead of a traceback
         print(f"{target}: {type(error).__name__}: {error}{_line(error)}", file=sys.stderr)
         return 2
@@ -94,6 +100,12 @@ def _constant(node: ast.expr) -> Any:
         raise ValueError(f"the argument {ast.unparse(node)} is not a constant") from None
 
 
+def _required(fn: Callable) -> bool:
+    """Whether it cannot be called without arguments."""
+    parameters = inspect.signature(fn).parameters.values()
+    return any(p.default is p.empty and not p.kind.name.startswith("VAR_") for p in parameters)
+
+
 def _option(text: str) -> tuple[str, Any]:
     key, _, value = text.partition("=")
     if not key.isidentifier() or key == text:
@@ -123,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, kind in _KINDS.items():
         add(f"--{name}", type=kind, help="as in attn_check.diagnose")
     rope = "the function rotates q and k: --rope-base, --rope-pairing, --layout, --d-k go with it"
-    add("--rope", action="store_true", help=rope)
+    add("--rope", dest="kind", action="store_const", const="rope", help=rope)
+    whole = "the target is a language model, or makes one: does its answer stay the same?"
+    add("--audit", dest="kind", action="store_const", const="audit", help=whole)
     add("--markdown", action="store_true", help="print Markdown")
     return parser
 

@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import json
+import logging
 import random
 import types
 import warnings
@@ -180,13 +181,15 @@ def output_shape(case: Case, layer: Layer | None) -> tuple[int, ...]:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Restore the random states of torch, numpy and Python, and print and warn nothing."""
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy, logged = random.getstate(), np.random.get_state(), logging.root.manager.disable
+    logging.disable(max(logged, logging.WARNING))
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 yield
     finally:
+        logging.disable(logged)
         random.setstate(python)
         np.random.set_state(numpy)
 

@@ -98,13 +98,7 @@ class Report:
 
     def __str__(self) -> str:
         """Text for a terminal, or a page, of 79 characters."""
-        lines = []
-        whole = "\n".join(self._lines(markdown=False))
-        for line in whole.split("\n"):  # a long one goes on a little more indented
-            wrapper = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False)
-            wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
-            lines.append(wrapper.fill(line))
-        return "\n".join(lines)
+        return wrapped(self._lines(markdown=False))
 
     __repr__ = __str__
 
@@ -184,6 +178,15 @@ class Report:
     def broken(self, name: str, likely: str, example: str = "") -> None:
         """Add a failure that is not in the table."""
         self.failures.append(Failure(None, name, likely, example=example))
+
+
+def wrapped(lines: list[str]) -> str:
+    """Lines of at most 79 characters; what is longer goes on a little more indented."""
+    wrapper, filled = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False), []
+    for line in "\n".join(lines).split("\n"):
+        wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
+        filled.append(wrapper.fill(line))
+    return "\n".join(filled)
 
 
 def grouped(texts: list[str]) -> list[str]:

@@ -53,6 +53,9 @@ ORDER = {
         "facts",
         "examine",
         "rope",
+        "called",
+        "runs",
+        "audit",
         "__init__",  # diagnose, and the other functions that callers have
         "__main__",
     ],

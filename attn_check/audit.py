@@ -1,0 +1,260 @@
+"""``audit``: does a language model give the same answer, however it is run?"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attn_check import calls
+from attn_check.called import Called, Probe
+from attn_check.report import wrapped
+from attn_check.runs import (
+    BREAKS,
+    HOLDS,
+    MEASURED,
+    MISSING,
+    PROPERTIES,
+    REFUSES,
+    UNCHECKED,
+    Finding,
+    judged,
+    measured,
+)
+from attn_check.subject import module_of
+
+# from each property to what it says, and how to look further where it does not hold
+WORDS: dict[str, dict[str, str]] = json.loads(
+    Path(__file__).with_name("audit.json").read_text(encoding="utf-8")
+)
+
+
+@dataclass
+class Audit:
+    """The result of :func:`attn_check.audit`.
+
+    Args:
+        subject: the name of what was called.
+        findings: one for each property and way of calling.
+        limit: differences up to this, in standard deviations of the logits, are rounding.
+        unknown: what the audit cannot know.
+
+    Example:
+        >>> report = Audit("Mine", [Finding("causal", "", "holds", 0.0, 0.0)])
+        >>> report.ok, report["causal"].verdict
+        (True, 'holds')
+
+    Source: :func:`attn_check.audit`.
+    """
+
+    subject: str
+    findings: list[Finding] = field(default_factory=list)
+    limit: float = 0.0
+    unknown: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no answer changes that may not change."""
+        return not any(f.counts for f in self.broken)
+
+    @property
+    def broken(self) -> list[Finding]:
+        """What does not hold; first what may not change."""
+        return sorted(self.of(BREAKS), key=lambda f: not f.counts)
+
+    def of(self, verdict: str) -> list[Finding]:
+        """The findings with this verdict."""
+        return [f for f in self.findings if f.verdict == verdict]
+
+    def __getitem__(self, title: str) -> Finding:
+        """The finding of "property: way", or the first one of a property."""
+        for f in self.findings:
+            if title in (f.title, f.name):
+                return f
+        raise KeyError(title)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain lists, strings and dictionaries, for programs."""
+        return {**asdict(self), "ok": self.ok}
+
+    def __str__(self) -> str:
+        """Text for a terminal, or a page, of 79 characters."""
+        return wrapped(self._lines(markdown=False))
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        """Markdown for a notebook."""
+        return "\n".join(self._lines(markdown=True))
+
+    def _headline(self) -> str:
+        wrong = ", ".join(dict.fromkeys(f.name for f in self.broken if f.counts))
+        text = f"the answer changes ({wrong})" if wrong else "the answer stays the same"
+        if ways := sum(not f.counts for f in self.broken):
+            also = " too" if wrong else ""
+            text += f"; it changes{also} in {ways} other way{'s' * (ways > 1)} of calling"
+        if refused := ", ".join(dict.fromkeys(f.name for f in self.of(REFUSES) if f.counts)):
+            text += f"; refused: {refused}"
+        return f"{self.subject}: {text}."
+
+    def _lines(self, *, markdown: bool) -> list[str]:
+        bold, bullet, gap = ("**", "- ", [""]) if markdown else ("", "  - ", [])
+        lines = [f"{bold}{self._headline()}{bold}"]
+        told = set[str]()
+        for i, f in enumerate(self.broken, start=1):
+            title = f"{f.title[:1].upper()}{f.title[1:]}: {f.verdict}."
+            lines += ["", f"{i}. {bold}{title}{bold}"]
+            parts = {"Size": f.numbers, "Example": f.text}
+            if f.name not in told:  # what is said of the property is said once
+                says, look = WORDS[f.name].values()
+                parts = {"Meant": says, **parts, "Look further": look}
+            start, slanted = ("   - ", "*") if markdown else ("   ", "")
+            lines += [f"{start}{slanted}{label}:{slanted} {text}" for label, text in parts.items()]
+            told.add(f.name)
+        held = [
+            f"{name}: {words['says']}{f' ({ways})' if ways else ''}"
+            for name, words in WORDS.items()
+            if (found := [f for f in self.of(HOLDS) if f.name == name])
+            for ways in ["; ".join(f.way for f in found)]
+        ]
+        rounding = f"Differences up to {self.limit:.1g} standard deviations: they may be rounding."
+        sections = {"Holds": held}
+        for verdict in (REFUSES, MISSING, UNCHECKED, MEASURED):
+            sections[verdict.capitalize()] = [
+                f"{f.title}: {f.numbers or f.text}" for f in self.of(verdict)
+            ]
+        for title, texts in {**sections, "Not known": [rounding, *self.unknown]}.items():
+            if texts:
+                lines += ["", f"{bold}{title}{bold}", *gap, *(bullet + text for text in texts)]
+        return lines
+
+
+def audit(
+    model: Callable,
+    *,
+    properties: Sequence[str] | None = None,
+    arguments: str | None = None,
+    step: Callable | None = None,
+    pad: int | None = None,
+    length: int = 12,
+) -> Audit:
+    """Say whether a language model gives the same answer, however it is run.
+
+    The answer to a text is compared with the answer to the same text later, with other tokens
+    after it, beside other rows, after and before padding, packed with other documents, token by
+    token with a cache, and in every split. Packing and padding are judged in each way of calling;
+    ``counts`` says whether the answer may not change there.
+
+    A copy is judged, in evaluation mode: your model, its gradients and the random state stay as
+    they are. Half precision becomes float32. What may be rounding is measured: 16 times as far as
+    the logits move when each weight moves by one rounding step. Double precision would be no
+    measure: a norm whose ε depends on the dtype gives other logits there.
+
+    Args:
+        model: a causal language model: one of transformers, another module, or a function from
+            tokens (B, T) to logits (B, T, V). Parameters named as mask, attention_mask,
+            positions, position_ids, segments or segment_ids are passed; so is ``cache``, where
+            its annotation names a class that is made without arguments.
+        properties: which ones, by their names in the report; a name with its way of calling, as
+            ``"packing: 4-D mask"``, makes that way count. Default: all.
+        arguments: other names of parameters and their roles, as ``"keep=mask, at=positions"``.
+            Masks are (B, S), True = a real token, or else 0 and 1, or else (B, 1, 1, S).
+        step: ``step(tokens, cache)`` that returns ``(logits, cache)``; ``cache`` is None in the
+            first call; it is passed what it takes of mask (B, all tokens so far) and positions.
+        pad: the token of padding, for a model that takes no mask and knows padding by it.
+        length: of the longer texts; raised where a window up to 64 would not be reached.
+
+    Returns:
+        An :class:`Audit`. Print it, show it in a notebook, or read ``as_dict()``.
+
+    Raises:
+        TypeError: a class instead of an instance, or something that cannot be called.
+        ValueError: an unknown property or role; a model that gives no logits (B, T, V).
+
+    Example:
+        >>> from attn_lib import DecoderLM
+        >>> sizes = {"d_model": 12, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = DecoderLM(vocab_size=31, max_len=40, **sizes)
+        >>> report = audit(model)
+        >>> report.ok, report["left padding: cache on"].verdict, report["packing"].verdict
+        (True, 'holds', 'not supported')
+
+    Source: transformers#39997 (packing), #26072 (left padding), #37574 (a window with a cache).
+    """
+    if isinstance(model, type) or not callable(model):
+        raise TypeError(f"model must be a module or a function, got {model!r}")
+    if unknown := [name for name in properties or () if name.partition(":")[0] not in PROPERTIES]:
+        raise ValueError(f"properties are {', '.join(PROPERTIES)}; got {unknown[0]!r}")
+    original = module_of(model)
+    with calls.quietly(), calls.unchanged(original):  # where it cannot be copied
+        probe = Probe(Called(model, arguments, step), length, pad)
+        report = Audit(getattr(model, "__name__", type(model).__name__), limit=probe.limit)
+        for name in PROPERTIES:
+            report.findings += _judged(probe, name, properties, report)
+        report.findings += [] if properties is not None else measured(probe)
+    titles = {name for f in report.findings for name in (f.name, f.title)}
+    if absent := set(properties or ()) - titles:
+        raise ValueError(f"no way of calling: {', '.join(absent)}; got {', '.join(titles)}")
+    report.unknown = [
+        "Whether a way of calling was ever promised: what is by design is reported too.",
+        "Other devices, training, options that were not on.",
+        f"Texts of more than {probe.length} tokens.",
+        *probe.called.unknown,
+        *(f"A window of {w}: pass length=." for w in probe.windows if w >= probe.length),
+    ]
+    return report
+
+
+def _judged(
+    probe: Probe, name: str, asked: Sequence[str] | None, report: Audit
+) -> Iterator[Finding]:
+    """The findings on one property, if it is asked for."""
+    broken = {f.name for f in report.broken}
+    probe.apart = "batch" not in broken
+    reason = "two equal calls differ" if "repeat" in broken else ""
+    if name not in ("repeat", "causal", "batch") and probe.deaf:
+        reason = "no token changes the logits of a later one: nothing can leak"
+    ways = [
+        (f"{name}: {way}" if way else name, way, counts, cases)
+        for way, counts, cases in PROPERTIES[name](probe)
+    ]
+    none = asked is not None and not any(counts for _, _, counts, _ in ways)
+    for title, way, counts, cases in ways:
+        counts = counts or none or title in (asked or ())
+        if asked is not None and title not in asked and name not in asked:
+            continue
+        if reason:
+            yield Finding(name, way, UNCHECKED, text=reason, counts=counts)
+        else:
+            yield judged(probe, name, way, counts, cases)
+
+
+def assert_same_answer(
+    model: Callable, *, properties: Sequence[str] | None = None, **adapter: Any
+) -> None:
+    """Raise unless :func:`audit` finds no answer that changes: one line in a test suite.
+
+    What is named in ``properties`` has to hold; without them, what could not be judged passes.
+
+    Args:
+        model: as in :func:`audit`.
+        properties: as in :func:`audit`.
+        adapter: as in :func:`audit`.
+
+    Raises:
+        AssertionError: an answer changes; or a property that is named is refused, not supported
+            or not checked. The message is the report.
+
+    Example:
+        >>> from attn_lib import DecoderLM
+        >>> sizes = {"d_model": 12, "num_heads": 3, "d_ff": 24, "num_layers": 2}
+        >>> model = DecoderLM(vocab_size=31, max_len=40, **sizes)
+        >>> assert_same_answer(model, properties=["left padding", "cache"])
+
+    Source: :func:`audit`.
+    """
+    __tracebackhide__ = True  # pytest shows the line of the test
+    report = audit(model, properties=properties, **adapter)
+    named = properties is not None
+    if not report.ok or (named and any(f.counts and f.verdict != HOLDS for f in report.findings)):
+        raise AssertionError(str(report))

@@ -1,0 +1,190 @@
+"""Right language models of several kinds, in which tests of the audit plant leaks.
+
+They share no code with the library. Masks and segments are (B, all tokens so far).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH, HEADS, VOCABULARY, LONGEST = 24, 3, 37, 60
+
+
+def rotated(x: Tensor, positions: Tensor) -> Tensor:
+    """Halves of (B, H, T, d), by positions (B, T)."""
+    half = x.shape[-1] // 2
+    rates = 100.0 ** (-torch.arange(half) / half)
+    angles = positions[:, None, :, None] * rates
+    a, b = x[..., :half], x[..., half:]
+    cos, sin = angles.cos().to(x), angles.sin().to(x)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
+class Block(nn.Module):
+    def __init__(self, kv_heads: int = HEADS):
+        super().__init__()
+        self.norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.q = nn.Linear(WIDTH, WIDTH)
+        self.k, self.v = (nn.Linear(WIDTH, kv_heads * WIDTH // HEADS) for _ in range(2))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.sinks = nn.Parameter(torch.randn(HEADS, 1, 1))
+
+
+class Decoder(nn.Module):
+    """A decoder: ``positions_by`` is rope, table, alibi or nothing."""
+
+    def __init__(self, positions_by="rope", window=None, sinks=False, kv_heads=HEADS, layers=2):
+        super().__init__()
+        self.positions_by, self.window, self.with_sinks = positions_by, window, sinks
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.table = nn.Embedding(LONGEST, WIDTH)
+        self.blocks = nn.ModuleList(Block(kv_heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens, mask=None, positions=None, segments=None):
+        return self.read(tokens, None, mask, positions, segments)[0]
+
+    def step(self, tokens, past, mask=None, positions=None):
+        return self.read(tokens, past, mask, positions, None)
+
+    def read(self, tokens, past, mask, positions, segments):
+        B, T = tokens.shape
+        seen = 0 if past is None else past[0][2]
+        at = torch.arange(seen, seen + T)
+        if positions is None:
+            positions = at.expand(B, T)
+        keys = torch.arange(seen + T)
+        may = keys <= at[:, None]
+        if self.window is not None:
+            may = may & (keys > at[:, None] - self.window)
+        may = may[None, None]
+        if mask is not None:
+            may = may & mask[:, None, None, :].bool()
+        if segments is not None:
+            may = may & (segments[:, None, :, None] == segments[:, None, None, :])
+        x = self.embedding(tokens)
+        if self.positions_by == "table":
+            x = x + self.table(positions)
+        kept = []
+        for i, block in enumerate(self.blocks):
+            old = None if past is None else past[i]
+            y, new = self.attend(block, block.norm(x), old, positions, may, at[:, None] - keys)
+            kept.append(new)
+            x = x + y
+            x = x + block.narrow(F.gelu(block.wide(block.second_norm(x))))
+        return self.norm(x) @ self.embedding.weight.T, kept
+
+    def attend(self, block, x, old, positions, may, distance):
+        q, k, v = (
+            f(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for f in (block.q, block.k, block.v)
+        )
+        if self.positions_by == "rope":
+            q, k = rotated(q, positions), rotated(k, positions)
+        seen = k.shape[2] if old is None else old[2] + k.shape[2]
+        if old is not None:
+            k, v = torch.cat([old[0], k], dim=2), torch.cat([old[1], v], dim=2)
+        new = (k, v, seen)
+        if self.window is not None:
+            new = (k[:, :, -self.window + 1 :], v[:, :, -self.window + 1 :], seen)
+            may, distance = may[..., -k.shape[2] :], distance[..., -k.shape[2] :]
+        k, v = (t.repeat_interleave(HEADS // t.shape[1], dim=1) for t in (k, v))
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+        if self.positions_by == "alibi":
+            slopes = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
+            scores = scores - slopes.to(scores) * distance
+        scores = scores.masked_fill(~may, torch.finfo(scores.dtype).min)
+        if self.with_sinks:
+            sink = block.sinks.expand(len(q), -1, q.shape[2], 1)
+            weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+        else:
+            weights = scores.softmax(dim=-1)
+        return block.out((weights @ v).transpose(1, 2).flatten(2)), new
+
+
+class Recurrent(nn.Module):
+    """Gated linear attention: a state of (B, d, d) that each token changes a little."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.q, self.k, self.v = (nn.Linear(WIDTH, 8) for _ in range(3))
+        self.gate, self.out = nn.Linear(WIDTH, 8), nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens, mask=None, segments=None):
+        return self.read(tokens, None, mask, segments)[0]
+
+    def step(self, tokens, state, mask=None):
+        return self.read(tokens, state, mask, None)
+
+    def read(self, tokens, state, mask, segments):
+        x = self.embedding(tokens)
+        q, k, v, gate = self.q(x), self.k(x), self.v(x), self.gate(x).sigmoid()
+        T = tokens.shape[1]
+        if mask is not None:
+            real = mask[:, -T:, None].to(x)
+            k, gate = k * real, gate * real + (1 - real)
+        state = x.new_zeros(len(x), 8, 8) if state is None else state
+        outs = []
+        for t in range(T):
+            if segments is not None and t > 0:
+                same = segments[:, t] == segments[:, t - 1]
+                state = state * same[:, None, None]
+            state = state * gate[:, t, :, None] + k[:, t, :, None] * v[:, t, None, :]
+            outs.append((q[:, t, None] @ state)[:, 0])
+        return self.out(torch.stack(outs, dim=1)), state
+
+
+class Convolution(nn.Module):
+    """A causal convolution of width 3, with the last two inputs as its cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.wide = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.taps = nn.Parameter(torch.randn(3, WIDTH))
+        self.out = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens, mask=None, segments=None):
+        return self.read(tokens, None, mask, segments)[0]
+
+    def step(self, tokens, past, mask=None):
+        return self.read(tokens, past, mask, None)
+
+    def read(self, tokens, past, mask, segments):
+        x, T = self.embedding(tokens), tokens.shape[1]
+        if mask is not None:
+            x = x * mask[:, -T:, None]
+        past = x.new_zeros(len(x), 2, WIDTH) if past is None else past
+        longer = torch.cat([past, x], dim=1)
+        y = self.taps[2] * x
+        for back in (1, 2):
+            earlier = longer[:, 2 - back : 2 - back + T]
+            if segments is not None:
+                same = F.pad(segments[:, back:] == segments[:, :-back], (back, 0))
+                earlier = earlier * same[..., None]
+            y = y + self.taps[2 - back] * earlier
+        return self.out(torch.tanh(self.wide(y))), longer[:, -2:]
+
+
+class Experts(nn.Module):
+    """After a recurrence, each token goes to the best of three experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.memory = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.router = nn.Linear(WIDTH, 3)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, VOCABULARY) for _ in range(3))
+
+    def forward(self, tokens):
+        return self.step(tokens, None)[0]
+
+    def step(self, tokens, state):
+        x, state = self.memory(self.embedding(tokens), state)
+        shares = self.router(x).softmax(dim=-1)
+        best = F.one_hot(shares.argmax(dim=-1), 3) * shares
+        outs = torch.stack([expert(x) for expert in self.experts], dim=-1)
+        return (outs * best[..., None, :]).sum(dim=-1), state
