@@ -210,7 +210,7 @@ def test_licences_of_photographs_and_weights_agree():
     assert of_photographs(swapped) != beside
     for path in pages.NOTEBOOKS:
         assert figures_under_another(pages.read(path), beside) == []
-    page = pages.read(pages.BOOK / "12_large_vision.ipynb")
+    page = pages.read(pages.BOOK / "13_large_vision.ipynb")
     for cell in (cell for cell, _ in pages.figures(page)):
         cell.metadata["licence"] = "photograph: CC0"
     assert len(figures_under_another(page, beside)) == len([*pages.figures(page)]) - 1
@@ -325,11 +325,11 @@ def test_a_wrong_default_is_seen(line, wrong):
 
 # pages that still say "chapter 5": how often. The list only gets shorter.
 BY_NUMBER = {
-    "10_encoder_decoder": 10,
-    "11_vision": 4,
-    "12_large_vision": 6,
-    "13_weather": 3,
-    "14_clinic": 3,
+    "11_encoder_decoder": 10,
+    "12_vision": 4,
+    "13_large_vision": 5,
+    "14_weather": 3,
+    "15_clinic": 3,
     "conventions": 3,
     "five_posts": 16,
     "notation": 1,
@@ -537,12 +537,12 @@ def test_a_link_with_the_words_of_a_heading_leads_there():
     targets = {Path(name).stem: text for name, text in SOURCES.items() if not name.endswith(".py")}
     wrong = {name: misled(text, targets) for name, text in {**SOURCES, "README": README}.items()}
     assert {name: words for name, words in wrong.items() if words} == {}
-    link = "[the mask closes nothing](14_clinic.ipynb#the-mask-closes-nothing)"
+    link = "[the mask closes nothing](15_clinic.ipynb#the-mask-closes-nothing)"
     assert link in targets["index"]
     assert misled(link, targets) == []
     other = link.replace("#the-mask-closes-nothing", "#the-padding-mask-closes-queries")
     assert misled(other, targets) == ["the mask closes nothing"]
-    link = "[the mask closes queries](14_clinic.ipynb#the-padding-mask-closes-queries)"
+    link = "[the mask closes queries](15_clinic.ipynb#the-padding-mask-closes-queries)"
     assert misled(link, targets) == []
     assert (
         misled(
@@ -555,7 +555,7 @@ def test_a_link_with_the_words_of_a_heading_leads_there():
 # where words lead that say nothing of it
 LEADS = {"Each page": "02_masks", "an appendix": "five_posts", "the next page": "03_many_heads"}
 LEADS |= {"the reference": "attn_check", "reference": "attn_lib.interop"}
-LEADS |= {"a chapter of its own": "13_weather", "the appendix": "entropy"}
+LEADS |= {"a chapter of its own": "14_weather", "the appendix": "entropy"}
 
 
 def stems(text: str) -> set[str]:
@@ -584,8 +584,8 @@ def test_a_link_has_a_word_of_where_it_leads():
     targets = {name.rpartition(".")[0]: text for name, text in SOURCES.items() if ".py" not in name}
     wrong = {name: misplaced(text, targets) for name, text in {**SOURCES, "README": README}.items()}
     assert {name: words for name, words in wrong.items() if words} == {}
-    assert misplaced("[the clinic](14_clinic.ipynb)", targets) == []
-    assert misplaced("[the clinic](13_weather.ipynb)", targets) == ["the clinic"]
+    assert misplaced("[the clinic](15_clinic.ipynb)", targets) == []
+    assert misplaced("[the clinic](14_weather.ipynb)", targets) == ["the clinic"]
     assert misplaced("[Check my attention](#check-your-own-attention)", targets) == []
     assert misplaced("[Check my attention](#look-up-a-symptom)", targets) != []
 

@@ -601,7 +601,7 @@ def interval(page):
     given = dict.fromkeys(("trained_vit", "trained_cnn", "right"))
     a = float(right.mean())
     s = math.sqrt((a * (1 - a) ** 2 + (1 - a) * a**2) * n / (n - 1))
-    yield page["assigned"]("# (11.6)", of=right, **given)["half"], 1.96 * s / math.sqrt(n)
+    yield page["assigned"]("# (12.6)", of=right, **given)["half"], 1.96 * s / math.sqrt(n)
     k = torch.arange(n + 1.0)
     logs = -torch.lgamma(k + 1) - torch.lgamma(n - k + 1) + k * math.log(a)
     chances = softmax((logs + (n - k) * math.log(1 - a) + math.lgamma(n + 1)).clamp(min=-700))
@@ -787,25 +787,25 @@ ROWS = [
         ("8.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
     ),
     *rows(
-        "10_encoder_decoder",
-        ("10.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
-        ("10.2", SMOOTHED, smoothed),
-        ("10.3", RATE, rate_of_step),
+        "11_encoder_decoder",
+        ("11.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
+        ("11.2", SMOOTHED, smoothed),
+        ("11.3", RATE, rate_of_step),
     ),
     *rows(
-        "11_vision",
-        ("11.1", r"x^i = \text{patch}_i \, E + b", tokens_of_patches),
-        ("11.2", Z_0, first_stream),
+        "12_vision",
+        ("12.1", r"x^i = \text{patch}_i \, E + b", tokens_of_patches),
+        ("12.2", Z_0, first_stream),
         (
-            "11.3",
+            "12.3",
             r"z'_l = z_{l-1} + \operatorname{MSA}(\operatorname{LN}(z_{l-1}))",
             after_attention,
         ),
-        ("11.4", r"z_l = z'_l + \operatorname{FFN}(\operatorname{LN}(z'_l))", after_network),
-        ("11.5", r"y = \operatorname{LN}(z_L^0)", read_from_the_class_token),
-        ("11.6", r"a \pm 1.96 \, s / \sqrt{n}", interval),
+        ("12.4", r"z_l = z'_l + \operatorname{FFN}(\operatorname{LN}(z'_l))", after_network),
+        ("12.5", r"y = \operatorname{LN}(z_L^0)", read_from_the_class_token),
+        ("12.6", r"a \pm 1.96 \, s / \sqrt{n}", interval),
     ),
-    *rows("12_large_vision", ("12.1", ROLLOUT, rolled_out)),
+    *rows("13_large_vision", ("13.1", ROLLOUT, rolled_out)),
     *rows("five_posts", ("last", BOTH, plain_attention), ("last", BOTH, joined_heads)),
     *rows("notation", ("last", OUT, plain_attention)),
     *rows("notation", *((n, tex, partial(all_options, int(n[0]))) for n, tex in STEPS.items())),
@@ -899,23 +899,23 @@ def test_each_displayed_formula_has_its_row():
     ("9.1", "k.nbytes + v.nbytes", "k.nbytes"),
     ("9.2", "(2**bits - 1)", "2**bits"),
     ("9.2", "/ step).round()", "/ step).floor()"),
-    ("10.1", "y + block.cross(", "block.cross("),
-    ("10.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
-    ("10.2", "label_smoothing=eps", "label_smoothing=0.2"),
-    ("10.2", "label_smoothing=0.1\n", "label_smoothing=0.2\n"),
-    ("10.3", "(n + 1) / WARM", "n / WARM"),
-    ("10.3", "(n - WARM) / (STEPS - WARM)", "n / STEPS"),
-    ("11.1", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"),
-    ("11.1", "model.E.weight.T + model.E.bias", "model.E.weight.T"),
-    ("11.2", "z = z + model.positions", "z = z + model.positions.flip(0)"),
-    ("11.2", "1, -1), x], dim=1)", "1, -1).flip(2), x], dim=1)"),
-    ("11.3", "block.attention_norm(z))", "block.attention_norm(z.flip(1)))"),
-    ("11.3", "z = z + block.attention", "z = block.attention"),
-    ("11.4", "z = z + block.feed_forward", "z = z - block.feed_forward"),
-    ("11.5", "model.encoder.norm(z[:, 0])", "model.encoder.norm(z[:, 1])"),
-    ("11.6", "10_000**0.5", "10_000"),
-    ("12.1", "torch.eye(A.shape[-1]).to(A)) @ total", "torch.eye(A.shape[-1]).to(A)).mT @ total"),
-    ("12.1", "+ torch.eye(A.shape[-1]).to(A)) @ total", ") @ total"),
+    ("11.1", "y + block.cross(", "block.cross("),
+    ("11.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
+    ("11.2", "label_smoothing=eps", "label_smoothing=0.2"),
+    ("11.2", "label_smoothing=0.1\n", "label_smoothing=0.2\n"),
+    ("11.3", "(n + 1) / WARM", "n / WARM"),
+    ("11.3", "(n - WARM) / (STEPS - WARM)", "n / STEPS"),
+    ("12.1", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"),
+    ("12.1", "model.E.weight.T + model.E.bias", "model.E.weight.T"),
+    ("12.2", "z = z + model.positions", "z = z + model.positions.flip(0)"),
+    ("12.2", "1, -1), x], dim=1)", "1, -1).flip(2), x], dim=1)"),
+    ("12.3", "block.attention_norm(z))", "block.attention_norm(z.flip(1)))"),
+    ("12.3", "z = z + block.attention", "z = block.attention"),
+    ("12.4", "z = z + block.feed_forward", "z = z - block.feed_forward"),
+    ("12.5", "model.encoder.norm(z[:, 0])", "model.encoder.norm(z[:, 1])"),
+    ("12.6", "10_000**0.5", "10_000"),
+    ("13.1", "torch.eye(A.shape[-1]).to(A)) @ total", "torch.eye(A.shape[-1]).to(A)).mT @ total"),
+    ("13.1", "+ torch.eye(A.shape[-1]).to(A)) @ total", ") @ total"),
 )
 def test_another_computation_is_seen(number, old, new):
     (row,) = (row for row in ROWS if row.number == number)
