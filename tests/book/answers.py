@@ -31,6 +31,36 @@ def _some_derivatives(head, x, kind):
     return bool(reach.any(dim=-1).triu(diagonal=1).any())
 
 
+def _near_mask(T, *closed):
+    place = torch.arange(T)
+    mask = place <= place[:, None]
+    for distance in closed:
+        mask &= place != place[:, None] - distance
+    return mask
+
+
+def _on(weights, tokens, back, *, every=False):
+    T = len(tokens)
+    keys = torch.zeros(T, T).bool()
+    for t in range(T):
+        for s in range(T):
+            if 0 <= s - back < T and (s <= t if back > 0 else s - back < t + (back == 0)):
+                keys[t, s] = tokens[s - back] == tokens[t]
+    some = keys.any(1) | every
+    return (weights * keys).sum(1)[some].mean()
+
+
+def _followers(text, states, words, *, start=1, whole=False):
+    rows = []
+    for t in range(1, len(text)):
+        counts = torch.full((states,), float(start))
+        for s in range(words, len(text) if whole else t + 1):
+            if torch.equal(text[s - words : s], text[max(t - words + 1, 0) : t + 1]):
+                counts[text[s]] += 1
+        rows.append(counts / counts.sum() if counts.any() else torch.full((states,), 1 / states))
+    return torch.stack(rows)
+
+
 def _decoder(keys):
     size = keys.shape[-1] if isinstance(keys, torch.Tensor) and keys.shape[-1] > 1 else 3
     if isinstance(keys, torch.Tensor) and keys.shape[-1] == 1:
@@ -847,6 +877,58 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ),
         (lambda encode: encode(["a", "b c"]), "True or False is wanted"),
     ],
+    "10.1": [
+        ([1, 0, 0], "earlier copies of this word"),
+        ([0, 1 / 3, 2 / 3], "wug followed twice"),
+        ([0, 0.5, 0.5], "came before the earlier ones"),
+        ([1 / 3] * 3, "the second word after"),
+        ([4 / 9, 3 / 9, 2 / 9], "counts all words"),
+        ([0, 1, 0], "give shares"),
+        ([0, 2, 1], "shares sum to 1"),
+        ([0.2, 0.5, 0.3], "mark the dax"),
+        ([1 / 3, 2 / 3], "not 2"),
+        (math.nan, "not 1"),
+    ],
+    "10.2": [
+        (lambda T: _near_mask(T, 0), "it closes the word itself"),
+        (lambda T: _near_mask(T, 2), "two before"),
+        (lambda T: _near_mask(T), "can still read the word before"),
+        (lambda T: ~_near_mask(T, 1), "inverted"),
+        (
+            lambda T: torch.ones(T, T).bool() & ~torch.ones(T, T).diagonal(-1).diag(-1).bool(),
+            "future",
+        ),
+        (lambda T: torch.eye(T).bool(), "closes more than the word before"),
+        (lambda T: _near_mask(T, 1, 2), "closes more than the word before"),
+        (lambda T: _near_mask(T, 1).float(), "a bool tensor"),
+        (lambda T: _near_mask(T + 1, 1), r"the shape is \(6, 6\)"),
+    ],
+    "10.3": [
+        (lambda w, x: w.diagonal(-1).mean(), "previous-token head"),
+        (lambda w, x: _on(w, x, 0), "attention to the same token"),
+        (lambda w, x: _on(w, x, 2), "the second token after"),
+        (lambda w, x: _on(w, x, -1), "the token before"),
+        (lambda w, x: _on(w, x, 1, every=True), "only over queries whose token"),
+        (lambda w, x: w.sum(), "the score is"),
+        (lambda w, x: math.nan, "the score is"),
+        (lambda w, x: w[0], "one number is wanted"),
+    ],
+    "10.4": [
+        (lambda x, n: _followers(x, n, 1), "that is the bigram"),
+        (lambda x, n: _followers(x, n, 3), "three words, not two"),
+        (lambda x, n: _followers(x, n, 2, start=0), "start every count at one"),
+        (lambda x, n: _followers(x, n, 2, start=0.5), "start every count at one"),
+        (lambda x, n: _followers(x, n, 2).roll(-1, 0), "row"),
+        (lambda x, n: _followers(x, n, 2)[[*range(1, len(x) - 1), -1]], "one word ahead"),
+        (
+            lambda x, n: torch.cat([torch.ones(1, n) / n, _followers(x, n, 2)[:-1]]),
+            "one word late",
+        ),
+        (lambda x, n: _followers(x, n, 2, whole=True), "nothing later"),
+        (lambda x, n: 2 * _followers(x, n, 2), "sum to 1"),
+        (lambda x, n: _followers(x, n, 2)[1:], "the shape is"),
+        (lambda x, n: None, "a tensor is wanted"),
+    ],
     "9.1": [
         (600 + 2964, "counts once"),
         (2964 - 12, "the last one"),
@@ -1196,6 +1278,16 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
         ),
     ],
+    "10.1": [np.array([0.0, 0.667, 0.333]), (Fraction(n, 3) for n in (0, 2, 1))],
+    "10.2": [
+        lambda T: torch.ones(T, T).bool().tril() & ~torch.ones(T - 1).diag(-1).bool(),
+        lambda T: np.tril(np.ones((T, T), dtype=bool)) & ~np.eye(T, k=-1, dtype=bool),
+    ],
+    "10.3": [
+        lambda w, x: _on(w, x, 1).item(),
+        lambda w, x: np.float64(_on(w.double(), x, 1)),
+    ],
+    "10.4": [lambda x, n: _followers(x, n, 2).numpy(), lambda x, n: _followers(x, n, 2).double()],
     "9.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
     "9.2": [
         lambda W, n, H: np.repeat(W.numpy().reshape(n, -1, W.shape[1]), H // n, axis=0).reshape(

@@ -1033,6 +1033,60 @@ def clinic():
     return Shown([names, tokens], (0, 6), check)
 
 
+GROWN = "fig-circuit-grow"
+
+
+@functools.cache
+def grown():
+    """A model of two layers at each step that was watched: maps, masses, loss and next word."""
+    data, T = stored(GROWN), 24
+    with record.experiment(pages.BOOK / "10_circuit.ipynb") as page:
+        seen, exam, words = page["train"](2, seed=0), page["exam"], page["WORDS"]
+    ids = [words.index(word) for word in data["tokens"]]
+    (text,) = [row for row in exam if row[:T].tolist() == ids]
+    after = torch.ones(3, dtype=torch.float64)  # one, and what followed this word so far
+    for a, b in itertools.pairwise(ids):
+        after[b] += a == ids[-1]
+    chances, masses, losses, maps = [], [], [], []
+    t, here = torch.arange(64)[:, None], torch.arange(64)
+    follows = (here > 0) & (here <= t) & (exam[:, (here - 1).clamp(min=0)][:, None] == exam[..., None])
+    for model in seen.values():
+        with torch.no_grad(), record_attention(model) as weights:
+            logits = model(exam).log_softmax(dim=-1)
+        first, second = (w[:, 0] for w in weights.values())
+        losses.append(-logits[:, 31:-1].gather(2, exam[:, 32:, None]).mean().item())
+        masses.append(
+            (first.diagonal(-1, 1, 2)[:, 31:].mean(), (second * follows).sum(-1)[:, 32:].mean())
+        )
+        at = (exam == text).all(dim=1).nonzero()[0, 0]
+        chances.append(logits[at, T - 1].exp())
+        lower = torch.tril_indices(T, T).unbind()  # the rest is closed, and not drawn
+        maps.append(torch.cat([w[at, :T, :T][lower] for w in (first, second)]))
+
+    def check(moving, n):
+        labels, most, sentence, cells, drawn, bar = moving.read(
+            ".heads svg @aria-label",
+            ".heads .most",
+            ".say",
+            ".next td.share",
+            ".heads .cell @--w",
+            ".losses @aria-label",
+        )
+        assert labels == [f"{name} layer: a map of {T} words" for name in ("first", "second")]
+        before, followed = masses[n]
+        compare(most, [f"word before {before:.5f}", f"what followed {followed:.5f}"])
+        p, best = chances[n], words[int(chances[n].argmax())]
+        pairs = torch.stack([p, after / after.sum()], dim=1).flatten()
+        compare(cells, formatted(pairs, 2))
+        after_steps = f"After {list(seen)[n]} steps the loss is {losses[n]:.6f} nats."
+        expects = f"Next, after {data['tokens'][-1]}, the model expects {best}, with {p.max():.5f}."
+        compare(sentence, [f"{after_steps} {expects}"])
+        compare(bar, [f"the loss is {losses[n]:.6f} after {list(seen)[n]} steps"])
+        assert floats(drawn) == pytest.approx(maps[n].tolist(), abs=0.0051)
+
+    return Shown([list(map(str, seen))], (11,), check)
+
+
 # ---------------------------------------------------------------- all of them
 
 FIGURES = {  # what each has to show, and the pages where it stands
@@ -1047,6 +1101,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     SINK: (crossed, "07_real_encoder"),
     SAMPLE: (next_token, "08_next_token"),
     GUESS: (guess, "09_language_model"),
+    GROWN: (grown, "10_circuit"),
     "fig-encoder-decoder-exchange": (dates, "11_encoder_decoder"),
     SWAP: (tiles, "12_vision"),
     PATCHES: (patches, "13_large_vision"),
