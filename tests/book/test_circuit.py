@@ -2,6 +2,7 @@
 
 import functools
 import re
+from itertools import pairwise
 
 import pages
 import pytest
@@ -41,7 +42,7 @@ def rivals(states: int) -> dict[str, float]:
     for text in texts:
         for t in range(32, len(text)):
             past = text[:t]
-            pairs = [b for a, b in zip(past, past[1:], strict=False) if a == past[-1]]
+            pairs = [b for a, b in pairwise(past) if a == past[-1]]
             for name, seen in (("unigram", past), ("bigram", pairs)):
                 p = (seen.count(text[t]) + 1) / (len(seen) + states)
                 sums[name] -= torch.tensor(p).log().item()
@@ -99,3 +100,23 @@ def test_the_second_layer_rises_first():
         rises = next(n for n, w in enumerate(second) if w > 1.5 * second[0])
         assert first[rises] < 0.1 * max(first) or first[rises] < 2 * first[0]
         assert first[-1] > 10 * first[0]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_cut_of_other_seeds(seed):
+    """The one cell matters there, too, and two other words do as little as on the page."""
+    cells = [f"ch10-code-{n}" for n in ("07", "09", "11", "12", "22")]
+    with torch.random.fork_rng(devices=[]):
+        page = run(*cells)
+        model = page["train"](2, seed)[1000]
+    loss, place = page["loss_of"], torch.arange(64)
+    usual = place <= place[:, None]
+    without = [usual & (place != place[:, None] - d) for d in range(4)]
+    kept = loss(model)
+    assert loss(model, masks=[without[1], usual]) > page["rivals"]["unigram"]
+    for d in (0, 2, 3):
+        assert abs(loss(model, masks=[without[d], usual]) - kept) < 0.01
+    assert abs(loss(model, masks=[usual, without[1]]) - kept) < 0.01
+    first, second = page["maps_of"](model, page["exam"])
+    assert page["mass"](first, page["before"]) > 0.2
+    assert page["mass"](second, page["followed"](page["exam"])) > 0.8

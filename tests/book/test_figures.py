@@ -1049,7 +1049,9 @@ def grown():
         after[b] += a == ids[-1]
     chances, masses, losses, maps = [], [], [], []
     t, here = torch.arange(64)[:, None], torch.arange(64)
-    follows = (here > 0) & (here <= t) & (exam[:, (here - 1).clamp(min=0)][:, None] == exam[..., None])
+    follows = (
+        (here > 0) & (here <= t) & (exam[:, (here - 1).clamp(min=0)][:, None] == exam[..., None])
+    )
     for model in seen.values():
         with torch.no_grad(), record_attention(model) as weights:
             logits = model(exam).log_softmax(dim=-1)
