@@ -709,6 +709,57 @@
     ];
   }
 
+  // A model of two layers as it is trained: its maps of one text, its loss beside that of rivals, and its next word.
+  function grown({tokens, layers, words, steps, maps, losses, rivals, chances, rule, before, followed}) {
+    const WIDTH = 240, HEIGHT = 100, all = [...losses, ...Object.values(rivals)], last = steps.length - 1;
+    const low = Math.min(...all) - 0.02, high = Math.max(...all) + 0.02;
+    const x = step => number(WIDTH * Math.sqrt(step / steps[last]), 1), y = loss => number(HEIGHT * (high - loss) / (high - low), 1);
+    const svgs = layers.map(() => make("svg", {role: "img", viewBox: `0 0 ${tokens.length} ${tokens.length}`}));
+    const most = layers.map(() => make("span", {class: "most"})), dot = make("circle", {class: "tip weight", r: 4});
+    const curve = make("svg", {class: "losses", viewBox: `-4 -6 ${WIDTH + 50} ${HEIGHT + 25}`, role: "img"},
+      make("path", {class: "axis", d: `M0 0V${HEIGHT}H${WIDTH}`}),
+      ...Object.entries(rivals).flatMap(([name, loss]) => [
+        make("path", {class: "floor", d: `M0 ${y(loss)}H${WIDTH}`}),
+        make("text", {class: "name", x: WIDTH + 4, y: Number(y(loss)) + 4}, name)]),
+      make("path", {class: "curve", d: losses.map((loss, n) => `${n ? "L" : "M"}${x(steps[n])} ${y(loss)}`).join("")}), dot,
+      make("text", {class: "name", x: WIDTH / 2, y: HEIGHT + 14, "text-anchor": "middle"}, "loss, over the steps of training"));
+    const cells = words.map(() => [make("td", {class: "share"}), make("td", {class: "share"})]);
+    const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
+    const time = slider("steps", {max: last, step: 1}, n => { now = n; draw(); });
+    let now = last;
+    function draw() {
+      layers.forEach((name, l) => {
+        svgs[l].setAttribute("aria-label", `${name}: a map of ${tokens.length} words`);
+        svgs[l].replaceChildren(...maps[now][l].flatMap((line, t) => line.map((w, s) =>
+          make("rect", {class: "cell", style: `--w:${w}`, x: s, y: t, width: 1, height: 1}))));
+        most[l].replaceChildren(l ? "what followed " : "word before ", number((l ? followed : before)[now], 2));
+      });
+      cells.forEach(([model, counted], i) => [[model, chances[now][i]], [counted, rule[i]]].forEach(([cell, share]) => {
+        cell.textContent = number(share, 2);
+        cell.style.setProperty("--w", share);
+      }));
+      dot.setAttribute("cx", x(steps[now]));
+      dot.setAttribute("cy", y(losses[now]));
+      curve.setAttribute("aria-label", `the loss is ${number(losses[now], 3)} after ${steps[now]} steps`);
+      time.input.value = now;
+      time.output.textContent = steps[now];
+      time.input.setAttribute("aria-valuetext", `${steps[now]} steps`);
+      const best = largest(chances[now]);
+      say.replaceChildren(`After ${steps[now]} steps the loss is ${number(losses[now], 3)} nats. Next, after `, token(tokens.at(-1)),
+        ", the model expects ", token(words[best]), `, with ${number(chances[now][best], 2)}.`);
+    }
+    again.addEventListener("click", () => { now = last; draw(); });
+    draw();
+    return [
+      time.label,
+      make("div", {class: "heads crossed"}, ...layers.map((name, l) => make("div", {class: "small"}, svgs[l], make("span", {}, name), most[l]))),
+      curve, say,
+      make("table", {class: "next"}, columns(make("th", {scope: "col"}, "next word"), ["model", "counting pairs"]),
+        make("tbody", {}, ...words.map((name, i) => make("tr", {}, make("th", {scope: "row"}, name), ...cells[i])))),
+      make("p", {class: "hint"}, "Move the slider, or focus it and use the arrow keys. ", again),
+    ];
+  }
+
   // Texts, each by the right model or by one with an error: the reader guesses, and then sees whose it is and what tests say.
   function guess({questions, texts, order, names, measures, question}) {
     const kinds = ["not yet", "the right model", "one with an error"], letters = names.map((_, i) => String.fromCharCode(65 + i));
@@ -751,7 +802,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, guess}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

@@ -785,9 +785,9 @@ GROUPS = {"day": "23", "month": "October", "year": "2025", "both spaces": "  "}
 def dates():
     """Each row of a context, and each group of them, exchanged: what is read, written, changed."""
     first, other = DATES
-    with record.experiment(pages.BOOK / "10_encoder_decoder.ipynb") as page:
+    with record.experiment(pages.BOOK / "11_encoder_decoder.ipynb") as page:
         model = page["new_model"](0)
-        model.load_state_dict(shipped_tensors("10_encoder_decoder"))
+        model.load_state_dict(shipped_tensors("11_encoder_decoder"))
         model = model.double().eval()
         places = {name: first.index(part) for name, part in GROUPS.items() if part != "  "}
         rows = [range(at, at + len(GROUPS[name])) for name, at in places.items()]
@@ -824,7 +824,7 @@ def tiles():
     """Any two patches of a picture, exchanged: what the shipped Vision Transformer says of it."""
     sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 4, "num_classes": 10}
     model = VisionTransformer(image_size=28, patch_size=7, in_channels=1, **sizes).eval()
-    weights = shipped_tensors("11_vision")
+    weights = shipped_tensors("12_vision")
     model.load_state_dict({n[4:]: w for n, w in weights.items() if n.startswith("vit.")})
     test, names = datasets.fashion("test"), list(datasets.FASHION_NAMES)
     images = test.images[[0, 2, 1]]
@@ -948,13 +948,13 @@ def test_each_patch_shows_whom_it_attends_to(browser, site, width, scheme):
 @functools.cache
 def clinic():
     """Eight attentions, trained anew by the page's cells: every weight, the curve, both losses."""
-    cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "14_clinic.ipynb"))}
+    cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "15_clinic.ipynb"))}
     space = {"math": math, "torch": torch, "F": torch.nn.functional, "nn": torch.nn}
     sdpa, late = torch.nn.functional.scaled_dot_product_attention, ~masks.causal_mask(12)
     space["future"] = lambda q, k, v: sdpa(q, k, v, late[: q.shape[-2], : q.shape[-2]])
     with torch.random.fork_rng(devices=[]):
         for name in ("mine", "echo", "train", "losses"):
-            exec(cells[f"ch14-{name}"], space)  # noqa: S102 - the page's own
+            exec(cells[f"ch15-{name}"], space)  # noqa: S102 - the page's own
     text, causal = torch.tensor([[0, 1, 2, 0, 3, 4, 0, 1, 2, 0, 3]]), masks.causal_mask(11)
     # what some of them do is attention under some mask, with some scale
     known = {"right": {"mask": causal}, "closes nothing": {}, "inverted": {"mask": ~causal}}
@@ -1012,6 +1012,62 @@ def clinic():
     return Shown([names, tokens], (0, 6), check)
 
 
+GROWN = "fig-circuit-grow"
+
+
+@functools.cache
+def grown():
+    """A model of two layers at each step that was watched: maps, masses, loss and next word."""
+    data, T = stored(GROWN), 24
+    with record.experiment(pages.BOOK / "10_circuit.ipynb") as page:
+        seen, exam, words = page["train"](2, seed=0), page["exam"], page["WORDS"]
+    ids = [words.index(word) for word in data["tokens"]]
+    (text,) = [row for row in exam if row[:T].tolist() == ids]
+    after = torch.ones(3, dtype=torch.float64)  # one, and what followed this word so far
+    for a, b in itertools.pairwise(ids):
+        after[b] += a == ids[-1]
+    chances, masses, losses, maps = [], [], [], []
+    t, here = torch.arange(64)[:, None], torch.arange(64)
+    follows = (
+        (here > 0) & (here <= t) & (exam[:, (here - 1).clamp(min=0)][:, None] == exam[..., None])
+    )
+    for model in seen.values():
+        with torch.no_grad(), record_attention(model) as weights:
+            logits = model(exam).log_softmax(dim=-1)
+        first, second = (w[:, 0] for w in weights.values())
+        losses.append(-logits[:, 31:-1].gather(2, exam[:, 32:, None]).mean().item())
+        masses.append(
+            (first.diagonal(-1, 1, 2)[:, 31:].mean(), (second * follows).sum(-1)[:, 32:].mean())
+        )
+        at = (exam == text).all(dim=1).nonzero()[0, 0]
+        chances.append(logits[at, T - 1].exp())
+        lower = torch.tril_indices(T, T).unbind()  # the rest is closed, and not drawn
+        maps.append(torch.cat([w[at, :T, :T][lower] for w in (first, second)]))
+
+    def check(moving, n):
+        labels, most, sentence, cells, drawn, bar = moving.read(
+            ".heads svg @aria-label",
+            ".heads .most",
+            ".say",
+            ".next td.share",
+            ".heads .cell @--w",
+            ".losses @aria-label",
+        )
+        assert labels == [f"{name} layer: a map of {T} words" for name in ("first", "second")]
+        before, followed = masses[n]
+        compare(most, [f"word before {before:.5f}", f"what followed {followed:.5f}"])
+        p, best = chances[n], words[int(chances[n].argmax())]
+        pairs = torch.stack([p, after / after.sum()], dim=1).flatten()
+        compare(cells, formatted(pairs, 2))
+        after_steps = f"After {list(seen)[n]} steps the loss is {losses[n]:.6f} nats."
+        expects = f"Next, after {data['tokens'][-1]}, the model expects {best}, with {p.max():.5f}."
+        compare(sentence, [f"{after_steps} {expects}"])
+        compare(bar, [f"the loss is {losses[n]:.6f} after {list(seen)[n]} steps"])
+        assert floats(drawn) == pytest.approx(maps[n].tolist(), abs=0.0051)
+
+    return Shown([list(map(str, seen))], (11,), check)
+
+
 # ---------------------------------------------------------------- all of them
 
 FIGURES = {  # what each has to show, and the pages where it stands
@@ -1025,10 +1081,11 @@ FIGURES = {  # what each has to show, and the pages where it stands
     SINK: (crossed, "07_real_encoder"),
     SAMPLE: (next_token, "08_next_token"),
     GUESS: (guess, "09_language_model"),
-    "fig-encoder-decoder-exchange": (dates, "10_encoder_decoder"),
-    SWAP: (tiles, "11_vision"),
-    PATCHES: (patches, "12_large_vision"),
-    "fig-clinic-training": (clinic, "14_clinic"),
+    GROWN: (grown, "10_circuit"),
+    "fig-encoder-decoder-exchange": (dates, "11_encoder_decoder"),
+    SWAP: (tiles, "12_vision"),
+    PATCHES: (patches, "13_large_vision"),
+    "fig-clinic-training": (clinic, "15_clinic"),
 }
 PLACES = [(name, page) for name, (_, *places) in FIGURES.items() for page in places]
 

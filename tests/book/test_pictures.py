@@ -15,10 +15,10 @@ from attn_lib import plotting
 # deciding words that no line holds yet, of each page. The numbers only get smaller.
 UNBOUND = {
     "01_one_head": 2,
-    "10_encoder_decoder": 2,
-    "11_vision": 4,
-    "12_large_vision": 4,
-    "13_weather": 5,
+    "11_encoder_decoder": 2,
+    "12_vision": 4,
+    "13_large_vision": 4,
+    "14_weather": 5,
     "conventions": 1,
 }
 

@@ -1,0 +1,122 @@
+"""The page on circuits: more draws, words and widths than it has time for."""
+
+import functools
+import re
+from itertools import pairwise
+
+import pages
+import pytest
+import torch
+
+from attn_lib import records
+
+PAGE = pages.BOOK / "10_circuit.ipynb"
+SMOLLM2 = ("ch10-code-33", "ch10-code-35", "ch10-code-37")
+KEPT = records.record("10_circuit")
+
+
+@functools.cache
+def run(*cells: str) -> dict:
+    """What the set-up and these cells of the page define."""
+    names = {}
+    for cell in pages.code_cells(pages.read(PAGE)):
+        # how tensors are printed is the page's own affair
+        source = re.sub(r"(?m)^( *)(?:%|torch.set_printoptions).*", r"\1pass", cell.source)
+        if cell.id in ("ch10-code-02", *cells):
+            exec(compile(source, cell.id, "exec"), names)  # noqa: S102 - the page's own
+    return names
+
+
+def ends(name: str) -> torch.Tensor:
+    """The loss after the last step, of each seed."""
+    return torch.tensor([found["loss"][-1] for found in KEPT[name]])
+
+
+@functools.cache
+def rivals(states: int) -> dict[str, float]:
+    """The page's rivals, by plain loops over other texts than the page's."""
+    page = run("ch10-code-07")
+    torch.manual_seed(5)
+    texts = page["write_texts"](1000, states=states).tolist()
+    sums, count = {"unigram": 0.0, "bigram": 0.0}, 0
+    for text in texts:
+        for t in range(32, len(text)):
+            past = text[:t]
+            pairs = [b for a, b in pairwise(past) if a == past[-1]]
+            for name, seen in (("unigram", past), ("bigram", pairs)):
+                p = (seen.count(text[t]) + 1) / (len(seen) + states)
+                sums[name] -= torch.tensor(p).log().item()
+            count += 1
+    return {name: total / count for name, total in sums.items()}
+
+
+def test_five_of_five_seeds():
+    assert KEPT["seeds"] == [0, 1, 2, 3, 4]
+    exam = run("ch10-code-07", "ch10-code-09")["rivals"]
+    assert rivals(3)["unigram"] == pytest.approx(exam["unigram"], abs=0.02)
+    assert rivals(3)["bigram"] == pytest.approx(exam["bigram"], abs=0.02)
+    for name in KEPT:
+        if name.startswith("one layer") and "four words" not in name:
+            assert (ends(name) - exam["unigram"]).abs().max() <= 0.02
+    assert ends("two layers").max() <= 0.93
+
+
+def test_four_words_tell_the_same_story():
+    assert (ends("one layer, four words") - rivals(4)["unigram"]).abs().max() <= 0.03
+    middle = (rivals(4)["unigram"] + rivals(4)["bigram"]) / 2
+    assert ends("two layers, four words").max() < middle
+
+
+def test_ten_draws_of_matched_heads():
+    """At least 5 to 1 in each; and as many heads are found again on other tokens."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        page = run(*SMOLLM2)
+        halves, silenced, test = page["halves"], page["silenced"], page["test"]
+        usual = page["second_time"]
+        rises = []
+        for seed in range(10):
+            heads = page["matched"](seed)
+            layers = sorted(layer for layer, _ in page["top"])
+            assert sorted(layer for layer, _ in heads) == layers
+            assert not set(heads) & set(page["top"])
+            with silenced(heads):
+                rises.append(halves(test)[1] - usual)
+        with silenced(page["top"]):
+            top = halves(test)[1] - usual
+        assert page["found_again"] >= 7
+        assert top > 5 * max(rises)
+        # nothing is left of a silencing
+        assert halves(test)[1] == pytest.approx(usual, abs=1e-4)
+        # even seeds and odd ones share no token
+        assert not set(page["twice"](0).flatten().tolist()) & set(
+            page["twice"](1).flatten().tolist()
+        )
+
+
+def test_the_second_layer_rises_first():
+    """In each seed what followed is far above chance at a step where the word before is not yet."""
+    for found in KEPT["two layers"]:
+        first, second = found["before"], found["followed"]
+        rises = next(n for n, w in enumerate(second) if w > 1.5 * second[0])
+        assert first[rises] < 0.1 * max(first) or first[rises] < 2 * first[0]
+        assert first[-1] > 10 * first[0]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_cut_of_other_seeds(seed):
+    """The one cell matters there, too, and two other words do as little as on the page."""
+    cells = [f"ch10-code-{n}" for n in ("07", "09", "11", "12", "22")]
+    with torch.random.fork_rng(devices=[]):
+        page = run(*cells)
+        model = page["train"](2, seed)[1000]
+    loss, place = page["loss_of"], torch.arange(64)
+    usual = place <= place[:, None]
+    without = [usual & (place != place[:, None] - d) for d in range(4)]
+    kept = loss(model)
+    assert loss(model, masks=[without[1], usual]) > page["rivals"]["unigram"]
+    for d in (0, 2, 3):
+        assert abs(loss(model, masks=[without[d], usual]) - kept) < 0.01
+    assert abs(loss(model, masks=[usual, without[1]]) - kept) < 0.01
+    first, second = page["maps_of"](model, page["exam"])
+    assert page["mass"](first, page["before"]) > 0.2
+    assert page["mass"](second, page["followed"](page["exam"])) > 0.8
