@@ -501,14 +501,14 @@ def test_a_colour_that_the_picture_lacks_is_seen():
 SMALL = set("a an and as at for from how in into is it not of on or that the to what with".split())
 # where words lead that another page or heading has as well, or none; chapters without their number
 LEADS = {
-    "many_heads": "the next page|several heads|the layer that you wrote",
+    "many_heads": "the next page|several heads|the layer that you wrote|attention layers that you wrote",
     "positions": "rope",
     "weather": "a chapter of its own",
     "one_head": "learn from one head to real models",
     "masks": "a mask|each page",
     "entropy": "the appendix",
     "five_posts": "an appendix",
-    "notation": "symbols and chinese terms",
+    "notation": "symbols",
     "attn_check": "the reference|attn_check.diagnose",
     "attn_lib.interop": "reference",
     "one_head#open-a-trained-head": "minilm|opened a trained head|that you opened",
@@ -520,10 +520,16 @@ LEADS = {
     "scaling#differentiate-the-softmax": "the derivative of the softmax",
     "positions#exercises": "reorder the rows",
     "block#take-the-residual-stream-apart-61-vectors": "the block",
+    "scaling#smaller-matrices-and-a-smaller-rate-replace-the-division": "with three scales that all start flat",
+    "next_token#measure-the-surprise-perplexity-and-the-start-token": "the page on the next token",
+    "next_token#ask-in-the-chat-template-stop-at-the-stop-token": "chat template",
+    "smollm2#grouped-query-attention-gqa-and-the-kv-cache": "the kv cache|three query heads share one key head",
+    "smollm2#what-quantization-costs-in-perplexity": "rounded to four bits",
+    "smollm2#a-start-token-and-24-capitals": "few of the 24 countries",
     "encoder_decoder#in-practice": "how",
     "weather#train-a-forecaster": "the weather",
     "entropy#why-cross-entropy-does-not-saturate": "cross-entropy",
-    "conventions#nan-rows-a-query-that-may-attend-to-nothing": "what each library does then",
+    "conventions#nan-rows-a-query-that-may-attend-to-nothing": "what each library does then|what each library does",
     "notation#in-the-five-posts": "mistakes that we met|the notation",
     "notation#symbols-b-t-s-h-d_model-d_k-d_v-d_ff": "the notation",
     "index#check-your-own-attention": "check my attention with diagnose",
@@ -603,7 +609,7 @@ def test_nearly_every_other_target_is_seen():
 # words of a chapter's row in the README, by their first letters, that the section lacks which has
 # most of what it says
 ELSEWHERE = set("chang commo deriv exper fetch hold judge know layer look means patte".split())
-ELSEWHERE |= set("real seeds tell train ways weigh which would year".split())
+ELSEWHERE |= set("real seeds tell tiny train ways weigh which would year".split())
 
 
 def foreign(readme: str) -> set[str]:

@@ -1008,14 +1008,14 @@ def test_formulas_in_sentences_have_the_order_of_others():
 # letters that stand only once in the formulas of their page
 ONCE = {
     "01_one_head": "W^V e^0 e^s e^{1000} k o q v",
-    "02_masks": "e^{-}",
+    "02_masks": "N e^{-}",
     "03_many_heads": "T^2 W^K W^O_h W^V o_0 o_{H-1} v_cat v_milk",
     "04_scaling": "J K Q Z^2 e^{s_n} k' k_1 k_{d_k} n q' q_1 q_{d_k} r s t",
     "05_positions": "A_0 A_1 A_p R_a R_{_mn} b^{-2m/d} e^{ia} x' y'",
     "06_block": "W_1 W_2 b_1 b_2 d_model e^{-z} g' k p_k s^2 x^2",
     "07_real_encoder": "e t",
     "08_next_token": "e^{z_i/} e^{z_j/} j k p_i s_t x_2 x_t x_{t-1} z_i",
-    "09_language_model": "H W^K W^Q d_ff d_model e^{i} w'",
+    "09_language_model": "H H_kv L W^K W^Q d_ff d_k d_model e^{i}",
     "11_encoder_decoder": "K P Q i p p_i p_r r",
     "12_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "13_large_vision": "A_1 A_L I R",
@@ -1024,6 +1024,7 @@ ONCE = {
     "conventions": "B H S T d",
     "entropy": "W^Q_ c^2 e^{-r^2/2} e^{-z^2/2} e^{r^2/2} e^{s_j} k^2 q^2 s x_m y_j z^2",
     "five_posts": "H M Q V W^O d_k",
+    "smollm2": "w'",
     "notation": "B C K M N W^K W^O W^Q W^V X b d_ff o s z",
 }
 LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]'?(?:[_^](?:\{[^{}]*\}|\w+))*")
