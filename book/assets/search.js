@@ -95,8 +95,8 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
       const score = shares ? asked.reduce((sum, each) => sum + each.worth * fit(each), 0) / total : 0;
       const chapter = /^<span/.test(titles[one.file]); // its title begins with its number
       const label = words(one.title.split(": ")[1] || ""), named = asked.every(({word}) => label.has(whole(word)));
-      // of two alike, the chapter, then the one that has the words for its name, then the shorter
-      return {...one, score: (listed(one) ? 80 : 100) * score + chapter + 0.5 * named + 0.5 / one.words.size};
+      // of two alike, the chapter's section, then the one that has the words for its name, then the shorter
+      return {...one, score: (listed(one) ? 80 : 100) * score + chapter - (one.id === null) + 0.5 * named + 0.5 / one.words.size};
     });
     const best = Math.max(...found.map(one => one.score));
     return found.filter(one => one.score > Math.max(20, best * 2 / 3)).map(({title, file, id, score}) =>

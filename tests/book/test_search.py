@@ -207,7 +207,7 @@ def test_results_come_while_one_types(browser, site, width, scheme):
         page.keyboard.insert_text("grouped qu")
         found.first.wait_for()
         assert found.first.get_attribute("href").endswith(
-            "#grouped-query-attention-gqa-and-the-kv-cache"
+            "#a-smaller-kv-cache-grouped-query-attention-gqa"
         )
         assert said.inner_text().endswith(": Enter shows all")
         assert found.count() == int(said.inner_text().split()[0]) == 8
