@@ -149,8 +149,9 @@ def colab(address: str) -> str:
     if UNSET in address:
         return (
             "Without that folder, take the library, one file in the download menu of every page, "
-            "and install that file with pip. In Colab, upload a notebook, drop the file into "
-            "Files, and run the first cell."
+            "and install that file with pip, or lay it beside a notebook, whose first cell "
+            "installs it with all that the pages need. In Colab, upload a notebook, drop the file "
+            "into Files, and run the first cell."
         )
     at_top = "https://github.com/" in address
     opened = "open a chapter with the button at its top" if at_top else "upload a notebook"

@@ -22,6 +22,10 @@
   all(".theme-switch-button, .search-button, .primary-toggle, .secondary-toggle", button => {
     button.blur = () => button.matches(":focus-visible") || HTMLElement.prototype.blur.call(button);
   });
+  // contents that lie over the page go away when an entry is chosen
+  all("#pst-primary-sidebar-modal, #pst-secondary-sidebar-modal", dialog => dialog.addEventListener("click", event => {
+    if (event.target.closest("a[href]")) dialog.close();
+  }));
   addEventListener("load", () => all("button.copybtn", (button, i) => button.setAttribute("aria-label", `Copy block ${i + 1}`)));
   // a formula that scrolls can be reached by the keyboard
   const reach = () => all(".bd-article div.math", formula => {

@@ -220,6 +220,17 @@ def test_nothing_lies_on_what_one_reads(browser, site):
         assert not button.is_visible()
 
 
+def test_the_contents_of_a_page_close_when_an_entry_is_chosen(browser, site):
+    with loaded(browser, site, "05_positions", 390) as page:
+        for entry in (2, 4):
+            page.click("button.secondary-toggle")
+            link = page.locator("#pst-secondary-sidebar-modal nav a").nth(entry)
+            heading = page.locator(link.get_attribute("href")).locator("h2, h3").first
+            link.click()
+            assert not page.locator("dialog[open]").count()
+            assert 0 <= heading.bounding_box()["y"] < 300
+
+
 # ---------------------------------------------------------------- around the pictures
 
 NOTEBOOKS = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS]

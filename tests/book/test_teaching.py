@@ -172,6 +172,14 @@ CUT = (
 }).map(part => part.outerHTML.slice(0, 60))"""
 )
 
+# drawings that fill neither the width nor the height that there is
+NARROW = """() => [...document.querySelectorAll("figure > svg, figure > a > svg")].filter(svg => {
+  const {width, height} = svg.getBoundingClientRect(), figure = svg.closest("figure").getBoundingClientRect();
+  const {width: w, height: h} = svg.viewBox.baseVal, scale = Math.min(width / w, height / h);
+  const beside = getComputedStyle(svg.closest("figure")).flexDirection === "row";
+  return scale * w < (beside ? 0.6 : 0.95) * figure.width && scale * h < 0.95 * height;
+}).map(svg => svg.outerHTML.slice(0, 60))"""
+
 
 def after(page, key):
     """The slide that is seen after a key, and the one that the address names."""
@@ -221,6 +229,9 @@ def test_each_slide_is_whole_on_its_screen(width, height, browser, site):
             page.set_viewport_size({"width": width, "height": height})
             assert page.evaluate(CUT) == [], path.stem
             assert page.evaluate("[...document.images].every(image => image.naturalWidth)")
+            assert page.evaluate(NARROW) == [], path.stem
+        with styled(page, "svg { width: 300px }"):
+            assert page.evaluate(NARROW) != []
         with styled(page, ":is(img, svg) { height: 90vh; flex-shrink: 0 !important }"):
             assert page.evaluate(CUT) != []
 
