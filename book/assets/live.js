@@ -714,7 +714,7 @@
     const WIDTH = 240, HEIGHT = 100, all = [...losses, ...Object.values(rivals)], last = steps.length - 1;
     const low = Math.min(...all) - 0.02, high = Math.max(...all) + 0.02;
     const x = step => number(WIDTH * Math.sqrt(step / steps[last]), 1), y = loss => number(HEIGHT * (high - loss) / (high - low), 1);
-    const svgs = layers.map(() => make("svg", {role: "img", viewBox: `0 0 ${tokens.length} ${tokens.length}`}));
+    const svgs = layers.map(() => make("svg", {role: "img", viewBox: `-1.2 0 ${tokens.length + 1.2} ${tokens.length + 1.2}`}));
     const most = layers.map(() => make("span", {class: "most"})), dot = make("circle", {class: "tip weight", r: 4});
     const curve = make("svg", {class: "losses", viewBox: `-4 -6 ${WIDTH + 50} ${HEIGHT + 25}`, role: "img"},
       make("path", {class: "axis", d: `M0 0V${HEIGHT}H${WIDTH}`}),
@@ -726,12 +726,14 @@
     const cells = words.map(() => [make("td", {class: "share"}), make("td", {class: "share"})]);
     const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
     const time = slider("steps", {max: last, step: 1}, n => { now = n; draw(); });
+    const letters = () => tokens.flatMap((word, t) => [[-0.7, t + 0.85], [t + 0.5, tokens.length + 0.95]].map(([x, y]) =>  // of queries, of keys
+      make("text", {class: "name", style: "font-size: 1px", x, y, "text-anchor": "middle"}, word[0])));
     let now = last;
     function draw() {
       layers.forEach((name, l) => {
         svgs[l].setAttribute("aria-label", `${name}: a map of ${tokens.length} words`);
         svgs[l].replaceChildren(...maps[now][l].flatMap((line, t) => line.map((w, s) =>
-          make("rect", {class: "cell", style: `--w:${w}`, x: s, y: t, width: 1, height: 1}))));
+          make("rect", {class: "cell", style: `--w:${w}`, x: s, y: t, width: 1, height: 1}))), ...letters());
         most[l].replaceChildren(l ? "what followed " : "word before ", number((l ? followed : before)[now], 2));
       });
       cells.forEach(([model, counted], i) => [[model, chances[now][i]], [counted, rule[i]]].forEach(([cell, share]) => {

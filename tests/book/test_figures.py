@@ -1018,7 +1018,8 @@ GROWN = "fig-circuit-grow"
 @functools.cache
 def grown():
     """A model of two layers at each step that was watched: maps, masses, loss and next word."""
-    data, T = stored(GROWN), 24
+    data = stored(GROWN)
+    T = len(data["tokens"])
     with record.experiment(pages.BOOK / "10_circuit.ipynb") as page:
         seen, exam, words = page["train"](2, seed=0), page["exam"], page["WORDS"]
     ids = [words.index(word) for word in data["tokens"]]
@@ -1037,7 +1038,7 @@ def grown():
         first, second = (w[:, 0] for w in weights.values())
         losses.append(-logits[:, 31:-1].gather(2, exam[:, 32:, None]).mean().item())
         masses.append(
-            (first.diagonal(-1, 1, 2)[:, 31:].mean(), (second * follows).sum(-1)[:, 32:].mean())
+            (first.diagonal(-1, 1, 2)[:, :31].mean(), (second * follows).sum(-1)[:, 32:].mean())
         )
         at = (exam == text).all(dim=1).nonzero()[0, 0]
         chances.append(logits[at, T - 1].exp())
