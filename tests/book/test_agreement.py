@@ -501,7 +501,8 @@ def test_a_colour_that_the_picture_lacks_is_seen():
 SMALL = set("a an and as at for from how in into is it not of on or that the to what with".split())
 # where words lead that another page or heading has as well, or none; chapters without their number
 LEADS = {
-    "many_heads": "the next page|several heads|the layer that you wrote|attention layers that you wrote",
+    "many_heads": "the next page|several heads|the layer that you wrote"
+    "|attention layers that you wrote",
     "positions": "rope",
     "weather": "a chapter of its own",
     "one_head": "learn from one head to real models",
@@ -520,16 +521,19 @@ LEADS = {
     "scaling#differentiate-the-softmax": "the derivative of the softmax",
     "positions#exercises": "reorder the rows",
     "block#take-the-residual-stream-apart-61-vectors": "the block",
-    "scaling#smaller-matrices-and-a-smaller-rate-replace-the-division": "with three scales that all start flat",
+    "scaling#smaller-matrices-and-a-smaller-rate-replace-the-division": "with three scales that "
+    "all start flat",
     "next_token#measure-the-surprise-perplexity-and-the-start-token": "the page on the next token",
     "next_token#ask-in-the-chat-template-stop-at-the-stop-token": "chat template",
-    "smollm2#a-smaller-kv-cache-grouped-query-attention-gqa": "the kv cache|three query heads share one key head",
+    "smollm2#a-smaller-kv-cache-grouped-query-attention-gqa": "the kv cache"
+    "|three query heads share one key head",
     "smollm2#what-quantization-costs-in-perplexity": "rounded to four bits",
     "smollm2#a-start-token-and-24-capitals": "few of the 24 countries",
     "encoder_decoder#in-practice": "how",
     "weather#train-a-forecaster": "the weather",
     "entropy#why-cross-entropy-does-not-saturate": "cross-entropy",
-    "conventions#nan-rows-a-query-that-may-attend-to-nothing": "what each library does then|what each library does",
+    "conventions#nan-rows-a-query-that-may-attend-to-nothing": "what each library does then"
+    "|what each library does",
     "notation#in-the-five-posts": "mistakes that we met|the notation",
     "notation#symbols-b-t-s-h-d_model-d_k-d_v-d_ff": "the notation",
     "index#check-your-own-attention": "check my attention with diagnose",

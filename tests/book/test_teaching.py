@@ -174,7 +174,8 @@ CUT = (
 
 # drawings that fill neither the width nor the height that there is
 NARROW = """() => [...document.querySelectorAll("figure > svg, figure > a > svg")].filter(svg => {
-  const {width, height} = svg.getBoundingClientRect(), figure = svg.closest("figure").getBoundingClientRect();
+  const {width, height} = svg.getBoundingClientRect();
+  const figure = svg.closest("figure").getBoundingClientRect();
   const {width: w, height: h} = svg.viewBox.baseVal, scale = Math.min(width / w, height / h);
   const beside = getComputedStyle(svg.closest("figure")).flexDirection === "row";
   return scale * w < (beside ? 0.6 : 0.95) * figure.width && scale * h < 0.95 * height;
