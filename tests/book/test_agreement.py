@@ -525,8 +525,7 @@ LEADS = {
     "all start flat",
     "next_token#measure-the-surprise-perplexity-and-the-start-token": "the page on the next token",
     "next_token#ask-in-the-chat-template-stop-at-the-stop-token": "chat template",
-    "smollm2#a-smaller-kv-cache-grouped-query-attention-gqa": "the kv cache"
-    "|three query heads share one key head",
+    "smollm2#a-smaller-kv-cache-grouped-query-attention-gqa": "the kv cache",
     "smollm2#what-quantization-costs-in-perplexity": "rounded to four bits",
     "smollm2#a-start-token-and-24-capitals": "few of the 24 countries",
     "encoder_decoder#in-practice": "how",
