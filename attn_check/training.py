@@ -169,6 +169,7 @@ def check_dropout(exam: Exam, hypothesis: Hypothesis) -> None:
             return
     if any(_alike(x, weights) for x, weights in pairs):
         exam.found.holds.append("in training, dropout is applied to the weights")
+        exam.found.unchecked.append("what becomes of the weights after dropout, in training")
     elif square:
         exam.found.unchecked.append("dropout in training: not recognised, on weights or on scores")
 

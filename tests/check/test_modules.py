@@ -175,6 +175,7 @@ def test_dropout_of_weights_is_right(kind):
     report = diagnose(kind("weights"))
     assert report.ok, report
     assert "in training, dropout is applied to the weights" in report.holds
+    assert "what becomes of the weights after dropout, in training" in report.unchecked
 
 
 class AnyDropout(Separate):
