@@ -44,6 +44,13 @@ def test_what_is_no_table_is_said(old, new, said):
 def test_columns_that_run_into_each_other_are_seen():
     merged = "layer weight    v  W_O\n    0   0.23 0.06  0.07\n    1   0.57 0.06  0.07"
     assert printed_tables.faults(merged) == ["'layer weight    v': columns run into each other"]
+    merged = (
+        "on    queries  first  second\nword   1 to 31  0.967   0.118\nsame  32 to 63  0.355   0.443"
+    )
+    assert printed_tables.faults(merged) == [
+        "'queries  first  second': columns run into each other"
+    ]
+    assert printed_tables.faults(merged.replace("queries", " queries")) == []
 
 
 @for_each(
