@@ -121,7 +121,7 @@ def _lay_out(part: Element) -> None:
         primed.extend([part[0], Element("mo", lspace="0", rspace="0")])
         primed[1].text = part[-1].text
         part.tag, part[:] = ("msub", [primed, part[1]]) if len(part) == 3 else ("mrow", primed)
-    elif part.tag == "mover" and part[1].text == "―":
+    elif part.tag == "mover" and part[1].text in ("―", "¯"):
         part.tag, part[:] = "mrow", [part[0]]
         part.set("class", "overline")
     elif part.tag == "mover" and part[1].text == "∼":
