@@ -31,7 +31,9 @@ def log_sum_exp(answer: Callable[[Sequence[Tensor]], Tensor]) -> str | None:
         expected = flat.logsumexp(0)
         out = one_number(answer([block.clone() for block in given]))
         if math.isnan(out):
-            return f"{name}: it gives NaN; −∞ − (−∞) is NaN, so take off 0 where nothing is open yet"
+            return (
+                f"{name}: it gives NaN; −∞ − (−∞) is NaN, so take off 0 where nothing is open yet"
+            )
         if math.isinf(out) and out > 0:
             return f"{name}: it overflows; take off the maximum before you exponentiate"
         if out == expected or abs(out - expected) < 1e-9 * max(1, abs(float(expected))):
@@ -87,7 +89,7 @@ def with_a_sink(answer: Callable[[Tensor, Tensor, float], Tensor]) -> str | None
         given = scores + raised
         out = given.softmax(-1) @ values
         log = given.logsumexp(-1, keepdim=True)
-        with_sink = torch.cat([given, torch.full((2, 3, 5, 1), sink).double()], dim=-1)
+        with_sink = torch.cat([given, torch.full((2, 3, 5, 1), sink, dtype=torch.float64)], dim=-1)
         expected = with_sink.softmax(-1)[..., :-1] @ values
         found = tensor_of(answer(out.clone(), log.clone(), sink))
         case = f"scores near {raised:g}, a sink of {sink:g}"

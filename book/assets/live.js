@@ -790,6 +790,75 @@
     ];
   }
 
+  // Attention in tiles: which scores exist, and what is kept for each query after each tile.
+  function tiles({tokens, q, k, v, start}) {
+    const scores = q.map(query => k.map(key => key.reduce((sum, a, j) => sum + a * query[j], 0) / Math.sqrt(key.length)));
+    const n = tokens.length, sizes = [1, 2, 3, 4];
+    let [size, causal] = start, done = start[2];
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const blocks = choices("tiles of", sizes.map(String), i => { size = i; draw(); });
+    const kinds = choices("mask", ["none", "causal"], i => { causal = i; draw(); });
+    const steps = slider("computed", {max: n * n, value: done}, to => { done = to; draw(); });
+    const cells = tokens.map(() => tokens.map(() => make("td")));
+    const kept = tokens.map(() => [make("td"), make("td"), make("td")]);
+    const named = (name, t, of) => make("tr", {}, make("th", {scope: "row"}, name), ...of[t]);
+    const upright = tokens.map(name => make("span", {}, name));
+    function draw() {
+      const block = sizes[size], open = (t, s) => causal === 0 || s <= t, order = [];
+      for (let top = 0; top < n; top += block)
+        for (let left = 0; left < n && open(Math.min(top + block, n) - 1, left); left += block) order.push([top, left]);
+      done = Math.min(done, order.length);
+      Object.assign(steps.input, {max: order.length, value: done});
+      const state = tokens.map(() => ({m: -Infinity, total: 0, out: v[0].map(() => 0)})), rose = [];
+      cells.flat().forEach(cell => { cell.textContent = ""; cell.className = "closed"; });
+      order.forEach(([top, left], i) => {
+        rose.length = 0;
+        for (let t = top; t < Math.min(top + block, n); t++) {
+          const row = state[t], met = [];
+          for (let s = left; s < Math.min(left + block, n); s++) {
+            const cell = cells[t][s];
+            cell.className = i >= done ? "" : i === done - 1 ? "true now" : "true";
+            if (i < done && open(t, s)) met.push(s);
+            cell.textContent = i >= done ? "" : open(t, s) ? number(scores[t][s], 1) : "−∞";
+          }
+          if (!met.length) continue;
+          const m = Math.max(row.m, ...met.map(s => scores[t][s])), factor = Math.exp(row.m - m);
+          if (row.total && m > row.m) rose.push([t, factor]);
+          row.total *= factor;
+          row.out = row.out.map(x => x * factor);
+          met.forEach(s => {
+            const power = Math.exp(scores[t][s] - m);
+            row.total += power;
+            row.out = row.out.map((x, c) => x + power * v[s][c]);
+          });
+          row.m = m;
+        }
+        if (i === done - 1) say.rose = [...rose];
+      });
+      state.forEach(({m, total, out}, t) => {
+        const shown = total ? [number(m, 2), number(total, 2), vector(out.map(x => x / total), 2)] : ["", "", ""];
+        shown.forEach((words, c) => { kept[t][c].textContent = words; });
+      });
+      steps.output.textContent = done === 1 ? "1 tile" : `${done} tiles`;
+      steps.input.setAttribute("aria-valuetext", steps.output.textContent);
+      blocks.inputs[size].checked = kinds.inputs[causal].checked = true;
+      const raised = done ? say.rose : [];
+      say.replaceChildren(`${done} of ${order.length} tiles. `,
+        ...(!done ? ["Nothing is kept yet."] : raised.length
+          ? ["A maximum rose; sum and output were multiplied: ", ...raised.flatMap(([t, factor], i) => [i ? ", " : "", token(tokens[t]), ` by ${number(factor, 3)}`]), "."]
+          : ["No maximum that was there has risen."]),
+        done === order.length ? " Every output is that of softmax." : "");
+    }
+    draw();
+    return [
+      blocks.set, kinds.set, steps.label,
+      make("div", {class: "pair"},
+        make("table", {class: "map given tiles"}, columns(make("td", {}, "scores"), upright), make("tbody", {}, ...tokens.map((name, t) => named(name, t, cells)))),
+        make("table", {class: "ends"}, columns(make("td", {}, "kept"), ["maximum", "sum", "output"]), make("tbody", {}, ...tokens.map((name, t) => named(name, t, kept))))),
+      say,
+    ];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -804,7 +873,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, tiles, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);
