@@ -147,7 +147,7 @@ def leak_proven(answer: Any) -> str | None:
 def shifted_inside_documents(answer: Callable[[Tensor, Tensor], Tensor]) -> str | None:
     """The token before, within the document; zeros where there is none."""
     generator = torch.Generator().manual_seed(0)
-    for rows in ([[0, 0, 0, 1, 1]], [[0, 1, 1, 2, 2, 2], [3, 3, 3, 3, 5, 6]]):
+    for rows in ([[0, 0, 0, 1, 1]], [[2, 2, 2, 2]], [[0, 1, 1, 2, 2, 2], [3, 3, 3, 3, 5, 6]]):
         segments = torch.tensor(rows)
         B, T = segments.shape
         x = torch.randn(B, T, 3, generator=generator, dtype=torch.float64)
