@@ -31,6 +31,28 @@ def _some_derivatives(head, x, kind):
     return bool(reach.any(dim=-1).triu(diagonal=1).any())
 
 
+def _documents(ends):
+    return torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff())
+
+
+def _places(ends):
+    return torch.arange(int(ends[-1])) - ends[_documents(ends)]
+
+
+def _rows(one, other, segments, t):
+    return (*(torch.tensor([row]) for row in (one, other, segments)), t)
+
+
+def _begins(segments):
+    first = torch.ones_like(segments[:, :1], dtype=torch.bool)
+    return torch.cat([first, segments.diff() != 0], dim=1)[..., None]
+
+
+def _inside(moved, segments, ends=False):
+    begins = _begins(segments)
+    return moved.masked_fill(begins.roll(-1, 1) if ends else begins, 0)
+
+
 def _near_mask(T, *closed):
     place = torch.arange(T)
     mask = place <= place[:, None]
@@ -889,6 +911,61 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([1 / 3, 2 / 3], "not 2"),
         (math.nan, "not 1"),
     ],
+    "11.1": [
+        ([10, 21], "first the row without"),
+        ([36, 14], "both masks are causal"),
+        ([21, 14], "still causal: inside"),
+        ([36, 10], "without segments, the mask is still causal"),
+        ([15, 4], "may attend to itself"),
+        ([21, 11], "segment mask closes"),
+        ([21, 6], "all earlier tokens of its own"),
+        ([20, 10], "add up 1 to 6"),
+        ([21, 12], "add up three"),
+        ([21], "not 1"),
+    ],
+    "11.2": [
+        (lambda e: (torch.arange(int(e[-1])), _documents(e)), "count on"),
+        (lambda e: (torch.arange(int(e[-1])) + 1, _documents(e)), "count on"),
+        (lambda e: (_places(e) + 1, _documents(e)), "is 1 instead of 0"),
+        (lambda e: (_documents(e), _places(e)), "first the positions"),
+        (
+            lambda e: (_places(e), torch.bucketize(torch.arange(int(e[-1])), e[1:])),
+            "still belongs to the one before",
+        ),
+        (lambda e: (_places(e), torch.zeros_like(_places(e))), "the segments are"),
+        (lambda e: (_places(e).flip(0), _documents(e)), "the positions are"),
+        (lambda e: (_places(e)[None], _documents(e)), "the shape"),
+        (lambda e: _places(e), "two tensors"),
+        (lambda e: None, "two tensors"),
+    ],
+    "11.3": [
+        (_rows([3, 1, 4, 1], [3, 1, 4, 1], [0, 0, 1, 1], 2), "the two rows are equal"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [0, 0, 0, 0], 2), "only one document"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [0, 0, 1, 1], 1), "inside the document of t"),
+        (_rows([3, 1, 4, 1], [2, 5, 4, 1], [0, 0, 1, 1], 2), "in 2 tokens"),
+        (_rows([3, 1, 4, 1], [3, 1, 4, 5], [0, 0, 0, 1], 2), "is not seen"),
+        (_rows([3, 1, 4, 1], [2, 1, 4, 1], [0, 1, 2, 3], 3), "those of another document"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [0, 0, 1, 2], 9), "from 0 to 3"),
+        (_rows([3, 1, 44, 1], [3, 5, 44, 1], [0, 0, 1, 1], 2), "from 0 to 30"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [1, 1, 0, 0], 2), "rise along the row"),
+        (_rows([3, 1, 4], [3, 5, 4, 1], [0, 0, 1, 1], 2), r"\(1, T\) each"),
+        ((*[torch.tensor([[0.0, 1.0]])] * 3, 1), "integers"),
+        ("packing", "four things"),
+    ],
+    "11.4": [
+        (lambda x, s: F.pad(x[:, :-1], (0, 0, 1, 0)), "it still crosses"),
+        (lambda x, s: x.roll(1, 1), "first token of the row gets the last"),
+        (
+            lambda x, s: x.roll(1, 1) * (s == s.roll(1, 1))[..., None],
+            "first token of the row gets the last",
+        ),
+        (lambda x, s: x, "nothing is moved"),
+        (lambda x, s: x.roll(-1, 1), "the other way"),
+        (lambda x, s: _inside(x.roll(1, 1), s.flip(1)), "for the segments"),
+        (lambda x, s: _inside(F.pad(x[:, :-1], (0, 0, 1, 0)), s, ends=True), "clear what"),
+        (lambda x, s: torch.where(_begins(s), x, x.roll(1, 1)), "keeps itself"),
+        (lambda x, s: x[:, :-1], "the shape"),
+    ],
     "10.2": [
         (lambda T: _near_mask(T, 0), "it closes the word itself"),
         (lambda T: _near_mask(T, 2), "two before"),
@@ -1279,6 +1356,27 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         ),
     ],
     "10.1": [np.array([0.0, 0.667, 0.333]), (Fraction(n, 3) for n in (0, 2, 1))],
+    "11.1": [torch.tensor([21, 10]), (np.float64(21), Fraction(10))],
+    "11.2": [
+        lambda e: (_places(e).double(), _documents(e) + 7),
+        lambda e: [
+            np.concatenate([np.arange(n) for n in np.diff(e.numpy())]),
+            np.repeat(e[:-1].numpy(), np.diff(e.numpy())),
+        ],
+    ],
+    "11.3": [
+        _rows([3, 1, 4, 1, 5], [3, 1, 9, 1, 5], [0, 0, 0, 1, 1], 4),
+        _rows([7, 1], [8, 1], [2, 5], 1),
+    ],
+    "11.4": [
+        lambda x, s: F.pad(x[:, :-1] * (s[:, 1:] == s[:, :-1])[..., None], (0, 0, 1, 0)),
+        lambda x, s: np.stack(
+            [
+                [row[t - 1] if t and d[t] == d[t - 1] else 0 * row[t] for t in range(len(row))]
+                for row, d in zip(x.numpy(), s.tolist(), strict=True)
+            ]
+        ),
+    ],
     "10.2": [
         lambda T: torch.ones(T, T).bool().tril() & ~torch.ones(T - 1).diag(-1).bool(),
         lambda T: np.tril(np.ones((T, T), dtype=bool)) & ~np.eye(T, k=-1, dtype=bool),

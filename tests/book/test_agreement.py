@@ -506,7 +506,7 @@ LEADS = {
     "positions": "rope",
     "weather": "a chapter of its own",
     "one_head": "learn from one head to real models",
-    "masks": "a mask|each page",
+    "masks": "a mask|each page|padding masks",
     "entropy": "the appendix",
     "five_posts": "an appendix",
     "notation": "symbols",

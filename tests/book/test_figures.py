@@ -1069,6 +1069,49 @@ def grown():
     return Shown([list(map(str, seen))], (11,), check)
 
 
+# ---------------------------------------------------------------- documents in one row
+
+PACK, LAYER, HEAD_OF_IT = "fig-same-answer-pack", 11, 2
+
+
+@functools.cache
+def packed():
+    """One head on three documents, by the book's own classes: each alone, and all in one row."""
+    tokenizer, model = pretrained.smollm2_tokenizer(), pretrained.smollm2()
+    parts = [tokenizer.encode(x).ids for x in ("The cat drank", "The dog slept", "The cat sat")]
+    names = [tokenizer.decode([i]).strip() for part in parts for i in part]
+    document = [i for i, part in enumerate(parts) for _ in part]
+    counts = [list(range(len(names))), [t for part in parts for t in range(len(part))]]
+    row = [i for part in parts for i in part]
+
+    def weights(tokens):
+        with torch.no_grad(), record_attention(model) as maps:
+            model(torch.tensor([tokens]))
+        return maps[f"decoder.blocks.{LAYER}.attention"][0, HEAD_OF_IT]
+
+    alone = torch.block_diag(*map(weights, parts))
+    open_ = [weights(row)]
+    for block in model.decoder.blocks:  # the same row, rotated by positions that restart
+        block.attention.rotate = lambda x, _: apply_rope(x, torch.tensor(counts[1]), base=100_000)
+    maps = [[*open_, weights(row)], [alone, alone]]
+
+    def check(moving, mask, place, t):
+        read = "all => all.map(one => [one.innerText, one.closest('tr').className])"
+        numbers = moving.drawn.locator(".map td span:visible").evaluate_all(read)
+        marks, positions, sentence = moving.read(".map tbody tr @class", ".ends tbody td", ".say")
+        line = maps[mask][place][t]
+        assert holding("chosen", marks) == [t]
+        assert {row for _, row in numbers} == {marks[t]}
+        compare([text for text, _ in numbers], formatted(line, 2))
+        assert positions == list(map(str, counts[place]))
+        across = sum(w for w, d in zip(line.tolist(), document, strict=True) if d != document[t])
+        whose = f"{names[t]}, of document {document[t] + 1}, puts {across:.6f}"
+        compare(sentence, [f"{whose} of its attention on other documents."])
+
+    kinds = [["causal", "causal and segment"], ["count on", "restart"], names]
+    return Shown(kinds, (0, 0, 4), check)
+
+
 # ---------------------------------------------------------------- all of them
 
 FIGURES = {  # what each has to show, and the pages where it stands
@@ -1083,6 +1126,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     SAMPLE: (next_token, "08_next_token"),
     GUESS: (guess, "09_language_model"),
     GROWN: (grown, "10_circuit"),
+    PACK: (packed, "11_same_answer"),
     "fig-encoder-decoder-exchange": (dates, "13_encoder_decoder"),
     SWAP: (tiles, "14_vision"),
     PATCHES: (patches, "15_large_vision"),
