@@ -1114,6 +1114,69 @@ def packed():
 
 # ---------------------------------------------------------------- all of them
 
+IN_TILES = "fig-without-matrix-tiles"
+
+
+def in_tiles():
+    """Tiles, computed one by one; what is kept for each query is what `attention` gives so far."""
+    data = stored(IN_TILES)
+    tokens, (q, k, v) = data["tokens"], (torch.tensor(data[name]) for name in "qkv")
+    n, scores = len(tokens), q @ k.mT / 2**0.5
+    sizes, kinds = [1, 2, 3, 4], ["none", "causal"]
+
+    def tiles(size, causal):
+        """Rows and columns of each tile, in order."""
+        starts = range(0, n, sizes[size])
+        ends = [(top, min(top + sizes[size], n)) for top in starts]
+        pairs = itertools.product(ends, ends)
+        return [(rows, cols) for rows, cols in pairs if not causal or cols[0] < rows[1]]
+
+    def follow(settings, which, value):
+        settings = (*settings[:which], value, *settings[which + 1 :])
+        return (*settings[:2], min(settings[2], len(tiles(*settings[:2]))))
+
+    def check(moving, size, causal, done):
+        cells, classes, kept, sentence = moving.read(
+            ".tiles tbody td", ".tiles tbody td @class", ".ends td", ".say"
+        )
+        order = tiles(size, causal)
+        allowed = torch.ones(n, n).tril().bool() if causal else torch.ones(n, n).bool()
+        texts, looks = n * n * [""], n * n * ["closed"]
+        met, before = torch.zeros(2, n, n).bool()
+        for at, ((top, low), (left, right)) in enumerate(order):
+            for t, s in itertools.product(range(top, low), range(left, right)):
+                looks[n * t + s] = "" if at >= done else "true now" if at == done - 1 else "true"
+                if at < done:
+                    met[t, s] = allowed[t, s]
+                    before[t, s] = allowed[t, s] and at < done - 1
+                    texts[n * t + s] = f"{scores[t, s]:.4f}" if allowed[t, s] else "−∞"
+        compare(cells, texts)
+        assert [look or "" for look in classes] == looks
+        rows, raised = [], []
+        for t in range(n):
+            if not met[t].any():
+                rows += ["", "", ""]
+                continue
+            now = scores[t, met[t]]
+            out, _ = attention(q[t : t + 1], k, v, mask=met[t : t + 1])
+            rows += [f"{now.max():.5f}", f"{(now - now.max()).exp().sum():.5f}", vector(out, 2)]
+            if before[t].any() and scores[t, before[t]].max() < now.max():
+                factor = (scores[t, before[t]].max() - now.max()).exp()
+                raised.append(f"{tokens[t]} by {factor:.6f}")
+        compare(kept, rows)
+        words = "No maximum that was there has risen." if done else "Nothing is kept yet."
+        if raised:
+            words = f"A maximum rose; sum and output were multiplied: {', '.join(raised)}."
+        end = " Every output is that of softmax." if done == len(order) else ""
+        compare(sentence, [f"{done} of {len(order)} tiles. {words}{end}"])
+        if end:
+            whole, _ = attention(q, k, v, causal=bool(causal))
+            compare(kept[2::3], [vector(out, 2) for out in whole])
+
+    counts = ["1 tile" if m == 1 else f"{m} tiles" for m in range(n * n + 1)]
+    return Shown([list(map(str, sizes)), kinds, counts], (1, 0, 5), check, follow)
+
+
 FIGURES = {  # what each has to show, and the pages where it stands
     "fig-one-head-map": (trained_map, "01_one_head"),
     HEAD: (one_head, "01_one_head", "index"),
@@ -1127,6 +1190,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     GUESS: (guess, "09_language_model"),
     GROWN: (grown, "10_circuit"),
     PACK: (packed, "11_same_answer"),
+    IN_TILES: (in_tiles, "12_without_matrix"),
     "fig-encoder-decoder-exchange": (dates, "13_encoder_decoder"),
     SWAP: (tiles, "14_vision"),
     PATCHES: (patches, "15_large_vision"),
