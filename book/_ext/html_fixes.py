@@ -99,12 +99,15 @@ CHOSEN = """<script>
   </script>"""
 _EARLY = """<script>
     (({documentElement: root, head, fonts}) => {
-      const make = (name, rest) => head.appendChild(Object.assign(document.createElement(name), rest));
+      const made = (name, rest) => Object.assign(document.createElement(name), rest);
       const disk = location.protocol === "file:", faces = FACES.map(kind => `${kind}1em Inter`);
-      if (!disk) for (const href of ADDRESSES)
-        make("link", {rel: "preload", as: "font", type: "font/woff2", crossOrigin: "", href});
+      if (!disk) for (const href of ADDRESSES) {
+        const link = {rel: "preload", as: "font", type: "font/woff2", crossOrigin: "", href};
+        head.append(made("link", link));
+      }
       // nothing is seen before its typeface is there, or it would jump when that comes
-      const held = make("style", {textContent: "body { opacity: 0 }"});
+      const held = made("style", {textContent: "body { opacity: 0 }"});
+      head.append(held);
       const wanted = [...faces, ...OTHERS].map(face => fonts.load(face));
       Promise.allSettled(wanted).then(() => held.remove());
       // who has waited for long enough keeps the stand-ins on this page
