@@ -50,7 +50,7 @@ class Table(Front):
             time = needs(cells)[0].replace(" minutes", "&nbsp;min")
             rows.append(f"<tr><td>{named}</td><td>{time}</td>{''.join(links)}</tr>")
         heads = "".join(f"<th>{head}</th>" for head in ("Chapter", "Time", *map(str.title, KINDS)))
-        table = f'<table class="table"><thead><tr>{heads}</tr></thead>'
+        table = f'<table class="table teach-table"><thead><tr>{heads}</tr></thead>'
         return [self.raw(f"{table}<tbody>{''.join(rows)}</tbody></table>")]
 
 

@@ -19,6 +19,7 @@ from tables import for_each
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 SOME = ["book/04_scaling.html", "book/notation.html", "book/five_posts.html"]
+SOME += ["book/attn_check.html"]
 SECOND = 1_600_000 // 8  # bytes, on a slow line
 SIZE = r' width="\d+" height="\d'  # of a picture
 
@@ -83,6 +84,12 @@ CUT = """phone => {
     letters: innerWidth > 600 ? letters() : 70,
     broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
     orphans: all("math:not([display])").filter(orphaned).length,
+    apart: all(":is(h1, h2, h3) code").filter(code => {
+      const {nextSibling: next} = code, below = code.getBoundingClientRect().bottom - 1;
+      return /^[.,;:!?)]/.test(next?.data) && part(next, 0, 1).getBoundingClientRect().top > below;
+    }).length,
+    split: [...document.querySelectorAll(".prev-next-area code .pre")]
+      .filter(name => lines(name) > 1).map(name => name.textContent),
     higher: all(":is(h1, h2, h3, h4)").filter(higher).length,
     blank: all("p:empty").filter(text => text.getClientRects().length).length,
     veiled: all(".pst-scrollable-table-container tr")  // no shade would be seen through them
@@ -98,7 +105,7 @@ CUT = """phone => {
   };
 }"""
 FITS = {"cut": [], "wrapped": 0, "unsaid": 0, "sizes": [], "broken": [], "orphans": 0}
-FITS |= {"higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
+FITS |= {"apart": 0, "split": [], "higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
 LETTERS = range(60, 78)
 UNFIT = {
     "cut": ".bd-article pre.pre, .bd-article pre { overflow-x: hidden !important }",
@@ -111,6 +118,8 @@ UNFIT = {
     "table-layout: fixed }",
     "orphans": "span.math { margin-right: 90vw !important }"
     ".together { white-space: normal !important }",
+    "apart": ".bd-article h1 code[class] { display: inline-block !important; width: 95% }",
+    "split": ".prev-next-area code[class] { font-size: 2rem !important }",
     "higher": "article .headerlink { display: block !important; position: static !important }",
     "blank": "article p:empty { display: block !important }",
     "veiled": ".bd-article .pst-scrollable-table-container[class] tr[class]"
