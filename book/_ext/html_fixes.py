@@ -217,6 +217,8 @@ def _licences(doctree: nodes.document | None) -> dict[str, str]:
 
 
 def _write(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document) -> None:
+    for beside in filter(None, map(context.get, ("prev", "next"))):  # of which half a line is seen
+        beside["title"] = beside["title"].replace("attn_lib.", "attn_lib.<wbr>")
     if "body" in context:
         context["body"] = fix_text(context["body"], _licences(doctree))
         if app.env.doc2path(page).endswith(".ipynb"):

@@ -40,8 +40,8 @@ CUT = """phone => {
     range.setEnd(text, to);
     return range;
   };
-  const lines = name => {
-    const boxes = part(name.firstChild, 0, name.textContent.length).getClientRects();
+  const lines = text => {
+    const boxes = part(text, 0, text.length).getClientRects();
     return new Set([...boxes].map(box => Math.round(box.top))).size;
   };
   const letters = () => {  // in a line of text, on the average of the long paragraphs
@@ -82,14 +82,16 @@ CUT = """phone => {
     sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))]
       .filter(size => size !== "13px"),
     letters: innerWidth > 600 ? letters() : 70,
-    broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
+    broken: all("table code .pre").filter(name => lines(name.firstChild) > 1)
+      .map(name => name.textContent),
     orphans: all("math:not([display])").filter(orphaned).length,
     apart: all(":is(h1, h2, h3) code").filter(code => {
       const {nextSibling: next} = code, below = code.getBoundingClientRect().bottom - 1;
       return /^[.,;:!?)]/.test(next?.data) && part(next, 0, 1).getBoundingClientRect().top > below;
     }).length,
     split: [...document.querySelectorAll(".prev-next-area code .pre")]
-      .filter(name => lines(name) > 1).map(name => name.textContent),
+      .filter(name => [...name.childNodes].some(one => one.data && lines(one) > 1))
+      .map(name => name.textContent),
     higher: all(":is(h1, h2, h3, h4)").filter(higher).length,
     blank: all("p:empty").filter(text => text.getClientRects().length).length,
     veiled: all(".pst-scrollable-table-container tr")  // no shade would be seen through them
