@@ -99,31 +99,29 @@ class Audit:
 
     def _lines(self, *, markdown: bool) -> list[str]:
         bold, bullet, gap = ("**", "- ", [""]) if markdown else ("", "  - ", [])
-        lines = [f"{bold}{self._headline()}{bold}"]
-        told = set[str]()
+        start, slanted = ("   - ", "*") if markdown else ("   ", "")
+        lines, told = [f"{bold}{self._headline()}{bold}"], set[str]()
         for i, f in enumerate(self.broken, start=1):
-            title = f"{f.title[:1].upper()}{f.title[1:]}: {f.verdict}."
-            lines += ["", f"{i}. {bold}{title}{bold}"]
-            parts = {"Size": f.numbers, "Example": f.text}
-            if f.name not in told:  # what is said of the property is said once
-                says, look = WORDS[f.name].values()
-                parts = {"Meant": says, **parts, "Look further": look}
-            start, slanted = ("   - ", "*") if markdown else ("   ", "")
-            lines += [f"{start}{slanted}{label}:{slanted} {text}" for label, text in parts.items()]
+            lines += ["", f"{i}. {bold}{f.title[:1].upper()}{f.title[1:]}: {f.verdict}.{bold}"]
+            says, look = WORDS[f.name].values()
+            parts = {"Meant": says, "Size": f.numbers, "Example": f.text, "Look further": look}
+            for label, text in parts.items():
+                if f.name not in told or label in ("Size", "Example"):  # what is meant, once
+                    lines.append(f"{start}{slanted}{label}:{slanted} {text}")
             told.add(f.name)
+        ways: dict[str, list[str]] = {}
+        for f in self.of(HOLDS):
+            ways.setdefault(f.name, []).extend([f.way] * bool(f.way))
         held = [
-            f"{name}: {words['says']}{f' ({ways})' if ways else ''}"
-            for name, words in WORDS.items()
-            if (found := [f for f in self.of(HOLDS) if f.name == name])
-            for ways in ["; ".join(f.way for f in found)]
+            f"{n}: {WORDS[n]['says']}" + f" ({'; '.join(w)})" * bool(w) for n, w in ways.items()
         ]
         rounding = f"Differences up to {self.limit:.1g} standard deviations: they may be rounding."
-        sections = {"Holds": held}
-        for verdict in (REFUSES, MISSING, UNCHECKED, MEASURED):
-            sections[verdict.capitalize()] = [
-                f"{f.title}: {f.numbers or f.text}" for f in self.of(verdict)
-            ]
-        for title, texts in {**sections, "Not known": [rounding, *self.unknown]}.items():
+        others = {
+            verdict.capitalize(): [f"{f.title}: {f.numbers or f.text}" for f in self.of(verdict)]
+            for verdict in (REFUSES, MISSING, UNCHECKED, MEASURED)
+        }
+        sections = {"Holds": held, **others, "Not known": [rounding, *self.unknown]}
+        for title, texts in sections.items():
             if texts:
                 lines += ["", f"{bold}{title}{bold}", *gap, *(bullet + text for text in texts)]
         return lines

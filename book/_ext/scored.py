@@ -20,7 +20,10 @@ START = "packing: restarted positions"
 
 def _padding(side: str) -> dict[str, list[str]]:
     found = {}
-    for words, ways in (("with positions", ["mask and positions"]), ("mask alone", ["mask alone", ""])):
+    for words, ways in (
+        ("with positions", ["mask and positions"]),
+        ("mask alone", ["mask alone", ""]),
+    ):
         for cached in ("off", "on"):
             ends = [", ".join(filter(None, [way, f"cache {cached}"])) for way in ways]
             titles = [f"{side} padding: {end}" for end in ends]
@@ -145,14 +148,17 @@ def described(board: dict[str, Any], notes: dict[str, dict], part: str) -> list[
         return _items(lines)
     if part == "notes":
         leaks = leaking(board)
-        return _items([[*_code([n]), nodes.Text(":"), *_note(notes[n])] for n in notes if n not in leaks])
+        return _items(
+            [[*_code([n]), nodes.Text(":"), *_note(notes[n])] for n in notes if n not in leaks]
+        )
     if part == "reasons":
         found = sorted(reasons(board).items(), key=lambda pair: -len(pair[1]))
         return _items([[*_code(names), nodes.Text(f": {reason}")] for reason, names in found])
     if part == "made":
         words = (
             f"Made on {board['date']} with transformers {board['transformers']} and torch "
-            f"{board['torch']}: {len(judged(board))} of {len(board['types'])} types are judged. The command is "
+            f"{board['torch']}: of {len(board['types'])} types {len(judged(board))} are judged. "
+            "The command is "
         )
         return [nodes.paragraph("", words, nodes.literal("", board["command"]), nodes.Text("."))]
     raise ValueError(f"the scoreboard has no part {part!r}")
