@@ -141,16 +141,11 @@ def described(board: dict[str, Any], notes: dict[str, dict], part: str) -> list[
         rows = counts(board) if part == "counts" else table(board, part)
         return [nodes.raw("", markup(rows, 1 + ["counts", *TABLES].index(part)), format="html")]
     if part == "leaks":
-        lines = []
-        for name, (size, flips, _) in leaking(board).items():
-            words = f": {size:.2g} standard deviations; {flips:.0%} of the argmaxes flip."
-            lines.append([*_code([name]), nodes.Text(words), *_note(notes.get(name))])
-        return _items(lines)
+        found = leaking(board)
+        return [node for note in notes["leaks"] for node in _cause(note, found)]
     if part == "notes":
-        leaks = leaking(board)
-        return _items(
-            [[*_code([n]), nodes.Text(":"), *_note(notes[n])] for n in notes if n not in leaks]
-        )
+        lines = [[*_code(note["types"]), nodes.Text(": "), *_said(note)] for note in notes["cache"]]
+        return _items(lines)
     if part == "reasons":
         found = sorted(reasons(board).items(), key=lambda pair: -len(pair[1]))
         return _items([[*_code(names), nodes.Text(f": {reason}")] for reason, names in found])
@@ -164,11 +159,22 @@ def described(board: dict[str, Any], notes: dict[str, dict], part: str) -> list[
     raise ValueError(f"the scoreboard has no part {part!r}")
 
 
-def _note(note: dict[str, str] | None) -> list[nodes.Node]:
-    if note is None:
-        return []
+def _cause(note: dict[str, Any], found: dict[str, list]) -> list[nodes.Node]:
+    """Why documents see each other, and in which types how far."""
+    types: list[nodes.Node] = []
+    for name, (size, flips, _) in found.items():
+        if name in note["types"]:
+            comma = nodes.Text(", " if types else "")
+            types += [comma, nodes.literal(name, name), nodes.Text(f" {size:.2g} ({flips:.0%})")]
+    told = nodes.paragraph("", "", nodes.strong("", note["title"]), nodes.Text(" "), *_said(note))
+    return [told, nodes.paragraph("", "", *types, nodes.Text("."))]
+
+
+def _said(note: dict[str, Any]) -> list[nodes.Node]:
+    if not note["source"]:
+        return [nodes.Text(note["text"])]
     link = nodes.reference("", note["name"], refuri=note["source"])
-    return [nodes.Text(f" {note['text']} ("), link, nodes.Text(")")]
+    return [nodes.Text(f"{note['text']} ("), link, nodes.Text(")")]
 
 
 class Scoreboard(SphinxDirective):

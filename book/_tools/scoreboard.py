@@ -51,7 +51,7 @@ SIZES: dict[Any, str] = {
     "index_n_heads num_experts n_routed_experts num_local_experts zero_expert_num",
     2: "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers "
     "num_key_value_heads linear_num_key_heads swa_num_key_value_heads num_experts_per_tok "
-    "eos_token_id",
+    "moe_topk eos_token_id",
     1: "bos_token_id n_group topk_group first_k_dense_replace",
     0: "pad_token_id",
 }
@@ -62,17 +62,19 @@ INDEXER = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8}
 INDEXER |= {"indexer_budget": 32, "indexer_compress_ratio": 4}
 OTHERS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
-    "cohere_compass_text": {"rope_parameters": {FULL: ROPE, SLIDING: ROPE}},
+    "cohere_compass": {"rope_parameters": {FULL: ROPE, SLIDING: ROPE}},
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "dots1": {"n_shared_experts": 1},
-    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "dots3_note": {"per_layer_config": {}, "head_dim": 16},
+    "gemma3n": {"num_kv_shared_layers": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2": {"layer_types": ["conv", FULL]},
     "lfm2_moe": {"layer_types": ["conv", FULL]},
+    "minimax_m3_vl": {"layer_types": ["minimax_m3_sparse", FULL]},
     "mamba2": {"num_heads": 8},
     "recurrent_gemma": {"num_hidden_layers": 3},
-    "qwen4_exp_text": INDEXER,
     "qwen4_exp": INDEXER,
     "reformer": {"axial_pos_shape": [8, 8], "axial_pos_embds_dim": [16, 16]},
     "xlstm": {"hidden_size": 128},
@@ -105,7 +107,7 @@ def built(name: str) -> PreTrainedModel:
     kind, config = getattr(transformers, CLASSES[name]), CONFIG_MAPPING[name]
     if kind.config_class in {type(getattr(config(), part, None)) for part in config.sub_configs}:
         config = kind.config_class  # of a model's part that reads text
-    config = tiny(config, **OTHERS.get(name, {}))
+    config = tiny(config, **OTHERS.get(name.removesuffix("_text"), {}))
     with torch.device("meta"):
         weights = sum(p.numel() for p in kind(config).parameters())
     if weights > MOST:
