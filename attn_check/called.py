@@ -200,6 +200,7 @@ class Probe:
         self.unit = finite.std().item() or 1.0
         eps = max(torch.finfo(dtype).eps for dtype in (torch.float32, called.weight.dtype))
         step = eps * finite.abs().max().item() / self.unit
+        # double precision would be no measure: a norm's ε may depend on the dtype
         self.limit = 16 * max(4 * step, self._rounding())
         ahead = torch.cat([self.other(self.text_of_all[:, :-1]), self.text_of_all[:, -1:]], dim=1)
         moved = self.gap(called.run(ahead)[0, -1], self.base[-1]).max().item()
@@ -220,7 +221,7 @@ class Probe:
         return gap.nan_to_num(float("inf"), float("inf"))
 
     def _rounding(self) -> float:
-        """How far the logits move when each weight does, by one rounding step; else 1e-5."""
+        """How far the logits move when each weight moves by one rounding step; else 1e-5."""
 
         def nudge(module: nn.Module) -> None:
             draw = torch.Generator().manual_seed(0)

@@ -66,8 +66,8 @@ Cases = Iterator[Case]
 Ways = Iterator[tuple[str, bool, Cases]]  # the way, whether it counts, its cases
 
 
-def judged(probe: Probe, name: str, way: str, counts: bool, cases: Cases) -> Finding:
-    """The verdict on one way of calling."""
+def judged(probe: Probe, f: Finding, cases: Cases) -> Finding:
+    """A finding, with its verdict on one way of calling."""
     size, flips, rows, example = 0.0, 0, 0, ""
     try:
         for case in cases:
@@ -77,12 +77,12 @@ def judged(probe: Probe, name: str, way: str, counts: bool, cases: Cases) -> Fin
             if gap.max() > probe.limit and not example:
                 example = _shown(probe, case, gap)
     except NotSupportedError as missing:
-        return Finding(name, way, MISSING, text=str(missing), counts=counts)
+        return replace(f, verdict=MISSING, text=str(missing))
     except Exception as error:  # whatever the model raises
         if not example:
-            return Finding(name, way, REFUSES, text=quoted(error), counts=counts)
+            return replace(f, verdict=REFUSES, text=quoted(error))
     verdict = BREAKS if example else HOLDS
-    return Finding(name, way, verdict, size, flips / max(rows, 1), example, counts)
+    return replace(f, verdict=verdict, size=size, flips=flips / max(rows, 1), text=example)
 
 
 def _shown(probe: Probe, case: Case, gap: Tensor) -> str:
@@ -129,12 +129,8 @@ def causal(probe: Probe) -> Cases:
             yield Case(words, probe.run(changed)[0, :t], whole[:t])
 
 
-def batch(probe: Probe) -> Ways:
+def rows(probe: Probe, cached: bool) -> Cases:
     """Rows together, and each alone, so that their order cannot matter; with a cache, in pieces."""
-    yield from _with_cache(probe, (True, True), functools.partial(_rows, probe))
-
-
-def _rows(probe: Probe, cached: bool) -> Cases:
     for n, B in ((4, 2), (probe.length, 3)):
         pieces = (n - 3, 1, 1, 1) if cached else None
         texts = torch.cat([probe.text(n, i) for i in range(B)])
@@ -155,15 +151,14 @@ def _with_cache(probe: Probe, counts: tuple[bool, bool], cases: Callable, *ways:
 
 def padding(probe: Probe, *, left: bool) -> Ways:
     """Rows with padding; with the positions of what is real, where the model takes them."""
-    roles, padded = probe.called.roles, functools.partial(_padded, probe, left)
-    if "mask" not in roles and probe.pad is None:
+    if "mask" not in probe.called.roles and probe.pad is None:
         yield "", True, _missing("takes no mask; if padding is a token of its own, pass pad=")
-    elif "positions" not in roles:  # few go on after padding
-        yield from _with_cache(probe, (True, left), functools.partial(padded, False))
-    else:
-        for given, way in ((True, "mask and positions"), (False, "mask alone")):
-            counts = (given, given and left)
-            yield from _with_cache(probe, counts, functools.partial(padded, given), way)
+        return
+    placed = "positions" in probe.called.roles
+    for given, way in ((True, "mask and positions"), (False, "mask alone"))[not placed :]:
+        counts = given or not placed  # with a cache on the right, few go on after padding
+        cases = functools.partial(_padded, probe, left, given)
+        yield from _with_cache(probe, (counts, counts and left), cases, *[way] * placed)
 
 
 def _missing(reason: str) -> Cases:
@@ -198,8 +193,7 @@ def _padded(probe: Probe, left: bool, positions: bool, cached: bool) -> Cases:
 
 def packing(probe: Probe) -> Ways:
     """Documents in one row, in each way in which the model can be told where they begin."""
-    called, start = probe.called, "restarted positions"
-    packed = functools.partial(_packed, probe)
+    called, start, packed = probe.called, "restarted positions", functools.partial(_packed, probe)
     if called.of_transformers and "positions" in called.roles:
         yield f"{start}, cache off", True, packed(called.off, "positions")
         yield f"{start}, the default call", False, packed({}, "positions")
@@ -270,7 +264,7 @@ def _one(cases: Callable[[Probe], Cases], probe: Probe) -> Ways:
 PROPERTIES: dict[str, Callable[[Probe], Ways]] = {
     "repeat": functools.partial(_one, repeat),
     "causal": functools.partial(_one, causal),
-    "batch": batch,
+    "batch": lambda probe: _with_cache(probe, (True, True), functools.partial(rows, probe)),
     "left padding": functools.partial(padding, left=True),
     "right padding": functools.partial(padding, left=False),
     "packing": packing,
@@ -290,7 +284,8 @@ def measured(probe: Probe) -> Iterator[Finding]:
         changes[f"dtype: {str(dtype)[6:]}"] = functools.partial(nn.Module.to, dtype=dtype)
     for title, change in changes.items():
         name, _, way = title.partition(": ")
-        found = judged(probe, name, way, False, _changed(probe, change))
+        asked = Finding(name, way, MEASURED, counts=False)
+        found = judged(probe, asked, _changed(probe, change))
         yield found if found.size is None else replace(found, verdict=MEASURED, text="")
 
 
