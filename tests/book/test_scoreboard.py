@@ -1,13 +1,18 @@
 """The scoreboard: the page says what its record holds, and the record what an audit finds."""
 
+import ast
 import copy
 import html
+import inspect
+import itertools
 import json
 import re
+import sys
 
 import pytest
 import scoreboard
 import scored
+import torch
 import transformers
 from tables import for_each
 
@@ -152,25 +157,90 @@ def test_the_built_page_says_what_the_record_holds(site):
         assert int(counted[2]) == (0 if name in scored.TABLES["cache"] else len(plain))
 
 
+LEAKS = {name: note for note in NOTES["leaks"] for name in note["types"]}
+
+
+def leaking() -> dict[str, list]:
+    cells = {name: scoreboard.named(BOARD, name)["cells"] for name in BOARD["types"]}
+    found = {name: row.get(f"{START}cache off") for name, row in cells.items()}
+    return {name: cell for name, cell in found.items() if isinstance(cell, list) and cell[2]}
+
+
 def test_what_leaks_and_what_could_not_be_judged_is_listed(site):
     text = (site / "book" / "scoreboard.html").read_text()
-    shown = html.unescape(re.sub(r"<[^>]+>", "", text))
-    for name, row in BOARD["types"].items():
-        cell = scoreboard.named(BOARD, name)["cells"].get(f"{START}cache off")
-        leaks = isinstance(cell, list) and cell[2]
-        assert f"{name}: {cell[0]:.2g} standard" in shown if leaks else True, name
-        assert shown.count(f"{name}: ") >= bool(leaks)
-        assert " ".join(row.get("reason", "").split()) in " ".join(shown.split())
+    shown = " ".join(html.unescape(re.sub(r"<[^>]+>", "", text)).split())
+    for name, (size, flips, _) in leaking().items():
+        assert f" {name} {size:.2g} ({flips:.0%})" in shown
+    assert len(re.findall(r"\(\d+%\)", shown)) == len(leaking())
+    for row in BOARD["types"].values():
+        assert row.get("reason", "") in shown
     assert BOARD["command"] in shown
     assert f"Made on {BOARD['date']}" in shown
 
 
+def test_each_leak_has_one_cause():
+    assert sum(len(note["types"]) for note in NOTES["leaks"]) == len(LEAKS)
+    assert LEAKS.keys() == leaking().keys()
+
+
+def source(name: str) -> str:
+    """The file of transformers in which a type is written."""
+    kind = getattr(transformers, scoreboard.CLASSES[name])
+    return inspect.getsource(sys.modules[kind.__module__])
+
+
+def given_positions(text: str) -> bool:
+    """Whether a function that makes a causal mask is given the positions, or may be."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    masks = [call for call in calls if "causal_mask" in getattr(call.func, "id", "")]
+    named = any(word.arg == "position_ids" for call in masks for word in call.keywords)
+    return named or '"position_ids": ' in text
+
+
+def test_causes_are_what_the_files_say():
+    state, mask, block = NOTES["leaks"]
+    kept = re.compile(r"nn\.Conv1d\(|LightningAttention")
+    assert [name for name in state["types"] if not kept.search(source(name))] == []
+    assert [name for name in mask["types"] if given_positions(source(name))] == []
+    assert all("compress_rate" in source(name) for name in block["types"])
+    assert given_positions(source("llama"))
+    assert given_positions(source("qwen3_next"))
+    assert not kept.search(source("llama"))
+
+
 def test_a_note_explains_something_that_changes():
-    for name, note in NOTES.items():
-        cells = scoreboard.named(BOARD, name)["cells"].values()
-        assert any(isinstance(cell, list) and cell[0] > 0.01 for cell in cells), name
-        assert note["source"].startswith("https://")
+    for note in NOTES["cache"]:
+        for name in note["types"]:
+            cells = scoreboard.named(BOARD, name)["cells"]
+            kinds = ("cache", "chunks", "causal")
+            assert any(isinstance(cells.get(kind), list) for kind in kinds), name
+    for note in NOTES["leaks"] + NOTES["cache"]:
+        assert bool(note["name"]) == note["source"].startswith("https://")
         assert note["text"].endswith(".")
+
+
+def pieces(model, tokens, *lengths, **given):
+    """Logits of pieces with a cache, in standard deviations beside the whole text's."""
+    outs, past = [], None
+    with torch.no_grad():
+        whole = model(tokens, use_cache=False).logits
+        for at, length in zip([0, *itertools.accumulate(lengths)], lengths, strict=False):
+            own = {name: x[:, at : at + length] for name, x in given.items()}
+            out = model(tokens[:, at : at + length], use_cache=True, past_key_values=past, **own)
+            past = out.past_key_values
+            outs.append(out.logits)
+    return ((torch.cat(outs, dim=1) - whole).abs().amax(-1)[0] / whole.std()).tolist()
+
+
+def test_what_is_said_of_cached_pieces():
+    """Bamba needs positions; Jamba takes a state up by single tokens; Moshi's window closes."""
+    tokens, at = torch.arange(4, 13)[None], torch.arange(9)[None]
+    bamba, jamba, moshi = map(scoreboard.built, ("bamba", "jamba", "moshi"))
+    assert pieces(bamba, tokens, 4, 5)[4] > 0.01
+    assert max(pieces(bamba, tokens, 4, 5, position_ids=at)) < 1e-5
+    assert pieces(jamba, tokens, 4, 5)[4] > 0.01
+    assert max(pieces(jamba, tokens, 4, 1, 1, 1, 1, 1)) < 1e-5
+    assert max(pieces(moshi, tokens, 8, 1)[:8]) < 1e-5 < pieces(moshi, tokens, 8, 1)[8]
 
 
 def test_a_part_that_is_unknown_stops_the_build():
