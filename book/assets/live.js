@@ -790,6 +790,33 @@
     ];
   }
 
+  // Documents in one row: a mask and positions are chosen, and a map shows who attends to whom.
+  function pack({tokens, documents, positions, weights, row}) {
+    const masks = ["causal", "causal and segment"], counts = ["count on", "restart"], large = make("div");
+    const again = make("button", {type: "button"}, "start again");
+    const across = (line, t) => line.reduce((sum, w, s) => documents[s] === documents[t] ? sum : sum + w, 0);
+    const cells = tokens.map(() => make("td"));
+    let mask = 0, place = 0, asking = row;
+    const picks = [choices("mask", masks, i => { mask = i; draw(); }), choices("positions", counts, i => { place = i; draw(); })];
+    function draw() {
+      picks[0].inputs[mask].checked = picks[1].inputs[place].checked = true;
+      const table = weights[mask][place];
+      cells.forEach((cell, t) => { cell.textContent = positions[place][t]; });
+      large.replaceChildren(...map({tokens, weights: table, row: asking}, t => {
+        asking = t;
+        return [token(tokens[t]), `, of document ${documents[t] + 1}, puts ${number(across(table[t], t), 3)} of its attention on other documents.`];
+      }));
+    }
+    again.addEventListener("click", () => { mask = place = 0; asking = row; draw(); });
+    draw();
+    return [
+      ...picks.map(({set}) => set),
+      make("table", {class: "ends places"}, columns(make("th", {scope: "row"}, "document"), documents.map(n => n + 1)),
+        make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, "position"), ...cells))),
+      large, make("p", {class: "hint"}, again),
+    ];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -804,7 +831,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess, pack}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

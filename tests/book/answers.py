@@ -31,6 +31,28 @@ def _some_derivatives(head, x, kind):
     return bool(reach.any(dim=-1).triu(diagonal=1).any())
 
 
+def _documents(ends):
+    return torch.repeat_interleave(torch.arange(len(ends) - 1), ends.diff())
+
+
+def _places(ends):
+    return torch.arange(int(ends[-1])) - ends[_documents(ends)]
+
+
+def _rows(one, other, segments, t):
+    return (*(torch.tensor([row]) for row in (one, other, segments)), t)
+
+
+def _begins(segments):
+    first = torch.ones_like(segments[:, :1], dtype=torch.bool)
+    return torch.cat([first, segments.diff() != 0], dim=1)[..., None]
+
+
+def _inside(moved, segments, ends=False):
+    begins = _begins(segments)
+    return moved.masked_fill(begins.roll(-1, 1) if ends else begins, 0)
+
+
 def _near_mask(T, *closed):
     place = torch.arange(T)
     mask = place <= place[:, None]
@@ -899,6 +921,61 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([1 / 3, 2 / 3], "not 2"),
         (math.nan, "not 1"),
     ],
+    "11.1": [
+        ([10, 21], "first the row without"),
+        ([36, 14], "both masks are causal"),
+        ([21, 14], "still causal: inside"),
+        ([36, 10], "without segments, the mask is still causal"),
+        ([15, 4], "may attend to itself"),
+        ([21, 11], "segment mask closes"),
+        ([21, 6], "all earlier tokens of its own"),
+        ([20, 10], "add up 1 to 6"),
+        ([21, 12], "add up three"),
+        ([21], "not 1"),
+    ],
+    "11.2": [
+        (lambda e: (torch.arange(int(e[-1])), _documents(e)), "count on"),
+        (lambda e: (torch.arange(int(e[-1])) + 1, _documents(e)), "count on"),
+        (lambda e: (_places(e) + 1, _documents(e)), "is 1 instead of 0"),
+        (lambda e: (_documents(e), _places(e)), "first the positions"),
+        (
+            lambda e: (_places(e), torch.bucketize(torch.arange(int(e[-1])), e[1:])),
+            "still belongs to the one before",
+        ),
+        (lambda e: (_places(e), torch.zeros_like(_places(e))), "the segments are"),
+        (lambda e: (_places(e).flip(0), _documents(e)), "the positions are"),
+        (lambda e: (_places(e)[None], _documents(e)), "the shape"),
+        (lambda e: _places(e), "two tensors"),
+        (lambda e: None, "two tensors"),
+    ],
+    "11.3": [
+        (_rows([3, 1, 4, 1], [3, 1, 4, 1], [0, 0, 1, 1], 2), "the two rows are equal"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [0, 0, 0, 0], 2), "only one document"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [0, 0, 1, 1], 1), "inside the document of t"),
+        (_rows([3, 1, 4, 1], [2, 5, 4, 1], [0, 0, 1, 1], 2), "in 2 tokens"),
+        (_rows([3, 1, 4, 1], [3, 1, 4, 5], [0, 0, 0, 1], 2), "is not seen"),
+        (_rows([3, 1, 4, 1], [2, 1, 4, 1], [0, 1, 2, 3], 3), "those of another document"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [0, 0, 1, 2], 9), "from 0 to 3"),
+        (_rows([3, 1, 44, 1], [3, 5, 44, 1], [0, 0, 1, 1], 2), "from 0 to 30"),
+        (_rows([3, 1, 4, 1], [3, 5, 4, 1], [1, 1, 0, 0], 2), "rise along the row"),
+        (_rows([3, 1, 4], [3, 5, 4, 1], [0, 0, 1, 1], 2), r"\(1, T\) each"),
+        ((*[torch.tensor([[0.0, 1.0]])] * 3, 1), "integers"),
+        ("packing", "four things"),
+    ],
+    "11.4": [
+        (lambda x, s: F.pad(x[:, :-1], (0, 0, 1, 0)), "it still crosses"),
+        (lambda x, s: x.roll(1, 1), "first token of the row gets the last"),
+        (
+            lambda x, s: x.roll(1, 1) * (s == s.roll(1, 1))[..., None],
+            "first token of the row gets the last",
+        ),
+        (lambda x, s: x, "nothing is moved"),
+        (lambda x, s: x.roll(-1, 1), "the other way"),
+        (lambda x, s: _inside(x.roll(1, 1), s.flip(1)), "for the segments"),
+        (lambda x, s: _inside(F.pad(x[:, :-1], (0, 0, 1, 0)), s, ends=True), "clear what"),
+        (lambda x, s: torch.where(_begins(s), x, x.roll(1, 1)), "keeps itself"),
+        (lambda x, s: x[:, :-1], "the shape"),
+    ],
     "10.2": [
         (lambda x, w: _near_mask(len(x), 1), "for every word"),
         (lambda x, w: _near_mask(len(x)), "nothing is closed"),
@@ -1048,7 +1125,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda city: "Paris is the capital of", "does not name Vienna"),
         (lambda city: f"{city} is in Austria or Italy. It is in", "names Austria"),
     ],
-    "11.1": [
+    "12.1": [
         (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
         (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
         (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
@@ -1057,7 +1134,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
         (lambda P, n: (66,), "not 1"),
     ],
-    "11.2": [
+    "12.2": [
         (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
@@ -1067,7 +1144,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, w, f: 0.5, "largest difference"),
         (lambda z, w, f: None, "not NoneType"),
     ],
-    "11.3": [
+    "12.3": [
         (_writer(start=True), "START and END do not belong"),
         (_writer(end=True), "START and END do not belong"),
         (_writer(forget=True), "everything written so far"),
@@ -1080,7 +1157,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
         (lambda f, START, END, longest: _written(f, START, None, longest), "do not belong"),
     ],
-    "12.1": [
+    "13.1": [
         ([196, 590592], "the class token is a token too"),
         ([225, 590592], "patches in a row"),
         ([197, 589824], "biases are missing"),
@@ -1088,14 +1165,14 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([197, 150528], "has a weight for each"),
         ([197], "not 1"),
     ],
-    "12.2": [
+    "13.2": [
         (lambda x, p, c: x.reshape(_joined(x, p, c).shape), "strips"),
         (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
         (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
         (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
         (lambda x, p, c: x.tolist(), "not list"),
     ],
-    "12.3": [
+    "13.3": [
         (lambda model, x: True, "attention with positions: it uses"),
         (lambda model, x: False, "attention, then the mean: it ignores"),
         (_ignores([*range(9)][::-1]), "neighbours multiplied: it uses"),
@@ -1104,7 +1181,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
         (_ignores([1, 0, *range(2, 9)]), "the last patch alone: it uses"),
     ],
-    "13.1": [
+    "14.1": [
         (lambda m: _rolled(m[::-1]), "order is reversed"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
@@ -1112,7 +1189,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda m: _rolled(m[-1:]), "last layer alone"),
         (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
     ],
-    "13.2": [
+    "14.2": [
         (lambda a, b: _apart(b, a), "the second minus the first"),
         (lambda a, b: (abs(_apart(a, b)[0]) + 1, 0.1), "not the difference of the shares"),
         (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / 1.96), "multiply it by 1.96"),
@@ -1122,7 +1199,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda a, b: (_apart(a, b)[0], 0.5), "is not 1.96 standard errors"),
         (lambda a, b: _apart(a, b)[0], "not 1"),
     ],
-    "13.3": [
+    "14.3": [
         (lambda explain, x: True, "a map of each image: it depends"),
         (lambda explain, x: False, "one map for all: it ignores"),
         (lambda f, x: _same(f(x), atol=1e-5), "the mean map of the batch: it depends"),
@@ -1134,7 +1211,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda explain, x: explain(x).shape == explain(x.flip(0)).shape, "it depends"),
         (lambda f, x: _same(_maps(f, x), rtol=1e-4, atol=1e-5), "in tiny numbers: it depends"),
     ],
-    "14.1": [
+    "15.1": [
         (22, "sum of the squares"),
         (4.4, "five days make four forecasts"),
         (2, "square them first"),
@@ -1143,7 +1220,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (7, "subtract each day"),
         ([5, 5], "not 2"),
     ],
-    "14.2": [
+    "15.2": [
         (lambda raw, n: (raw - raw.mean(0)) / raw.std(0), "those of all days"),
         (lambda raw, n: (raw - raw[:n].mean()) / raw[:n].std(), "of its own"),
         (lambda raw, n: raw - raw[:n].mean(0), "now divide"),
@@ -1152,7 +1229,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "largest difference"),
         (lambda raw, n: raw.tolist(), "not list"),
     ],
-    "14.3": [
+    "15.3": [
         (lambda z, T, end: z.unfold(0, T + 1, 1), "the shape is"),
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1), "the days come before"),
         (lambda z, T, end: z.unfold(0, T + 1, 1).mT, "ends with day 10"),
@@ -1162,7 +1239,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), "largest difference"),
         (lambda z, T, end: z[:end].tolist(), "not list"),
     ],
-    "14.4": [
+    "15.4": [
         (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
         (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
         (lambda W, h, H: W, "still contributes"),
@@ -1170,7 +1247,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
         (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
     ],
-    "15.1": [
+    "16.1": [
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1 / 4), "by d_k, not by its root"),
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1.0), "not scaled at all"),
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 2.0), "are multiplied"),
@@ -1181,7 +1258,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, :5, None]), "largest difference"),
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None])[..., :3], "the shape is"),
     ],
-    "15.2": [
+    "16.2": [
         (lambda q, k, v: _causal(q, k, v, 0), "with T=1 and S=4, .* first positions"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] + 1), "one key too many"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] - 1), "its own is closed"),
@@ -1189,7 +1266,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda q, k, v: _causal(q, k, v, 0) + (q.shape[-2] == 3), "with T=1 and S=4"),
         (lambda q, k, v: 2 * _causal(q, k, v, k.shape[-2] - q.shape[-2]), "largest difference"),
     ],
-    "15.3": [
+    "16.3": [
         (lambda q, k, v, H: _headed(q, k, v, H, merged=False), "in another order"),
         (lambda q, k, v, H: _headed(q, k, v, H, cut=False), "mixes positions and heads"),
         (lambda q, k, v, H: _headed(q, k, v, H, cut=False, merged=False), "function as it was"),
@@ -1290,6 +1367,27 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         ),
     ],
     "10.1": [np.array([0.0, 0.667, 0.333]), (Fraction(n, 3) for n in (0, 2, 1))],
+    "11.1": [torch.tensor([21, 10]), (np.float64(21), Fraction(10))],
+    "11.2": [
+        lambda e: (_places(e).double(), _documents(e) + 7),
+        lambda e: [
+            np.concatenate([np.arange(n) for n in np.diff(e.numpy())]),
+            np.repeat(e[:-1].numpy(), np.diff(e.numpy())),
+        ],
+    ],
+    "11.3": [
+        _rows([3, 1, 4, 1, 5], [3, 1, 9, 1, 5], [0, 0, 0, 1, 1], 4),
+        _rows([7, 1], [8, 1], [2, 5], 1),
+    ],
+    "11.4": [
+        lambda x, s: F.pad(x[:, :-1] * (s[:, 1:] == s[:, :-1])[..., None], (0, 0, 1, 0)),
+        lambda x, s: np.stack(
+            [
+                [row[t - 1] if t and d[t] == d[t - 1] else 0 * row[t] for t in range(len(row))]
+                for row, d in zip(x.numpy(), s.tolist(), strict=True)
+            ]
+        ),
+    ],
     "10.2": [
         lambda x, w: (
             (torch.ones(len(x), len(x)) - torch.diag((x[:-1] == w).float(), -1)).tril() > 0
@@ -1333,21 +1431,21 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             f"capital? Switzerland.\nWhich country has {city} as its capital?"
         ),
     ],
-    "11.1": [
+    "12.1": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
         lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),
     ],
-    "11.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
-    "11.3": [_written, _stepwise],
-    "12.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
-    "12.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
-    "12.3": [_shuffles, _swaps],
-    "13.1": [
+    "12.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
+    "12.3": [_written, _stepwise],
+    "13.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
+    "13.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
+    "13.3": [_shuffles, _swaps],
+    "14.1": [
         _chained,
         lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
     ],
-    "13.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
-    "13.3": [
+    "14.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
+    "14.3": [
         lambda f, x: np.bool_(np.ptp(m := _maps(f, x).numpy(), axis=0).max() < 1e-6 * m.max()),
         lambda explain, x: all(
             torch.allclose(
@@ -1358,20 +1456,20 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             for i in x
         ),
     ],
-    "14.1": [Fraction(11, 2), np.array([5.5])],
-    "14.2": [
+    "15.1": [Fraction(11, 2), np.array([5.5])],
+    "15.2": [
         lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),
         lambda raw, n: (raw.float() - raw[:n].float().mean(0)) / raw[:n].float().std(0),
     ],
-    "14.3": [
+    "15.3": [
         lambda z, T, end: torch.stack([z[s : s + T + 1] for s in range(end - T)]).int(),
         lambda z, T, end: np.stack([z.numpy()[e - T - 1 : e] for e in range(T + 1, end + 1)]),
     ],
-    "14.4": [
+    "15.4": [
         lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
         lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
     ],
-    "15.1": [
+    "16.1": [
         lambda q, k, v, m: _masked(q.float(), k.float(), v.float(), m[:, None, None]),
         lambda q, k, v, m: torch.stack(
             [
@@ -1380,7 +1478,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             ]
         ).numpy(),
     ],
-    "15.2": [
+    "16.2": [
         lambda q, k, v: _causal(q.float(), k.float(), v.float(), k.shape[-2] - q.shape[-2]),
         lambda q, k, v: torch.cat(
             [
@@ -1390,7 +1488,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             dim=2,
         ).numpy(),
     ],
-    "15.3": [
+    "16.3": [
         lambda q, k, v, H: _headed(q.float(), k.float(), v.float(), H),
         lambda q, k, v, H: np.concatenate(
             [

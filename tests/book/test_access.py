@@ -14,7 +14,7 @@ KINDS = ("slides", "exercises", "solutions")
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html", "404.html"]
 NAMES += [f"teach/{path.stem[:2]}-{kind}.html" for path in pages.CHAPTERS for kind in KINDS]
-SOME = [f"book/{name}.html" for name in ("index", "02_masks", "13_large_vision", "notation")]
+SOME = [f"book/{name}.html" for name in ("index", "02_masks", "14_large_vision", "notation")]
 SOME += ["book/conventions.html", "book/attn_lib.masks.html", "search.html?q=per-head weights"]
 SOME += ["book/teach.html", "teach/01-slides.html", "teach/01-exercises.html"]
 SETTINGS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
@@ -75,7 +75,7 @@ def test_axe_finds_nothing(browser, site, request):
 @pytest.mark.parametrize(("width", "scheme"), SETTINGS[:2])
 def test_axe_finds_nothing_in_what_one_types(browser, site, width, scheme):
     """And it looks there."""
-    with loaded(browser, site, "14_weather", width, scheme) as page:
+    with loaded(browser, site, "15_weather", width, scheme) as page:
         page.keyboard.press("Control+k")
         page.keyboard.type("per-head wei")
         page.locator("dialog ul.search a").first.wait_for()

@@ -785,9 +785,9 @@ GROUPS = {"day": "23", "month": "October", "year": "2025", "both spaces": "  "}
 def dates():
     """Each row of a context, and each group of them, exchanged: what is read, written, changed."""
     first, other = DATES
-    with record.experiment(pages.BOOK / "11_encoder_decoder.ipynb") as page:
+    with record.experiment(pages.BOOK / "12_encoder_decoder.ipynb") as page:
         model = page["new_model"](0)
-        model.load_state_dict(shipped_tensors("11_encoder_decoder"))
+        model.load_state_dict(shipped_tensors("12_encoder_decoder"))
         model = model.double().eval()
         places = {name: first.index(part) for name, part in GROUPS.items() if part != "  "}
         rows = [range(at, at + len(GROUPS[name])) for name, at in places.items()]
@@ -824,7 +824,7 @@ def tiles():
     """Any two patches of a picture, exchanged: what the shipped Vision Transformer says of it."""
     sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 4, "num_classes": 10}
     model = VisionTransformer(image_size=28, patch_size=7, in_channels=1, **sizes).eval()
-    weights = shipped_tensors("12_vision")
+    weights = shipped_tensors("13_vision")
     model.load_state_dict({n[4:]: w for n, w in weights.items() if n.startswith("vit.")})
     test, names = datasets.fashion("test"), list(datasets.FASHION_NAMES)
     images = test.images[[0, 2, 1]]
@@ -948,13 +948,13 @@ def test_each_patch_shows_whom_it_attends_to(browser, site, width, scheme):
 @functools.cache
 def clinic():
     """Eight attentions, trained anew by the page's cells: every weight, the curve, both losses."""
-    cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "15_clinic.ipynb"))}
+    cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "16_clinic.ipynb"))}
     space = {"math": math, "torch": torch, "F": torch.nn.functional, "nn": torch.nn}
     sdpa, late = torch.nn.functional.scaled_dot_product_attention, ~masks.causal_mask(12)
     space["future"] = lambda q, k, v: sdpa(q, k, v, late[: q.shape[-2], : q.shape[-2]])
     with torch.random.fork_rng(devices=[]):
         for name in ("mine", "echo", "train", "losses"):
-            exec(cells[f"ch15-{name}"], space)  # noqa: S102 - the page's own
+            exec(cells[f"ch16-{name}"], space)  # noqa: S102 - the page's own
     text, causal = torch.tensor([[0, 1, 2, 0, 3, 4, 0, 1, 2, 0, 3]]), masks.causal_mask(11)
     # what some of them do is attention under some mask, with some scale
     known = {"right": {"mask": causal}, "closes nothing": {}, "inverted": {"mask": ~causal}}
@@ -1069,6 +1069,49 @@ def grown():
     return Shown([list(map(str, seen))], (11,), check)
 
 
+# ---------------------------------------------------------------- documents in one row
+
+PACK, LAYER, HEAD_OF_IT = "fig-same-answer-pack", 11, 2
+
+
+@functools.cache
+def packed():
+    """One head on three documents, by the book's own classes: each alone, and all in one row."""
+    tokenizer, model = pretrained.smollm2_tokenizer(), pretrained.smollm2()
+    parts = [tokenizer.encode(x).ids for x in ("The cat drank", "The dog slept", "The cat sat")]
+    names = [tokenizer.decode([i]).strip() for part in parts for i in part]
+    document = [i for i, part in enumerate(parts) for _ in part]
+    counts = [list(range(len(names))), [t for part in parts for t in range(len(part))]]
+    row = [i for part in parts for i in part]
+
+    def weights(tokens):
+        with torch.no_grad(), record_attention(model) as maps:
+            model(torch.tensor([tokens]))
+        return maps[f"decoder.blocks.{LAYER}.attention"][0, HEAD_OF_IT]
+
+    alone = torch.block_diag(*map(weights, parts))
+    open_ = [weights(row)]
+    for block in model.decoder.blocks:  # the same row, rotated by positions that restart
+        block.attention.rotate = lambda x, _: apply_rope(x, torch.tensor(counts[1]), base=100_000)
+    maps = [[*open_, weights(row)], [alone, alone]]
+
+    def check(moving, mask, place, t):
+        read = "all => all.map(one => [one.innerText, one.closest('tr').className])"
+        numbers = moving.drawn.locator(".map td span:visible").evaluate_all(read)
+        marks, positions, sentence = moving.read(".map tbody tr @class", ".ends tbody td", ".say")
+        line = maps[mask][place][t]
+        assert holding("chosen", marks) == [t]
+        assert {row for _, row in numbers} == {marks[t]}
+        compare([text for text, _ in numbers], formatted(line, 2))
+        assert positions == list(map(str, counts[place]))
+        across = sum(w for w, d in zip(line.tolist(), document, strict=True) if d != document[t])
+        whose = f"{names[t]}, of document {document[t] + 1}, puts {across:.6f}"
+        compare(sentence, [f"{whose} of its attention on other documents."])
+
+    kinds = [["causal", "causal and segment"], ["count on", "restart"], names]
+    return Shown(kinds, (0, 0, 4), check)
+
+
 # ---------------------------------------------------------------- all of them
 
 FIGURES = {  # what each has to show, and the pages where it stands
@@ -1083,10 +1126,11 @@ FIGURES = {  # what each has to show, and the pages where it stands
     SAMPLE: (next_token, "08_next_token"),
     GUESS: (guess, "09_language_model"),
     GROWN: (grown, "10_circuit"),
-    "fig-encoder-decoder-exchange": (dates, "11_encoder_decoder"),
-    SWAP: (tiles, "12_vision"),
-    PATCHES: (patches, "13_large_vision"),
-    "fig-clinic-training": (clinic, "15_clinic"),
+    PACK: (packed, "11_same_answer"),
+    "fig-encoder-decoder-exchange": (dates, "12_encoder_decoder"),
+    SWAP: (tiles, "13_vision"),
+    PATCHES: (patches, "14_large_vision"),
+    "fig-clinic-training": (clinic, "16_clinic"),
 }
 PLACES = [(name, page) for name, (_, *places) in FIGURES.items() for page in places]
 

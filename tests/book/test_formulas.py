@@ -601,7 +601,7 @@ def interval(page):
     given = dict.fromkeys(("trained_vit", "trained_cnn", "right"))
     a = float(right.mean())
     s = math.sqrt((a * (1 - a) ** 2 + (1 - a) * a**2) * n / (n - 1))
-    yield page["assigned"]("# (12.6)", of=right, **given)["half"], 1.96 * s / math.sqrt(n)
+    yield page["assigned"]("# (13.6)", of=right, **given)["half"], 1.96 * s / math.sqrt(n)
     k = torch.arange(n + 1.0)
     logs = -torch.lgamma(k + 1) - torch.lgamma(n - k + 1) + k * math.log(a)
     chances = softmax((logs + (n - k) * math.log(1 - a) + math.lgamma(n + 1)).clamp(min=-700))
@@ -787,13 +787,13 @@ ROWS = [
         ("8.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
     ),
     *rows(
-        "11_encoder_decoder",
+        "12_encoder_decoder",
         ("11.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
         ("11.2", SMOOTHED, smoothed),
         ("11.3", RATE, rate_of_step),
     ),
     *rows(
-        "12_vision",
+        "13_vision",
         ("12.1", r"x^i = \text{patch}_i \, E + b", tokens_of_patches),
         ("12.2", Z_0, first_stream),
         (
@@ -805,7 +805,7 @@ ROWS = [
         ("12.5", r"y = \operatorname{LN}(z_L^0)", read_from_the_class_token),
         ("12.6", r"a \pm 1.96 \, s / \sqrt{n}", interval),
     ),
-    *rows("13_large_vision", ("13.1", ROLLOUT, rolled_out)),
+    *rows("14_large_vision", ("13.1", ROLLOUT, rolled_out)),
     *rows("five_posts", ("last", BOTH, plain_attention), ("last", BOTH, joined_heads)),
     *rows("notation", ("last", OUT, plain_attention)),
     *rows("notation", *((n, tex, partial(all_options, int(n[0]))) for n, tex in STEPS.items())),
@@ -1016,11 +1016,11 @@ ONCE = {
     "07_real_encoder": "e t",
     "08_next_token": "e^{z_i/} e^{z_j/} j k p_i s_t x_2 x_t x_{t-1} z_i",
     "09_language_model": "H H_kv L W^K W^Q d_ff d_k d_model e^{i}",
-    "11_encoder_decoder": "K P Q i p p_i p_r r",
-    "12_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
-    "13_large_vision": "A_1 A_L I R",
-    "14_weather": "r",
-    "15_clinic": "d",
+    "12_encoder_decoder": "K P Q i p p_i p_r r",
+    "13_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
+    "14_large_vision": "A_1 A_L I R",
+    "15_weather": "r",
+    "16_clinic": "d",
     "conventions": "B H S T d",
     "entropy": "W^Q_ c^2 e^{-r^2/2} e^{-z^2/2} e^{r^2/2} e^{s_j} k^2 q^2 s x_m y_j z^2",
     "five_posts": "H M Q V W^O d_k",

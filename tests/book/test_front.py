@@ -140,13 +140,13 @@ def named_whole(code, said):
 
 
 def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
-    notebook = pages.read(pages.BOOK / "15_clinic.ipynb")
+    notebook = pages.read(pages.BOOK / "16_clinic.ipynb")
     cells = {cell.id: cell for cell in notebook.cells}
-    printed = cells["ch15-report"].outputs[0].text.splitlines()
+    printed = cells["ch16-report"].outputs[0].text.splitlines()
     with loaded(browser, site, "index") as page:
         code = page.locator(".cell_input pre").text_content().splitlines()
         said = page.locator(".cell_output pre").text_content().splitlines()
-    sources = [cells[name].source for name in ("ch15-mine", "ch15-report")]
+    sources = [cells[name].source for name in ("ch16-mine", "ch16-report")]
     start = ["import math", ""]
     assert code == [*start, *"\n\n".join(sources).splitlines()]
     written = io.StringIO()
@@ -161,11 +161,11 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
     assert named_whole(code, said) == ["scores.masked_fill(~mask, -math.inf)"]
     assert named_whole([line.replace("math.inf", "torch.inf") for line in code], said) == []
     assert named_whole(code, [line.replace("math.inf", "math…") for line in said]) == []
-    for lost in (["ch15-lost"], ["ch15-mine", "ch15-lost"]):
-        with pytest.raises(ValueError, match="no page has a cell ch15-lost"):
+    for lost in (["ch16-lost"], ["ch16-mine", "ch16-lost"]):
+        with pytest.raises(ValueError, match="no page has a cell ch16-lost"):
             front.quoted(lost, None, CELLS)
     with pytest.raises(ValueError, match="prints no line 'Nothing'"):
-        front.quoted(["ch15-report"], "Nothing", CELLS)
+        front.quoted(["ch16-report"], "Nothing", CELLS)
 
 
 # ---------------------------------------------------------------- whose, which, when

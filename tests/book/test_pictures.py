@@ -15,10 +15,10 @@ from attn_lib import plotting
 # deciding words that no line holds yet, of each page. The numbers only get smaller.
 UNBOUND = {
     "01_one_head": 2,
-    "11_encoder_decoder": 2,
-    "12_vision": 4,
-    "13_large_vision": 4,
-    "14_weather": 5,
+    "12_encoder_decoder": 2,
+    "13_vision": 4,
+    "14_large_vision": 4,
+    "15_weather": 5,
     "conventions": 1,
 }
 

@@ -609,7 +609,7 @@ FORMULAS = {
             ),
         ),
     ],
-    "11_encoder_decoder": [
+    "12_encoder_decoder": [
         (
             "The weights are $4/5$ and $1/5$, so $(4, 2)$ is added",
             lambda: near(

@@ -54,7 +54,7 @@ AGAIN = "reinstall attn_lib, or restore the file from the repository"
 MAKE = f"{AGAIN}, or make it again: python book/_tools/record.py book/"
 READERS = {  # file: what reads it, and what to do when it cannot
     "weather.csv": (datasets.weather, AGAIN),
-    "14_weather.json": (lambda: records.record("14_weather"), f"{MAKE}14_weather.ipynb"),
+    "15_weather.json": (lambda: records.record("15_weather"), f"{MAKE}15_weather.ipynb"),
     "99_test.safetensors": (lambda: records.shipped_tensors("99_test"), f"{MAKE}99_test.ipynb"),
 }
 every_reader = pytest.mark.parametrize("name", READERS)
