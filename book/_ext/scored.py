@@ -148,7 +148,7 @@ def described(board: dict[str, Any], notes: dict[str, dict], part: str) -> list[
         return _items(lines)
     if part == "reasons":
         found = sorted(reasons(board).items(), key=lambda pair: -len(pair[1]))
-        return _items([[*_code(names), nodes.Text(f": {reason}")] for reason, names in found])
+        return _items([[*_code(names), nodes.Text(": "), nodes.literal(reason, reason)] for reason, names in found])
     if part == "made":
         words = (
             f"Made on {board['date']} with transformers {board['transformers']} and torch "
