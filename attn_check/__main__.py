@@ -11,6 +11,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -57,10 +58,25 @@ def main(words: list[str] | None = None) -> int:
             adapter["options"] = dict(map(_option, adapter["options"]))
         report = _REPORTS[kind](subject, **adapter)
     except Exception as error:  # one line instead of a traceback
-        print(f"{target}: {type(error).__name__}: {error}{_line(error)}", file=sys.stderr)
+        said = _in_shell(str(error))
+        print(f"{target}: {type(error).__name__}: {said}{_line(error)}", file=sys.stderr)
         return 2
-    print(report._repr_markdown_() if markdown else report)
+    print(_in_shell(report._repr_markdown_() if markdown else str(report)))
     return 0 if report.ok else 1
+
+
+def _in_shell(said: str) -> str:
+    """The same, with what is to be passed written as here: mask_means='attend' is a flag."""
+
+    def passed(hint: re.Match) -> str:
+        name, value = hint[1].replace("_", "-"), hint[2].strip("'")
+        known = name in _KINDS or name in ("causal", "options")
+        value = "" if (name, value) == ("causal", "True") else value
+        return f"--{name} {value}".strip() if known else hint[0]
+
+    one = r"(\w+)=('\w*'|\d[\d.]*\d|\w*)"
+    hints = rf"\bpass\s+{one}(?:,?\s+(?:or\s+)?{one})*"
+    return re.sub(hints, lambda some: re.sub(one, passed, some[0]), said)
 
 
 def _find(target: str) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,31 +99,29 @@ class Audit:
 
     def _lines(self, *, markdown: bool) -> list[str]:
         bold, bullet, gap = ("**", "- ", [""]) if markdown else ("", "  - ", [])
-        lines = [f"{bold}{self._headline()}{bold}"]
-        told = set[str]()
+        start, slanted = ("   - ", "*") if markdown else ("   ", "")
+        lines, told = [f"{bold}{self._headline()}{bold}"], set[str]()
         for i, f in enumerate(self.broken, start=1):
-            title = f"{f.title[:1].upper()}{f.title[1:]}: {f.verdict}."
-            lines += ["", f"{i}. {bold}{title}{bold}"]
-            parts = {"Size": f.numbers, "Example": f.text}
-            if f.name not in told:  # what is said of the property is said once
-                says, look = WORDS[f.name].values()
-                parts = {"Meant": says, **parts, "Look further": look}
-            start, slanted = ("   - ", "*") if markdown else ("   ", "")
-            lines += [f"{start}{slanted}{label}:{slanted} {text}" for label, text in parts.items()]
+            lines += ["", f"{i}. {bold}{f.title[:1].upper()}{f.title[1:]}: {f.verdict}.{bold}"]
+            says, look = WORDS[f.name].values()
+            parts = {"Meant": says, "Size": f.numbers, "Example": f.text, "Look further": look}
+            for label, text in parts.items():
+                if f.name not in told or label in ("Size", "Example"):  # what is meant, once
+                    lines.append(f"{start}{slanted}{label}:{slanted} {text}")
             told.add(f.name)
+        ways: dict[str, list[str]] = {}
+        for f in self.of(HOLDS):
+            ways.setdefault(f.name, []).extend([f.way] * bool(f.way))
         held = [
-            f"{name}: {words['says']}{f' ({ways})' if ways else ''}"
-            for name, words in WORDS.items()
-            if (found := [f for f in self.of(HOLDS) if f.name == name])
-            for ways in ["; ".join(f.way for f in found)]
+            f"{n}: {WORDS[n]['says']}" + f" ({'; '.join(w)})" * bool(w) for n, w in ways.items()
         ]
         rounding = f"Differences up to {self.limit:.1g} standard deviations: they may be rounding."
-        sections = {"Holds": held}
-        for verdict in (REFUSES, MISSING, UNCHECKED, MEASURED):
-            sections[verdict.capitalize()] = [
-                f"{f.title}: {f.numbers or f.text}" for f in self.of(verdict)
-            ]
-        for title, texts in {**sections, "Not known": [rounding, *self.unknown]}.items():
+        others = {
+            verdict.capitalize(): [f"{f.title}: {f.numbers or f.text}" for f in self.of(verdict)]
+            for verdict in (REFUSES, MISSING, UNCHECKED, MEASURED)
+        }
+        sections = {"Holds": held, **others, "Not known": [rounding, *self.unknown]}
+        for title, texts in sections.items():
             if texts:
                 lines += ["", f"{bold}{title}{bold}", *gap, *(bullet + text for text in texts)]
         return lines
@@ -140,15 +138,10 @@ def audit(
 ) -> Audit:
     """Say whether a language model gives the same answer, however it is run.
 
-    The answer to a text is compared with the answer to the same text later, with other tokens
-    after it, beside other rows, after and before padding, packed with other documents, token by
-    token with a cache, and in every split. Packing and padding are judged in each way of calling;
-    ``counts`` says whether the answer may not change there.
-
-    A copy is judged, in evaluation mode: your model, its gradients and the random state stay as
-    they are. Half precision becomes float32. What may be rounding is measured: 16 times as far as
-    the logits move when each weight moves by one rounding step. Double precision would be no
-    measure: a norm whose ε depends on the dtype gives other logits there.
+    Later, with other tokens after it, beside other rows, with padding, packed with other documents,
+    token by token with a cache, in every split: a text has to give what it gives alone. Ways of
+    calling are judged apart; ``counts`` says whether the answer may not change there. A copy is
+    judged, in evaluation mode, half precision as float32; your model stays as it is.
 
     Args:
         model: a causal language model: one of transformers, another module, or a function from
@@ -214,19 +207,13 @@ def _judged(
     reason = "two equal calls differ" if "repeat" in broken else ""
     if name not in ("repeat", "causal", "batch") and probe.deaf:
         reason = "no token changes the logits of a later one: nothing can leak"
-    ways = [
-        (f"{name}: {way}" if way else name, way, counts, cases)
-        for way, counts, cases in PROPERTIES[name](probe)
-    ]
-    none = asked is not None and not any(counts for _, _, counts, _ in ways)
-    for title, way, counts, cases in ways:
-        counts = counts or none or title in (asked or ())
-        if asked is not None and title not in asked and name not in asked:
-            continue
-        if reason:
-            yield Finding(name, way, UNCHECKED, text=reason, counts=counts)
-        else:
-            yield judged(probe, name, way, counts, cases)
+    ways = [*PROPERTIES[name](probe)]
+    none = asked is not None and not any(counts for _, counts, _ in ways)
+    for way, counts, cases in ways:
+        f = Finding(name, way, UNCHECKED, text=reason, counts=counts or none)
+        f = replace(f, counts=f.counts or f.title in (asked or ()))
+        if asked is None or {f.title, name} & {*asked}:
+            yield f if reason else judged(probe, f, cases)
 
 
 def assert_same_answer(

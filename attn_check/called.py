@@ -1,5 +1,6 @@
 """A language model, how it is called, and texts for it: tokens to logits, whole or in pieces."""
 
+import contextlib
 import copy
 import inspect
 import typing
@@ -29,50 +30,37 @@ class NotSupportedError(Exception):
 
 
 class Called:
-    """A copy of a model, in evaluation mode; half precision becomes float32.
-
-    Args:
-        fn: a model of transformers, any other module, or a function.
-        arguments: names of parameters and their roles, where the names do not say them.
-        step: ``step(tokens, cache)`` that returns ``(logits, cache)``.
-    """
+    """A copy of a model, in evaluation mode; half precision becomes float32."""
 
     def __init__(self, fn: Callable, arguments: str | None, step: Callable | None) -> None:
         copies = [(f, *calls.copied(f, module_of(f))) for f in (fn, step) if f is not None]
         _, self.fn, self.module = copies[0]
         self.own_step = None if step is None else copies[1][1]
         modules = [module for _, _, module in copies if module is not None]
+        weights = [] if self.module is None else self.module.parameters()
+        self.weight = next((p for p in weights if p.is_floating_point()), torch.zeros(()))
+        self.unknown = list[str]()
+        kept = str(self.weight.dtype).removeprefix("torch.")
         for module in modules:
             module.eval()  # the caller's mode is restored, where it cannot be copied
-        self.dtype, self.unknown = self._dtype(), list[str]()
         if any(module is module_of(f) for f, _, module in copies if module is not None):
             self.unknown.append("What it remembers: it cannot be copied, so it was judged itself.")
-        elif self.dtype in (torch.float16, torch.bfloat16) and len(modules) == len(copies):
-            kept, self.dtype = str(self.dtype).removeprefix("torch."), torch.float32
+        elif kept in ("float16", "bfloat16") and len(modules) == len(copies):
             self.unknown.append(f"What rounding to {kept} hides: a copy in float32 was judged.")
             for module in modules:
                 module.float()
         target = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
         self.parameters = inspect.signature(target).parameters
+        stepped = inspect.signature(step).parameters if step else self.parameters
         named = "input_ids" in self.parameters and "decoder_input_ids" not in self.parameters
         self.of_transformers = named and hasattr(self.module, "config")
-        self.roles = _read(self.parameters, arguments)
-        self.step_roles = (
-            self.roles if step is None else _read(inspect.signature(step).parameters, arguments)
-        )
+        self.roles, self.step_roles = _read(self.parameters, arguments), _read(stepped, arguments)
         self.cache = next((name for name in _CACHES if name in self.parameters), None)
         self.new_cache = _class_of_cache(target) if "cache" in self.parameters else None
-        self.off = {"use_cache": False} if self.of_transformers and self.cache else {}
+        own = self.of_transformers and self.cache
+        self.caches = bool(step or self.new_cache or own)  # a text can be given in pieces
+        self.off = {"use_cache": False} if own else {}
         self.form = Tensor.long if self.of_transformers else self._form()
-
-    def _dtype(self) -> torch.dtype:
-        weights = [] if self.module is None else self.module.parameters()
-        return next((p.dtype for p in weights if p.is_floating_point()), torch.float32)
-
-    @property
-    def caches(self) -> bool:
-        """Whether a text can be given in pieces."""
-        return bool(self.own_step or self.new_cache or (self.of_transformers and self.cache))
 
     def changed(self, change: Callable[[nn.Module], Any]) -> "Called":
         """The same, whole texts alone, of a copy that is changed."""
@@ -83,6 +71,7 @@ class Called:
         change(other.module)
         return other
 
+    @torch.no_grad()
     def run(
         self,
         tokens: Tensor,
@@ -91,13 +80,11 @@ class Called:
         options: Mapping[str, Any] | None = None,
         **given: Tensor,
     ) -> Tensor:
-        """(B, T, V) logits, in double precision: of one call, or of pieces of these lengths.
+        """(B, T, V) logits of tokens (B, T), in double precision: of one call, or of pieces.
 
-        Args:
-            tokens: (B, T).
-            pieces: the lengths of the pieces that are given one after the other, with a cache.
-            options: further arguments of one call; default: the cache is off.
-            given: mask (B, T), True = a real token; positions (B, T); segments (B, T).
+        ``pieces`` are lengths, given one after the other with a cache; ``options``, of one call,
+        are by default that the cache is off; ``given`` are mask (B, T), True = a real token,
+        positions (B, T) and segments (B, T).
         """
         if pieces is None:
             named = self._named(self.roles, given, 0, tokens.shape[1])
@@ -119,25 +106,16 @@ class Called:
         cut = {role: x[:, start:stop] for role, x in given.items()}
         if "mask" in given:
             cut["mask"] = self.form(given["mask"][:, :stop])
-        return {roles[role]: self._placed(x) for role, x in cut.items()}
-
-    def _placed(self, x: Tensor) -> Tensor:
-        weights = None if self.module is None else next(self.module.parameters(), None)
-        return x if weights is None else x.to(weights.device)
+        return {roles[role]: x.to(self.weight.device) for role, x in cut.items()}
 
     def _call(self, tokens: Tensor, **named: Any) -> tuple[Tensor, Any]:
-        tokens = self._placed(tokens)
-        with torch.no_grad():
-            if self.of_transformers:
-                out = self.fn(input_ids=tokens, **named)
-            else:
-                out = self.fn(tokens, **named)
+        tokens = tokens.to(self.weight.device)
+        out = self.fn(tokens, **named)
         return _logits(out, tokens), out
 
     def _step(self, tokens: Tensor, cache: Any, named: dict[str, Tensor]) -> tuple[Tensor, Any]:
         if self.own_step is not None:
-            with torch.no_grad():
-                out, cache = self.own_step(self._placed(tokens), cache, **named)
+            out, cache = self.own_step(tokens.to(self.weight.device), cache, **named)
             return _logits(out, tokens), cache
         if self.new_cache is not None:
             cache = self.new_cache() if cache is None else cache
@@ -152,14 +130,13 @@ class Called:
 
     def _form(self) -> Callable[[Tensor], Tensor]:
         """The first form of a mask that the model takes."""
-        tokens, mask = torch.zeros(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.bool)
-        mask[0, 0] = False
+        tokens = torch.zeros(2, 3, dtype=torch.long)
+        mask = torch.tensor([[False, True, True], [True, True, True]])
         for form in _FORMS if "mask" in self.roles else ():
-            try:
-                self._call(tokens, **{self.roles["mask"]: self._placed(form(mask))})
-            except Exception:  # noqa: S112
-                continue
-            return form
+            self.form = form
+            with contextlib.suppress(Exception):
+                self.run(tokens, mask=mask)
+                return form
         return _FORMS[0]
 
 
@@ -204,17 +181,16 @@ class Probe:
         config = getattr(called.module, "config", None)
         config = getattr(config, "get_text_config", lambda: config)()
         special = {n: x for n, x in getattr(config, "__dict__", {}).items() if "token_i" in n}
-        taken = [
-            pad,
-            *(x for one in special.values() for x in (one if isinstance(one, list) else [one])),
-        ]
+        taken = [x for one in special.values() for x in (one if isinstance(one, list) else [one])]
         V = called.run(torch.zeros(1, 2, dtype=torch.long)).shape[-1]
         V = min(V, getattr(config, "vocab_size", None) or V)
         order = torch.randperm(V, generator=torch.Generator().manual_seed(0)).tolist()
-        self.known = torch.tensor([t for t in order if t not in taken] or order)
+        self.known = torch.tensor([t for t in order if t not in (pad, *taken)] or order)
         pads = (pad, special.get("pad_token_id"), order[0])
         self.filler = next(x for x in pads if x is not None)
-        self.windows = _windows(called.module, config)
+        owners = [config, *(() if called.module is None else called.module.modules())]
+        found = {getattr(owner, name, None) for owner in owners for name in _WINDOWS}
+        self.windows = sorted(w for w in found if isinstance(w, int) and w > 0)
         self.length = max([length, *(w + 4 for w in self.windows if w <= REACHED)])
         self.text_of_all = self.text(self.length)
         self.base = called.run(self.text_of_all)[0]
@@ -222,8 +198,9 @@ class Probe:
             raise ValueError("the logits of a text hold NaN")
         finite = self.base[self.base.isfinite()]
         self.unit = finite.std().item() or 1.0
-        eps = max(torch.finfo(dtype).eps for dtype in (torch.float32, called.dtype))
+        eps = max(torch.finfo(dtype).eps for dtype in (torch.float32, called.weight.dtype))
         step = eps * finite.abs().max().item() / self.unit
+        # double precision would be no measure: a norm's ε may depend on the dtype
         self.limit = 16 * max(4 * step, self._rounding())
         ahead = torch.cat([self.other(self.text_of_all[:, :-1]), self.text_of_all[:, -1:]], dim=1)
         moved = self.gap(called.run(ahead)[0, -1], self.base[-1]).max().item()
@@ -244,7 +221,7 @@ class Probe:
         return gap.nan_to_num(float("inf"), float("inf"))
 
     def _rounding(self) -> float:
-        """How far the logits move when each weight does, by one rounding step; else 1e-5."""
+        """How far the logits move when each weight moves by one rounding step; else 1e-5."""
 
         def nudge(module: nn.Module) -> None:
             draw = torch.Generator().manual_seed(0)
@@ -258,15 +235,7 @@ class Probe:
             return called.run(self.text_of_all)
 
         try:
-            twins = self.called.changed(nudge), self.called
-            return self.gap(*map(drawn, twins)).max().item()
+            return self.gap(drawn(self.called.changed(nudge)), drawn(self.called)).max().item()
         except Exception:  # whatever a part of it raises
             self.called.unknown.append("Its rounding, which is taken for 1e-5.")
             return 1e-5
-
-
-def _windows(module: nn.Module | None, config: Any) -> list[int]:
-    """The windows that a model names."""
-    owners = [config, *(() if module is None else module.modules())]
-    found = {getattr(owner, name, None) for owner in owners for name in _WINDOWS}
-    return sorted(w for w in found if isinstance(w, int) and w > 0)

@@ -1,4 +1,4 @@
-"""Circuits: what an induction head predicts, a mask that breaks it, a score, and a rival."""
+"""Circuits: what an induction head predicts, a mask against one word, a score, and a rival."""
 
 import math
 from collections.abc import Callable
@@ -40,29 +40,49 @@ def shares_by_hand(answer: Any) -> str | None:
 
 
 @exercise("10.2")
-def broken_by_one_mask(answer: Callable[[int], Tensor]) -> str | None:
-    """The causal mask of layer 1 without the word before."""
-    for T in (5, 8):
-        out = tensor_of(answer(T))
+def broken_for_one_word(answer: Callable[[Tensor, int], Tensor]) -> str | None:
+    """The causal mask of layer 1 where no word reads the given one straight before it."""
+    generator = torch.Generator().manual_seed(0)
+    for T, states in ((8, 2), (12, 3), (9, 3)):
+        text = torch.randint(states, (T,), generator=generator)
+        word = int(text[T // 2])
+        out = tensor_of(answer(text.clone(), word))
         if out.dtype != torch.bool:
             return f"a mask is a bool tensor, not {out.dtype}"
         if out.shape != (T, T):
-            return f"for T={T} the shape is {tuple(out.shape)} instead of {(T, T)}"
+            return f"for {T} words the shape is {tuple(out.shape)} instead of {(T, T)}"
         place = torch.arange(T)
-        causal = place <= place[:, None]
-        gap = place[:, None] - place
-        if torch.equal(out, ~(causal & (gap != 1))):
-            return "the mask is inverted: True means may attend"
+        causal, gap = place <= place[:, None], place[:, None] - place
+        key, query = text == word, (text == word)[:, None]
+        after = torch.cat([torch.zeros(1).bool(), key[:-1]])  # a key that came after the word
+        closed = causal & (gap == 1) & key
+        if torch.equal(out, causal & ~closed):
+            continue
+        for wrong, fault in (
+            (~causal | closed, "the mask is inverted: True means may attend"),
+            (causal, "nothing is closed: this is the causal mask"),
+            (
+                causal & (gap != 1),
+                "that breaks it for every word: close only keys that are this one",
+            ),
+            (
+                causal & ~((gap == 1) & query),
+                "that is what this word reads before it; who reads it straight after?",
+            ),
+            (causal & ~((gap == 2) & key), "that is the second word after it, one too far"),
+            (causal & ~((gap == 0) & key), "that closes the word to itself; who comes after it?"),
+            (
+                causal & ~(query & after),
+                "that is what the second layer looks for; the first has to write it before",
+            ),
+        ):
+            if torch.equal(out, wrong):
+                return fault
         if (out & ~causal).any():
             return "it opens the future: a word may attend to a later one"
-        if torch.equal(out, causal & (gap != 0)):
-            return "it closes the word itself; the first layer has to read the word before"
-        if torch.equal(out, causal & (gap != 2)):
-            return "it closes the word two before, one too far"
-        if out.diagonal(-1).any():
-            return "some word can still read the word before it, so the circuit is whole there"
-        if not torch.equal(out, causal & (gap != 1)):
-            return "it closes more than the word before: one cell in every row but the first"
+        if (out & closed).any():
+            return "some word can still read this one straight before it, and tell the second layer"
+        return "it closes more than it has to: only the word straight after loses one key"
     return None
 
 

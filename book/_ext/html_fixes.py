@@ -98,15 +98,25 @@ CHOSEN = """<script>
     })(document.documentElement);
   </script>"""
 _EARLY = """<script>
-    if (location.protocol !== "file:") for (const href of ADDRESSES) {
-      const link = {rel: "preload", as: "font", type: "font/woff2", crossOrigin: "", href};
-      document.head.append(Object.assign(document.createElement("link"), link));
-    }
-    // who has waited for a second keeps the stand-ins on this page: its text does not jump
-    if (location.protocol !== "file:") setTimeout(() => {
-      if (!["", "600 ", "italic "].every(kind => document.fonts.check(`${kind}1em Inter`)))
-        document.documentElement.style.setProperty("--pst-font-family-base", "var(--stand-ins)");
-    }, 1000 - performance.now());
+    (({documentElement: root, head, fonts}) => {
+      const made = (name, rest) => Object.assign(document.createElement(name), rest);
+      const disk = location.protocol === "file:", faces = FACES.map(kind => `${kind}1em Inter`);
+      if (!disk) for (const href of ADDRESSES) {
+        const link = {rel: "preload", as: "font", type: "font/woff2", crossOrigin: "", href};
+        head.append(made("link", link));
+      }
+      // nothing is seen before its typeface is there, or it would jump when that comes
+      const held = made("style", {textContent: "body { opacity: 0 }"});
+      head.append(held);
+      const wanted = [...faces, ...OTHERS].map(face => fonts.load(face));
+      Promise.allSettled(wanted).then(() => held.remove());
+      // who has waited for long enough keeps the stand-ins on this page
+      setTimeout(() => {
+        if (!disk && !faces.every(face => fonts.check(face)))
+          root.style.setProperty("--pst-font-family-base", "var(--stand-ins)");
+        held.remove();
+      }, Math.max(100, (disk ? 3000 : 700) - performance.now()));
+    })(document);
   </script>
 """
 _CHEVRON = '<summary><span class="toctree-toggle"'  # in the contents
@@ -141,9 +151,14 @@ def fix_styles(html: str, address: str) -> str:
     A page that is read from disk may not ask for them so early, and need not.
     """
     link = f'<link rel="stylesheet" href="{address}" />\n'
-    fonts = ["inter-regular", *(["formulas"] if "<math " in html else [])]
-    addresses = [f"{address.partition('styles/')[0]}fonts/{name}.woff2" for name in fonts]
-    link += _EARLY.replace("ADDRESSES", json.dumps(addresses))
+    others = ["formulas"] if "<math " in html else []
+    fonts = ["inter-regular", *others]
+    filled = {
+        "ADDRESSES": [f"{address.partition('styles/')[0]}fonts/{name}.woff2" for name in fonts],
+        "FACES": ["", "600 ", *(["italic "] if "<em" in html else [])],
+        "OTHERS": [f"1em {name}" for name in others],
+    }
+    link += re.sub("|".join(filled), lambda part: json.dumps(filled[part[0]]), _EARLY)
     return re.sub(STYLE, "", html).replace("</head>", f"{link}</head>", 1)
 
 
@@ -202,6 +217,8 @@ def _licences(doctree: nodes.document | None) -> dict[str, str]:
 
 
 def _write(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document) -> None:
+    for beside in filter(None, map(context.get, ("prev", "next"))):  # of which half a line is seen
+        beside["title"] = beside["title"].replace("attn_lib.", "attn_lib.<wbr>")
     if "body" in context:
         context["body"] = fix_text(context["body"], _licences(doctree))
         if app.env.doc2path(page).endswith(".ipynb"):

@@ -9,11 +9,13 @@ is an error of the strict build, and so is what is unfinished, such as a fractio
 import html
 import re
 import unicodedata
+from collections.abc import Iterator
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from docutils import nodes
 from latex2mathml.converter import convert_to_element
+from latex2mathml.symbols_parser import convert_symbol
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.writers.html5 import HTML5Translator
@@ -150,6 +152,71 @@ def _space(row: Element) -> None:
                 row.insert(at + 1, Element("mspace", width=THIN))
             if before and before[0].tag not in ("mo", "mspace") and not _function(before[0]):
                 row.insert(at, Element("mspace", width=THIN))
+
+
+# ---------------------------------------------------------------- the same as text
+
+_TOKEN = re.compile(r"(?s)\\[A-Za-z]+|\\.|.")
+_BLANK = dict.fromkeys(("left", "right", "big", "bigl", "bigr", "!"), "")
+_BLANK |= dict.fromkeys((",", ";", "quad", "qquad"), " ")
+_CORNERS = {
+    "^": str.maketrans("0123456789⊤", "⁰¹²³⁴⁵⁶⁷⁸⁹ᵀ"),
+    "_": str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"),
+}
+_ABOVE = {"overline": "\u0304", "bar": "\u0304", "tilde": "\u0303", "hat": "\u0302"}
+
+
+def as_text(tex: str) -> str:
+    """A formula of one line as one would type it, for where no formula can be set."""
+    return " ".join(_typed(iter(_TOKEN.findall(tex)), "").split())
+
+
+def _typed(tokens: Iterator[str], end: str) -> str:
+    """What is typed for the tokens up to the one that ends them."""
+    text = ""
+    for sign in tokens:
+        if sign == end:
+            break
+        text += _one(sign, tokens)
+    return text
+
+
+def _one(sign: str, tokens: Iterator[str]) -> str:
+    """What is typed for a sign and the arguments that it takes."""
+    word = sign.removeprefix("\\")
+    if sign == "{":
+        return _typed(tokens, "}")
+    if sign in _CORNERS:
+        inside = _argument(tokens)
+        small = inside.translate(_CORNERS[sign])
+        return sign + _whole(inside, r"[^\W_]") if set(inside) & set(small) else small
+    if word in ("text", "operatorname"):
+        return _argument(tokens)
+    if word in ("frac", "tfrac"):
+        return f"{_whole(_argument(tokens))}/{_whole(_argument(tokens))}"
+    if word == "sqrt":
+        first = _argument(tokens)
+        root = _typed(tokens, "]").translate(_CORNERS["^"]) if first == "[" else ""
+        return f"{root}√{_whole(_argument(tokens) if root else first)}"
+    if word in _ABOVE:
+        return _argument(tokens) + _ABOVE[word]
+    if word == sign:
+        return sign.replace("-", "−")
+    code = convert_symbol(sign)
+    return _BLANK.get(word, chr(int(code, 16)) if code else word)  # such as a function
+
+
+def _argument(tokens: Iterator[str]) -> str:
+    return _one(next(sign for sign in tokens if sign.strip()), tokens)
+
+
+def _whole(text: str, letter: str = r"\w") -> str:
+    """In parentheses, unless it is read as one thing without."""
+    return (
+        text
+        if len(text) == 1 or re.fullmatch(f"−?({letter}|[∞⊤\u0302-\u0304])+", text)
+        else f"({text})"
+    )
 
 
 # ---------------------------------------------------------------- the renderer

@@ -19,6 +19,7 @@ from pathlib import Path
 from docutils import nodes
 from fontTools import subset, ttLib
 from html_fixes import STYLE, fix_page, fix_script, fix_styles
+from mathml import as_text
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
@@ -104,11 +105,8 @@ def plain(paragraph: nodes.paragraph) -> str:
 
 
 def _words(text: nodes.Text) -> str:
-    """A text, or a formula without the commands of TeX."""
-    if not isinstance(text.parent, nodes.math):
-        return text.astext()
-    rooted = re.sub(r"\\sqrt\{?(\w+)\}?", r"√\1", text.astext())
-    return re.sub(r"\\(?=[a-z])|[{}\\]", "", rooted)
+    """A text, or a formula as one would type it."""
+    return as_text(text.astext()) if isinstance(text.parent, nodes.math) else text.astext()
 
 
 def _finish(app: Sphinx, exception: Exception | None) -> None:

@@ -1,8 +1,9 @@
 """What a teacher takes along: each chapter's figures as slides, its exercises as a sheet.
 
-``{teach-table}`` lists the chapters with both. They are plain pages in the folder ``teach`` of the
-site, cut out of the pages when these are as they are stored: ``slides.html`` and ``sheet.html``
-beside this file are their frames. Their links begin where those of the pages do.
+Their solutions are a sheet of their own. ``{teach-table}`` lists the chapters with all three. They
+are plain pages in the folder ``teach`` of the site, cut out of the pages when these are as they are
+stored: ``slides.html`` and ``sheet.html`` beside this file are their frames. Their links begin
+where those of the pages do.
 """
 
 import html
@@ -19,11 +20,19 @@ from html_fixes import CHOSEN
 from sphinx.application import Sphinx
 
 FOLDER = "teach"
+KINDS = ("slides", "exercises", "solutions")
+# what stands above the exercises, and above their solutions
+LEADS = {
+    "exercises": "Each <code>...</code> is yours to replace, on paper or in the "
+    '<a href="$page#exercises">notebook of the chapter</a>, where a check says what is wrong.',
+    "solutions": 'For <a href="../teach/$nn-exercises.html">these exercises</a>. '
+    "There are other right answers; the notebook of the chapter checks them.",
+}
 HERE = Path(__file__).parent
 
 
 class Table(Front):
-    """``{teach-table}``: each chapter, its time, its slides, its exercises."""
+    """``{teach-table}``: each chapter, its time, its slides, its exercises, their solutions."""
 
     has_content = False
 
@@ -35,13 +44,13 @@ class Table(Front):
             links = [
                 f'<td><a href="../{FOLDER}/{page[:2]}-{what}.html" '
                 f'aria-label="{what} of chapter {number}">{what}</a></td>'
-                for what in ("slides", "exercises")
+                for what in KINDS
             ]
             named = f'<a href="{page}.html">{number}. {html.escape(title(cells))}</a>'
             time = needs(cells)[0].replace(" minutes", "&nbsp;min")
             rows.append(f"<tr><td>{named}</td><td>{time}</td>{''.join(links)}</tr>")
-        heads = "".join(f"<th>{head}</th>" for head in ("Chapter", "Time", "Slides", "Exercises"))
-        table = f'<table class="table"><thead><tr>{heads}</tr></thead>'
+        heads = "".join(f"<th>{head}</th>" for head in ("Chapter", "Time", *map(str.title, KINDS)))
+        table = f'<table class="table teach-table"><thead><tr>{heads}</tr></thead>'
         return [self.raw(f"{table}<tbody>{''.join(rows)}</tbody></table>")]
 
 
@@ -144,11 +153,14 @@ def _write(app: Sphinx, exception: Exception | None) -> None:
             "address": "" if UNSET in address else f" {html.escape(address)}",
             "slides": shown,
             "count": shown.count("<section ") + 1,
-            "asked": asked,
-            "solved": solved,
         }
-        for frame, what in (("slides", "slides"), ("sheet", "exercises")):
-            text = Template((HERE / f"{frame}.html").read_text()).substitute(filled)
+        frames = {"slides": filled}
+        for what, parts in (("exercises", asked), ("solutions", solved)):
+            lead = Template(LEADS[what]).substitute(filled)
+            frames[what] = filled | {"what": what.title(), "lead": lead, "parts": parts}
+        for what, parts in frames.items():
+            frame = HERE / ("slides.html" if what == "slides" else "sheet.html")
+            text = Template(frame.read_text()).substitute(parts)
             (out / FOLDER / f"{page[:2]}-{what}.html").write_text(text)
 
 

@@ -880,7 +880,7 @@
     draw();
     return [
       ...picks.map(({set}) => set),
-      make("table", {class: "ends"}, columns(make("td"), tokens.map((name, t) => `${name} ${documents[t] + 1}`)),
+      make("table", {class: "ends places"}, columns(make("th", {scope: "row"}, "document"), documents.map(n => n + 1)),
         make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, "position"), ...cells))),
       large, make("p", {class: "hint"}, again),
     ];

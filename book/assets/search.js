@@ -11,7 +11,8 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
 
   // what the book says: what visitors type
   const SYNONYMS = {
-    "about book": "pdf, slide, license, licence, copyright, cite, citation, bibtex",
+    "teach book": "slide, lecture, exercise sheet",
+    "about book": "pdf, license, licence, copyright, cite, citation, bibtex",
     "install run": "download, github, clone, gpu, cuda, requirements",
     "package attn_lib": "api, docs, documentation, reference",
     "key terms": "glossary, dictionary, vocabulary",
@@ -48,6 +49,9 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "encoder decoder": "seq2seq, sequence to sequence, translation, machine translation",
     "put keys back activation patching": "causal tracing",
     "watch circuit form": "previous token head",
+    "pack documents": "cu_seqlens, position_ids",
+    "cache cut text": "chunked prefill, cache different output",
+    "batch size last bits": "nondeterministic",
     "logit lens": "interpretability, explainability, mechanistic",
     "map object": "saliency, heatmap",
     "DINOv2": "dino",

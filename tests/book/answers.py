@@ -61,6 +61,16 @@ def _near_mask(T, *closed):
     return mask
 
 
+def _less(text, pairs, *distances):
+    """The causal mask without those of these pairs that lie so far apart."""
+    return _near_mask(len(text)) & ~(pairs & ~_near_mask(len(text), *distances))
+
+
+def _after(text, word):
+    """Rows of the word, and the keys that came after it."""
+    return (text == word)[:, None] & torch.cat([torch.zeros(1).bool(), (text == word)[:-1]])
+
+
 def _on(weights, tokens, back, *, every=False):
     T = len(tokens)
     keys = torch.zeros(T, T).bool()
@@ -1040,18 +1050,19 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda m: lambda s, i, j: None, "a tensor is wanted"),
     ],
     "10.2": [
-        (lambda T: _near_mask(T, 0), "it closes the word itself"),
-        (lambda T: _near_mask(T, 2), "two before"),
-        (lambda T: _near_mask(T), "can still read the word before"),
-        (lambda T: ~_near_mask(T, 1), "inverted"),
-        (
-            lambda T: torch.ones(T, T).bool() & ~torch.ones(T, T).diagonal(-1).diag(-1).bool(),
-            "future",
-        ),
-        (lambda T: torch.eye(T).bool(), "closes more than the word before"),
-        (lambda T: _near_mask(T, 1, 2), "closes more than the word before"),
-        (lambda T: _near_mask(T, 1).float(), "a bool tensor"),
-        (lambda T: _near_mask(T + 1, 1), r"the shape is \(6, 6\)"),
+        (lambda x, w: _near_mask(len(x), 1), "for every word"),
+        (lambda x, w: _near_mask(len(x)), "nothing is closed"),
+        (lambda x, w: _less(x, x == w, 2), "one too far"),
+        (lambda x, w: _less(x, x == w, 0), "closes the word to itself"),
+        (lambda x, w: _less(x, (x == w)[:, None], 1), "what this word reads before it"),
+        (lambda x, w: _near_mask(len(x)) & ~_after(x, w), "what the second layer looks for"),
+        (lambda x, w: ~_less(x, x == w, 1), "inverted"),
+        (lambda x, w: _less(x, x == w, 1) | (x != w), "future"),
+        (lambda x, w: _near_mask(len(x)) & (x != w), "more than it has to"),
+        (lambda x, w: _less(x, x == w, 1, 2), "more than it has to"),
+        (lambda x, w: _less(x, x != w, 1), "can still read this one"),
+        (lambda x, w: _less(x, x == w, 1).float(), "a bool tensor"),
+        (lambda x, w: _less(x, x == w, 1)[1:], r"the shape is \(7, 8\)"),
     ],
     "10.3": [
         (lambda w, x: w.diagonal(-1).mean(), "previous-token head"),
@@ -1467,8 +1478,10 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         ),
     ],
     "10.2": [
-        lambda T: torch.ones(T, T).bool().tril() & ~torch.ones(T - 1).diag(-1).bool(),
-        lambda T: np.tril(np.ones((T, T), dtype=bool)) & ~np.eye(T, k=-1, dtype=bool),
+        lambda x, w: (
+            (torch.ones(len(x), len(x)) - torch.diag((x[:-1] == w).float(), -1)).tril() > 0
+        ),
+        lambda x, w: np.tril(np.ones((len(x),) * 2, bool)) & ~np.diag(x[:-1].numpy() == w, -1),
     ],
     "10.3": [
         lambda w, x: _on(w, x, 1).item(),

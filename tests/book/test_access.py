@@ -10,7 +10,7 @@ from browsing import loaded, opened, visit
 from tables import for_each
 
 AXE = (Path(axe_playwright_python.__path__[0]) / "axe.min.js").read_text()
-KINDS = ("slides", "exercises")
+KINDS = ("slides", "exercises", "solutions")
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html", "404.html"]
 NAMES += [f"teach/{path.stem[:2]}-{kind}.html" for path in pages.CHAPTERS for kind in KINDS]

@@ -505,6 +505,7 @@ LEADS = {
     "|attention layers that you wrote",
     "positions": "rope",
     "weather": "a chapter of its own",
+    "scoreboard": "the scoreboard",
     "one_head": "learn from one head to real models",
     "masks": "a mask|each page|padding masks",
     "entropy": "the appendix",

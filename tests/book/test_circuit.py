@@ -1,5 +1,6 @@
 """The page on circuits: more draws, words and widths than it has time for."""
 
+import copy
 import functools
 import re
 from itertools import pairwise
@@ -65,6 +66,68 @@ def test_four_words_tell_the_same_story():
     assert (ends("one layer, four words") - rivals(4)["unigram"]).abs().max() <= 0.03
     middle = (rivals(4)["unigram"] + rivals(4)["bigram"]) / 2
     assert ends("two layers, four words").max() < middle
+
+
+def test_the_rivals_are_counts_made_by_hand():
+    """The page's, by masks, against plain loops, at each word of a text; and one that forgets."""
+    page = run("ch10-code-07", "ch10-code-09")
+    exam, counted, usual = page["exam"], page["counted"], page["usual"]
+    for text in exam[:3]:
+        unigram = counted(text[None], usual)[0]
+        bigram = counted(text[None], page["followed"](text[None]))[0]
+        for t in range(len(text)):
+            past = text[: t + 1].tolist()
+            after = [b for a, b in pairwise(past) if a == past[-1]]
+            for found, seen in ((unigram, past), (bigram, after)):
+                expected = [(1 + seen.count(word)) / (3 + len(seen)) for word in range(3)]
+                assert found[t].tolist() == pytest.approx(expected)
+    # no pairs, and yet a little below the unigram: so no model near it is said to use pairs
+    place = torch.arange(64)
+    fading = usual * 0.98 ** (place[:, None] - place).double()
+    loss = page["nats"](counted(exam, fading), exam)
+    assert page["rivals"]["unigram"] - 0.01 < loss < page["rivals"]["unigram"]
+    assert ends("one layer, four heads").min() > loss - 0.005
+
+
+def test_a_head_is_silenced_as_if_its_columns_were_zero():
+    """And what is recorded of the tiny model is what its matrices give."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        page = run(*SMOLLM2[:4])
+        (layer, head), x = page["top"][0], torch.randn(2, 5, 576)
+        attention = page["blocks"][layer].attention
+        with page["silenced"]([(layer, head)]):
+            hooked = attention(x, causal=True)
+        zeroed = copy.deepcopy(attention)
+        zeroed.out_proj.weight[:, 64 * head : 64 * head + 64] = 0
+        assert torch.allclose(hooked, zeroed(x, causal=True), atol=1e-4)
+        assert (attention(x, causal=True) - hooked).abs().max() > 1e-2
+        page = run("ch10-code-07", "ch10-code-09", "ch10-code-11", "ch10-code-22")
+        model, texts = page["Tiny"](2), page["exam"][:2]
+        x = model.words(texts) + model.positions.weight
+        scores = model.layers[0].q_proj(x) @ model.layers[0].k_proj(x).mT / 4
+        expected = scores.masked_fill(~page["usual"], -torch.inf).softmax(dim=-1)
+        assert torch.allclose(page["maps_of"](model, texts)[0], expected)
+
+
+@pytest.mark.parametrize("seed", [7, 11])
+def test_keys_put_back_in_other_texts(seed):
+    """About half of the loss comes back with the keys after a changed token, and with no other."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        page = dict(run(*SMOLLM2[:4]))
+        for cell in pages.code_cells(pages.read(PAGE)):
+            if cell.id in ("ch10-code-39", "ch10-code-40"):
+                source = cell.source.replace("twice(seed=3", f"twice(seed={seed}")
+                source = source.replace("draw(5,", f"draw({seed + 2},")
+                exec(compile(source, cell.id, "exec"), page)  # noqa: S102 - the page's own
+    back = page["back"]  # of the controls: the cell has taken the other one out
+    assert (
+        0.4
+        < (page["lost"][2:].mean() - page["patched"]("k_proj", page["groups"], page["at_b"]))
+        / page["cost"]
+        < 0.65
+    )
+    assert len(back) == 3
+    assert max(back.values()) < 0.06
 
 
 def test_ten_draws_of_matched_heads():

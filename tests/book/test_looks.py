@@ -19,6 +19,7 @@ from tables import for_each
 
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 SOME = ["book/04_scaling.html", "book/notation.html", "book/five_posts.html"]
+SOME += ["book/attn_check.html"]
 SECOND = 1_600_000 // 8  # bytes, on a slow line
 SIZE = r' width="\d+" height="\d'  # of a picture
 
@@ -39,8 +40,8 @@ CUT = """phone => {
     range.setEnd(text, to);
     return range;
   };
-  const lines = name => {
-    const boxes = part(name.firstChild, 0, name.textContent.length).getClientRects();
+  const lines = text => {
+    const boxes = part(text, 0, text.length).getClientRects();
     return new Set([...boxes].map(box => Math.round(box.top))).size;
   };
   const letters = () => {  // in a line of text, on the average of the long paragraphs
@@ -81,8 +82,16 @@ CUT = """phone => {
     sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))]
       .filter(size => size !== "13px"),
     letters: innerWidth > 600 ? letters() : 70,
-    broken: all("table code .pre").filter(name => lines(name) > 1).map(name => name.textContent),
+    broken: all("table code .pre").filter(name => lines(name.firstChild) > 1)
+      .map(name => name.textContent),
     orphans: all("math:not([display])").filter(orphaned).length,
+    apart: all(":is(h1, h2, h3) code").filter(code => {
+      const {nextSibling: next} = code, below = code.getBoundingClientRect().bottom - 1;
+      return /^[.,;:!?)]/.test(next?.data) && part(next, 0, 1).getBoundingClientRect().top > below;
+    }).length,
+    split: [...document.querySelectorAll(".prev-next-area code .pre")]
+      .filter(name => [...name.childNodes].some(one => one.data && lines(one) > 1))
+      .map(name => name.textContent),
     higher: all(":is(h1, h2, h3, h4)").filter(higher).length,
     blank: all("p:empty").filter(text => text.getClientRects().length).length,
     veiled: all(".pst-scrollable-table-container tr")  // no shade would be seen through them
@@ -98,7 +107,7 @@ CUT = """phone => {
   };
 }"""
 FITS = {"cut": [], "wrapped": 0, "unsaid": 0, "sizes": [], "broken": [], "orphans": 0}
-FITS |= {"higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
+FITS |= {"apart": 0, "split": [], "higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
 LETTERS = range(60, 78)
 UNFIT = {
     "cut": ".bd-article pre.pre, .bd-article pre { overflow-x: hidden !important }",
@@ -111,6 +120,8 @@ UNFIT = {
     "table-layout: fixed }",
     "orphans": "span.math { margin-right: 90vw !important }"
     ".together { white-space: normal !important }",
+    "apart": ".bd-article h1 code[class] { display: inline-block !important; width: 95% }",
+    "split": ".prev-next-area code[class] { font-size: 2rem !important }",
     "higher": "article .headerlink { display: block !important; position: static !important }",
     "blank": "article p:empty { display: block !important }",
     "veiled": ".bd-article .pst-scrollable-table-container[class] tr[class]"
@@ -428,19 +439,29 @@ MOVED = """new PerformanceObserver(list => list.getEntries().forEach(
 PAINTED = "() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(() => go())))"
 
 
-def moved(browser, own, name, local="local(") -> float:
-    """How far a page moves when its typeface comes after its text."""
+# a page that waits for nothing; one on which the typeface comes whenever it comes
+UNHELD = ("fonts.load(face)", "0")
+SWAPPED = ("root.style.setProperty(", "void (")
+MOVABLE = ["book/06_block.html", "book/attn_lib.functional.html", "book/how_checked.html"]
+
+
+def moved(browser, own, name, *changes, late=0) -> float:
+    """How far a page moves when its typeface comes after its text, or late by milliseconds."""
     with opened(browser, own, viewport={"width": 390, "height": 844}) as page:
         waiting = []
         page.route("**/*.woff2", lambda call: waiting.append(call))
-        page.route(
-            "**/*.css*",
-            lambda call: call.fulfill(
-                body=call.fetch().text().replace("local(", local), content_type="text/css"
-            ),
-        )
+
+        def changed(call):
+            text, kind = call.fetch().text(), re.search(r"\.(css|html)\b", call.request.url)[1]
+            for old, new in changes:
+                text = text.replace(old, new)
+            call.fulfill(body=text, content_type=f"text/{kind}")
+
+        page.route(re.compile(r"\.(css|html)\b"), changed)
         page.add_init_script(MOVED)
         page.goto(f"{own}/{name}", wait_until="domcontentloaded")
+        page.evaluate(PAINTED)
+        page.clock.fast_forward(late)
         page.evaluate(PAINTED)
         page.unroute("**/*.woff2")
         for call in waiting:
@@ -449,7 +470,37 @@ def moved(browser, own, name, local="local(") -> float:
         for _ in range(3):
             page.evaluate(PAINTED)
         assert waiting
+        assert page.evaluate("getComputedStyle(document.body).opacity") == "1"
         return page.evaluate("window.moved || 0")
+
+
+def moved_at_once(page, address, width) -> float:
+    """How far a page moves while it is loaded, with its typeface as soon as it can be there."""
+    page.set_viewport_size({"width": width, "height": 844})
+    page.goto(address)
+    page.evaluate("document.fonts.ready.then(() => 0)")
+    for _ in range(3):
+        page.evaluate(PAINTED)
+    return page.evaluate("window.moved || 0")
+
+
+@pytest.mark.parametrize("disk", [True, False])
+def test_no_page_moves_while_it_is_loaded(browser, site, served, disk, request):
+    """Each time in a browser that has none of its files."""
+    own = site.as_uri() if disk else served
+    for name in {*chosen(request), *MOVABLE, "book/index.html", "search.html", "genindex.html"}:
+        for width in (390, 1280):
+            with opened(browser, own) as page:
+                page.add_init_script(MOVED)
+                assert moved_at_once(page, f"{own}/{name}", width) < 0.05, (name, width)
+    shown = (site / MOVABLE[0]).read_text()
+    for old, new in (UNHELD, SWAPPED):
+        assert shown.count(old) == 1
+        shown = shown.replace(old, new)
+    (site / "book/unheld.html").write_text(shown)
+    with opened(browser, own) as page:
+        page.add_init_script(MOVED)
+        assert moved_at_once(page, f"{own}/book/unheld.html", 390) > 0.1
 
 
 # from the first screen to the last, and back
@@ -479,10 +530,20 @@ def test_nothing_moves_while_one_reads(browser, site, request):
             assert page.evaluate(SCROLLED) > 0.1
 
 
-def test_text_hardly_moves_when_its_typeface_comes(browser, served):
+def test_text_does_not_move_when_its_typeface_comes(browser, served):
+    """Neither soon, for it was waited for, nor late, for it is not used on this page any more."""
+    for late in (0, 1000):
+        for name in MOVABLE:
+            assert moved(browser, served, name, late=late) < 0.05, (name, late)
+    assert moved(browser, served, MOVABLE[0], UNHELD, SWAPPED) > 0.1
+    assert moved(browser, served, MOVABLE[0], SWAPPED, late=1000) > 0.1
+
+
+def test_stand_ins_are_as_wide_as_the_typeface(browser, served):
+    """For a page on which nothing waits."""
     name = "book/03_many_heads.html"
-    assert moved(browser, served, name) < 0.05
-    assert moved(browser, served, name, "local(no-") > 0.1
+    assert moved(browser, served, name, UNHELD, SWAPPED) < 0.05
+    assert moved(browser, served, name, UNHELD, SWAPPED, ("local(", "local(no-")) > 0.1
 
 
 def heavy(html: str, folder) -> list[str]:

@@ -5,6 +5,7 @@ import html
 import re
 import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from itertools import chain
 from xml.etree import ElementTree
@@ -230,9 +231,49 @@ def test_the_font_has_every_character_and_is_what_its_note_says():
         assert lacking(font, ["<math><mi>x</mi><mo>∮</mo></math>"]) == {"∮"}
 
 
-# what the browser took for the formulas, and how wide it drew one
+# ---------------------------------------------------------------- as text, as in a search
+
+TYPED = {
+    r"\sigma^2 = d_\text{model}\, \sqrt{1/2}": "σ² = d_model √(1/2)",
+    r"QK^\top / \sqrt{d_k}": "QKᵀ / √d_k",
+    r"e^{-\infty} = 0": "e^−∞ = 0",
+    r"\omega_m = b^{-2m/d}": "ω_m = b^(−2m/d)",
+    r"q_1 k_1 + \dots + q_{d_k} k_{d_k}": "q₁ k₁ + … + q_(d_k) k_(d_k)",
+    r"\sqrt[4]{64} \approx 10{,}000\; \frac{5}{11} \log 8": "⁴√64 ≈ 10,000 5/11 log 8",
+    r"\left( \overline x \cdot \sqrt 2 \right)": "( x̄ · √2 )",
+}
+LINES = [tex for tex in ALL if not re.search(r"\\begin|\\cr|\\\\|\\qquad", tex)]
+
+
+def signs(text: str) -> Counter:
+    """The letters, the digits, and the signs that one cannot do without."""
+    apart = unicodedata.normalize("NFKD", text.replace("ᵀ", "⊤").replace("ˉ", ""))
+    return Counter(sign for sign in apart if sign.isalnum() or sign in "=<>≤≥≈≠→∑∏∂∞⊤∇∈⊙×±+…")
+
+
+def mistyped(tex: str, text: str) -> bool:
+    """Whether the text has another sign than the formula has, by docutils, or a word of TeX."""
+    said = "".join(ElementTree.fromstring(by_docutils(tex)).itertext())  # noqa: S314
+    return signs(text) != signs(said) or bool(re.search(r"[\\{}]", text))
+
+
+@for_each(*TYPED)
+def test_a_formula_is_typed_as_one_would(tex):
+    assert mathml.as_text(tex) == TYPED[tex]
+
+
+def test_every_formula_can_be_typed():
+    assert len(LINES) > 300
+    assert [tex for tex in LINES if mistyped(tex, mathml.as_text(tex))] == []
+    assert all(mistyped(tex, f"{mathml.as_text(tex)} {wrong}") for tex in LINES for wrong in "x+{")
+
+
+# ---------------------------------------------------------------- in the browser
+
+# what the browser took for the formulas, without stand-ins for the text, and how wide it drew one
 DRAWN = """() => ({
-  fonts: [...document.fonts].filter(font => font.status === "loaded").map(font => font.family),
+  fonts: [...document.fonts].filter(font => font.status === "loaded")
+    .map(font => font.family).filter(name => !name.startsWith("as ")),
   width: document.querySelector("[id='formula-4.7'] math").getBoundingClientRect().width,
 })"""
 

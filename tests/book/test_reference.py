@@ -1,5 +1,6 @@
 """The reference as it is built: each name in a table, each parameter a line, each link alive."""
 
+import doctest
 import html
 import importlib
 import inspect
@@ -9,6 +10,7 @@ import re
 import api
 import pages
 import pytest
+from browsing import loaded, opened, visit
 from tables import for_each
 
 MODULES = sorted(path.stem for path in pages.BOOK.glob("attn_*.md"))
@@ -201,6 +203,45 @@ def test_every_name_of_an_inventory_is_used_and_every_link_is_of_one(site):
         if name not in torch
     ]
     assert missing == []
+
+
+# ---------------------------------------------------------------- examples
+
+# what each block of a page shows, and what its button puts where it can be pasted from
+COPIED = """() => {
+  let copied;
+  document.addEventListener("copy", () => { copied = document.activeElement.value; });
+  return [...document.querySelectorAll("article button.copybtn")].map(button => {
+    button.click();
+    return [button.parentElement.querySelector("pre").textContent, copied];
+  });
+}"""
+
+
+def miscopied(page) -> list[str]:
+    """What is copied otherwise than one would type it: as doctest reads it, or else as it is."""
+    page.wait_for_selector("article button.copybtn", state="attached")
+    faults = []
+    for shown, copied in page.evaluate(COPIED):
+        examples = doctest.DocTestParser().get_examples(shown)
+        typed = "".join(example.source for example in examples) or shown
+        faults += [copied] * (copied.strip() != typed.strip())
+    return faults
+
+
+def test_an_example_is_copied_as_one_types_it(browser, site):
+    """Without prompts, without what it prints; what has no prompt is copied whole."""
+    for name in [*MODULES, "01_one_head", "how_checked"]:
+        with loaded(browser, site, name) as page:
+            assert miscopied(page) == [], name
+    script = (site / "_static/copybutton.js").read_text()
+    prompt = r"formatCopyText(text, '>>> |\\.\\.\\. ', true"
+    assert script.count(prompt) == 1
+    with opened(browser, site.as_uri()) as page:
+        without = script.replace(prompt, "formatCopyText(text, '', false")
+        page.route("**/copybutton.js*", lambda call: call.fulfill(body=without))
+        visit(page, f"{site.as_uri()}/book/{MODULES[0]}.html")
+        assert [">>> " in copied for copied in miscopied(page)].count(True) > 2
 
 
 # ---------------------------------------------------------------- formulas

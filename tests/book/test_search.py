@@ -7,6 +7,7 @@ import html
 import json
 import re
 import shutil
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,38 @@ def test_each_answer_that_is_lost_is_seen(browser, site, tmp_path):
     questions = [question for answer in others for question in asked(answer)]
     expected = sorted([*questions, f"not there: {first['section']}"])
     assert sorted(lost(browser, tmp_path)) == expected
+
+
+def essence(text) -> str:
+    """The letters and digits of a text, whichever way they are set."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", text.replace("ᵀ", "")))
+
+
+def astray(site, excerpts) -> list[str]:
+    """How sections begin, as the index has it, that no page says so, or that have words of TeX."""
+    found = []
+    for name, told in excerpts.items():
+        page = (site / f"{name}.html").read_text()
+        page = re.sub(r"<mroot>(.*?)<mn>(\d)</mn></mroot>", r"\2\1", page[page.index("<article") :])
+        page = essence(html.unescape(re.sub("<[^>]*>", "", page)))
+        lines = [line for one in told.values() for line in ([one] if one == str(one) else one)]
+        found += [
+            line
+            for line in dict.fromkeys(lines)
+            if essence(line) not in page or re.search(r"\\[a-zA-Z({]|[_^]\{|\$", line)
+        ]
+    return found
+
+
+def test_how_sections_begin_is_readable_and_what_the_page_says(site):
+    index = (site / "searchindex.js").read_text()
+    excerpts = json.loads(index.removeprefix("Search.setIndex(").removesuffix(")"))["excerpts"]
+    assert sum(map(len, excerpts.values())) > 400
+    assert astray(site, excerpts) == []
+    page, told = next((page, told) for page, told in excerpts.items() if "d_model" in str(told))
+    for raw in (r"\\(d_\\text{model}\\)", r"d_\\text{model}", "d_textmodel", "$d_{model}$"):
+        planted = json.loads(json.dumps(told).replace("d_model", raw))
+        assert astray(site, {page: planted}) != [], raw
 
 
 # each result: its address, its words, how many boxes a ring around it has, whether it has the focus

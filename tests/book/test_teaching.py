@@ -272,13 +272,12 @@ def test_slides_are_printed_one_a_page(browser, site):
 # ---------------------------------------------------------------- exercises
 
 
-def sheet_faults(site, path, text):
-    """What the sheet of a chapter has otherwise than its notebook and its page."""
+def sheet_faults(site, path, asked, solved):
+    """What the two sheets of a chapter have otherwise than its notebook and its page."""
     page = (site / "book" / f"{path.stem}.html").read_text()
-    asked, cut, solved = text.partition('<div class="solutions">')
     notebook = pages.read(path)
     tagged = {tag: cell for cell in pages.code_cells(notebook) for tag in pages.tags(cell)}
-    faults = [] if cut else ["no break"]
+    faults = [f"handed out: {one}" for one in re.findall(r"Solution \d|-solutions[.]", asked)]
     boxes = between('<div class="exercise.*?title">', "</div>", page)
     expected = [(box.partition("</p>")[0], words(box.partition("</p>")[2])) for box in boxes]
     sections = [one.partition("</h2>") for one in between('asked"><h2>', "</section>", asked)]
@@ -300,8 +299,9 @@ def sheet_faults(site, path, text):
 
 
 @WITH_FIRST
-def test_each_exercise_is_on_the_sheet_and_its_solution_behind_the_break(path, site):
-    assert sheet_faults(site, path, taken(site, path, "exercises")) == []
+def test_each_exercise_is_on_one_sheet_and_its_solution_on_another(path, site):
+    sheets = [taken(site, path, kind) for kind in ("exercises", "solutions")]
+    assert sheet_faults(site, path, *sheets) == []
 
 
 SHEETS = {
@@ -311,7 +311,8 @@ SHEETS = {
     "solution: no # products": lambda text: text.replace("[0.47, 0.47, 0.06]", "[0.5, 0.5, 0]"),
     "told too early: query =": lambda text: text.replace("query = ...", "query = [0.0, 8.0]"),
     "told too early: # the direct": lambda text: text.replace("query = ...", "# the direction"),
-    "no break": lambda text: text.replace('"solutions"', '"more"'),
+    "handed out: Solution 1": lambda text: text.replace("</section>", "Solution 1</section>", 1),
+    "handed out: -solutions": lambda text: text.replace("#exercises", "-solutions.html"),
     f"no {AUTHOR}": lambda text: text.replace(AUTHOR, "Somebody", 1),
     "no CC BY 4.0": lambda text: text.replace("CC BY 4.0", "CC0", 1),
     "no Build one": lambda text: text.replace("Build one", "Build no"),
@@ -320,31 +321,20 @@ SHEETS = {
 
 @for_each(*SHEETS)
 def test_each_mistake_on_a_sheet_is_seen(fault, site):
-    text = SHEETS[fault](taken(site, pages.CHAPTERS[0], "exercises"))
-    faults = sheet_faults(site, pages.CHAPTERS[0], text)
+    sheets = [taken(site, pages.CHAPTERS[0], kind) for kind in ("exercises", "solutions")]
+    faults = sheet_faults(site, pages.CHAPTERS[0], *map(SHEETS[fault], sheets))
     assert [one for one in faults if fault in one] != [], faults
 
 
-def test_a_sheet_is_printed_with_its_solutions_on_a_new_page(browser, site):
-    """Whatever stands before them takes as many pages with them as without, and A4 it is."""
-    away = ".solutions { display: none }"
-    joined = ".solutions { break-before: auto !important }"
-    with projected(browser, site, "04-exercises.html") as page:
-        whole, size = sheets_of_paper(page)
-        assert [round(float(x)) for x in size.split()] == [0, 0, 595, 842]
-        with styled(page, away):
-            asked, _ = sheets_of_paper(page)
-        with styled(page, "main > :not(.solutions) { display: none }"):
-            solved, _ = sheets_of_paper(page)
-        assert whole == asked + solved
-        short = (
-            ".asked { padding: 0 !important } .asked ~ .asked, .solutions section { display: none }"
-        )
-        with styled(page, short):
-            assert sheets_of_paper(page)[0] == 2
-            with styled(page, joined):
-                assert sheets_of_paper(page)[0] == 1
-        assert (page.errors, page.outside) == ([], [])
+def test_a_sheet_is_printed_with_room_to_write(browser, site):
+    """Of A4, which solutions do not need."""
+    for kind in ("exercises", "solutions"):
+        with projected(browser, site, f"04-{kind}.html") as page:
+            whole, size = sheets_of_paper(page)
+            assert [round(float(x)) for x in size.split()] == [0, 0, 595, 842]
+            with styled(page, ".asked { padding: 0 !important }"):
+                assert (sheets_of_paper(page)[0] < whole) == (kind == "exercises")
+            assert (page.errors, page.outside) == ([], [])
 
 
 # ---------------------------------------------------------------- the page, and the folder
@@ -352,12 +342,12 @@ def test_a_sheet_is_printed_with_its_solutions_on_a_new_page(browser, site):
 
 def test_the_page_has_a_row_for_each_chapter(site):
     text = (site / "book/teach.html").read_text()
-    _, *rows = between("<tr", "</tr>", between('<table class="table"', "</table>", text)[0])
+    _, *rows = between("<tr", "</tr>", between('<table class="table ', "</table>", text)[0])
     for path, row in zip(pages.CHAPTERS, rows, strict=True):
         links = re.findall(r'href="([^"]*)"', row)
         number = path.stem[:2]
         assert links[0] == f"{path.stem}.html"
-        assert links[1:] == [f"../teach/{number}-{kind}.html" for kind in ("slides", "exercises")]
+        assert links[1:] == [f"../teach/{number}-{kind}.html" for kind in teaching.KINDS]
         assert all((site / "book" / link).is_file() for link in links)
         cells = pages.read(path).cells
         time = front.needs(cells)[0].replace("minutes", "min")
@@ -374,7 +364,7 @@ def test_what_an_earlier_build_left_is_no_page(tmp_path):
 
 
 def test_the_files_keep_the_style_of_their_frames(site):
-    for frame, kind in (("slides", "slides"), ("sheet", "exercises")):
+    for frame, kind in zip(("slides", "sheet", "sheet"), teaching.KINDS, strict=True):
         (style,) = between("<style>", "</style>", (teaching.HERE / f"{frame}.html").read_text())
         text = taken(site, pages.CHAPTERS[0], kind)
         assert style in text

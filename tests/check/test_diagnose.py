@@ -961,6 +961,33 @@ def test_the_command_says_the_same():
     assert MISTAKES["scale_ignored"].likely[:40] in done.stdout
 
 
+HINTS = {
+    "True = closed; if not, pass mask_means='attend'": "if not, pass --mask-means attend",
+    "pass layout=, mask_means= or mask_shape=, if known": "pass --layout, --mask-means or --mask-s",
+    "meant to be causal, pass causal=True.": "pass --causal.",
+    "or pass rope_base=500000, if": "or pass --rope-base 500000, if",
+    "such masks are meant, pass\n    mask_shape='B1TS'.": "pass\n    --mask-shape B1TS.",
+    "it has one, pass step=": "pass step=",  # for which there is no flag
+    "Repair: attention(q, scale=1.0)": "scale=1.0",
+}
+
+
+@pytest.mark.parametrize("said", HINTS)
+def test_a_hint_is_written_as_a_shell_takes_it(said):
+    assert HINTS[said] in __main__._in_shell(said)
+
+
+def test_a_shell_takes_what_its_report_advises(here, capsys):
+    with open("my_attention.py", "a") as file:
+        file.write("\ndef closes(q, k, v, mask=None):\n")
+        file.write("    mask = None if mask is None else ~mask\n")
+        file.write("    return F.scaled_dot_product_attention(q, k, v, mask)\n")
+        file.write("import torch.nn.functional as F\n")
+    assert __main__.main(["my_attention:closes"]) == 0
+    advised = re.search(r"if not, pass (--mask-means \w+)", capsys.readouterr().out)[1]
+    assert __main__.main(["my_attention:closes", *advised.split()]) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

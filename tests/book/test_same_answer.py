@@ -1,0 +1,152 @@
+"""The page on the same answer: other texts, seeds and sizes, and what it says of transformers."""
+
+import functools
+import inspect
+
+import pages
+import pytest
+import torch
+from transformers import (
+    AttentionInterface,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    masking_utils,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from attn_lib import masks
+
+PAGE = pages.read(pages.BOOK / "11_same_answer.ipynb")
+CELLS = {cell.id: cell.source for cell in PAGE.cells}
+
+
+@functools.cache
+def smollm2():
+    """The page's own model and tokenizer, from its set-up."""
+    space, gradients = {}, torch.is_grad_enabled()
+    source = CELLS["ch11-code-02"].replace("    %pip", "    pass  #")
+    try:
+        exec(source, space)  # noqa: S102 - the page's own
+    finally:
+        torch.set_grad_enabled(gradients)
+    return space["model"], space["tokenizer"]
+
+
+def ids(text):
+    return torch.tensor([smollm2()[1].encode(text).ids])
+
+
+def gap(now, alone):
+    return ((now - alone).abs().max() / alone.std()).item()
+
+
+def tiny(kind, seed):
+    torch.manual_seed(seed)
+    if kind is GPT2LMHeadModel:
+        sizes = {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 64}
+        config = GPT2Config(
+            vocab_size=97, bos_token_id=0, eos_token_id=1, initializer_range=0.6, **sizes
+        )
+    else:
+        sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+        config = LlamaConfig(
+            vocab_size=97, num_attention_heads=3, initializer_range=0.3, pad_token_id=0, **sizes
+        )
+    return kind(config).eval()
+
+
+@pytest.mark.parametrize(
+    ("first", "changed", "last"),
+    [
+        (
+            "My name is Anna and I live in Oslo.",
+            "My name is Emma and I live in Oslo.",
+            "My name is",
+        ),
+        ("The door is red.", "The door is blue.", "The door of the house is"),
+        ("One two three four five.", "One two three four six.", "Seven eight nine"),
+    ],
+)
+@torch.no_grad()
+def test_of_six_ways_three_isolate_other_documents_too(first, changed, last):
+    model, _ = smollm2()
+    alone, T = model(ids(last)).logits[0], ids(last).shape[1]
+    isolated = []
+    for n, mask in enumerate(("none", "none", "ones", "off", "block", "block")):
+        seen = []
+        for text in (first, changed):
+            sizes = [ids(text).shape[1], T]
+            document = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes))
+            passed = {"position_ids": torch.cat([torch.arange(size) for size in sizes])[None]}
+            passed = {} if n in (0, 4) else passed
+            passed |= {"use_cache": False} if mask in ("ones", "off") else {}
+            if mask == "ones":
+                passed["attention_mask"] = torch.ones(1, sum(sizes), dtype=torch.long)
+            if mask == "block":
+                open_ = masks.causal_mask(sum(sizes)) & (document[:, None] == document)
+                passed["attention_mask"] = open_[None, None]
+            row = torch.cat([ids(text), ids(last)], dim=1)
+            seen.append(model(row, **passed).logits[0, -T:])
+        if gap(seen[0], alone) < 1e-4 and gap(seen[1], seen[0]) < 1e-4:
+            isolated.append(n)
+        else:
+            assert gap(seen[1], seen[0]) > 0.05  # it sees the other document
+    assert isolated == [3, 4, 5]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@torch.no_grad()
+def test_learned_positions_need_them_behind_padding(seed):
+    tokens = torch.randint(2, 97, (1, 5))
+    padded = torch.cat([torch.ones(1, 3, dtype=torch.long), tokens], dim=1)
+    real = torch.tensor([[0] * 3 + [1] * 5])
+    counted = (real.cumsum(dim=1) - 1).clamp(min=0)
+    for kind, enough in ((GPT2LMHeadModel, False), (LlamaForCausalLM, True)):
+        model = tiny(kind, seed)
+        alone = model(tokens).logits[0]
+        with_mask = model(padded, attention_mask=real).logits[0, 3:]
+        with_both = model(padded, attention_mask=real, position_ids=counted).logits[0, 3:]
+        assert (gap(with_mask, alone) < 1e-4) == enough
+        assert gap(with_both, alone) < 1e-4
+        assert gap(model(padded).logits[0, 3:], alone) > 0.1
+
+
+def test_generate_counts_positions_from_the_mask():
+    model, tokens = tiny(GPT2LMHeadModel, 0), torch.tensor([[5, 9, 40, 33, 71]])
+    padded = torch.cat([torch.ones(1, 3, dtype=torch.long), tokens], dim=1)
+    asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
+    alone = model.generate(tokens, attention_mask=torch.ones_like(tokens), **asked)[:, 5:]
+    real = torch.tensor([[0] * 3 + [1] * 5])
+    assert torch.equal(model.generate(padded, attention_mask=real, **asked)[:, 8:], alone)
+    nothing = torch.ones_like(padded)
+    assert not torch.equal(model.generate(padded, attention_mask=nothing, **asked)[:, 8:], alone)
+
+
+def test_documents_are_looked_for_without_mask_and_cache_alone():
+    source = inspect.getsource(masking_utils._preprocess_mask_arguments)
+    (gate,) = [
+        line for line in source.splitlines() if line.strip().startswith("if position_ids is")
+    ]
+    assert "attention_mask is None and past_key_values is None" in gate
+    assert "i.e. generally a training setup" in source
+
+
+@torch.no_grad()
+def test_an_attention_without_a_registered_mask_is_not_causal():
+    """In three tokens, whether the first one sees the last."""
+    AttentionInterface.register("plain_here", _plain)
+    model, row = tiny(LlamaForCausalLM, 0), torch.tensor([[5, 9, 40]])
+    other = torch.tensor([[5, 9, 41]])
+    moved = {}
+    for name in ("sdpa", "plain_here"):
+        model.set_attn_implementation(name)
+        moved[name] = gap(model(row).logits[0, 0], model(other).logits[0, 0])
+    assert moved["sdpa"] < 1e-4 < 0.01 < moved["plain_here"]
+
+
+def _plain(module, query, key, value, attention_mask, **kwargs):
+    assert attention_mask is None
+    kwargs["is_causal"] = False  # as an attention does that trusts the mask which it is given
+    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
