@@ -83,7 +83,8 @@ def diagnose(
         options: further keyword arguments of every call.
         layout: the axes of the inputs, as letters: ``"BHTd"``, ``"BTHd"``, ``"TBHd"``, ``"HTd"``,
             ``"THd"``, ``"BTd"``, ``"TBd"``, ``"Td"``. Without H there is one head, or there are
-            ``heads`` of them side by side. Default: the first that works.
+            ``heads`` of them side by side. A module of images: ``"BdYX"``, ``"BYXd"``. Default:
+            the first that works.
         mask_means: ``"attend"`` (True = may attend), ``"blocked"`` (True = closed) or
             ``"additive"`` (0 and −inf). Default: the first in which closed keys have no influence.
         mask_shape: ``"B1TS"``, ``"BTS"``, ``"BS"``, ``"TS"``, ``"B11S"`` or ``"BHTS"``. Default:
@@ -107,7 +108,8 @@ def diagnose(
         rope_dims: how many channels of each head are rotated, the first ones. Default: all.
         attn_bias: ``attn_bias(T, S)`` gives what is added to the scaled scores inside, (T, S) or
             (H, T, S), as ALiBi does; for the last T of S positions.
-        prenorm: the name of the module's part that norms its input first, as ``"norm"``.
+        prenorm: the name of the module's part that norms its input first, as ``"norm"``: then
+            what is not normed may be added to the output.
         projections: from roles (q, k, v, out, qkv, kv) to names of a module's parameters, where
             their own names do not say it; the others are found.
         module: the module that ``fn`` calls, if ``fn`` is a function around one.
@@ -162,8 +164,9 @@ def diagnose(
     with calls.quietly(), calls.unchanged(given.module):
         subject = read_subject(fn, given)
         if prenorm is not None and subject.module is not None:
-            part = copy.deepcopy(subject.module.get_submodule(prenorm))
-            intent = replace(intent, prenorm=part.double())
+            part = copy.deepcopy(subject.module.get_submodule(prenorm)).double()
+            grouped = isinstance(part, nn.GroupNorm)  # it norms (B, d, ...)
+            intent = replace(intent, prenorm=(lambda x: part(x.mT).mT) if grouped else part)
         if isinstance(fn, types.MethodType) and fn.__name__ != "forward":
             subject = without_projections(subject, intent, layout)
         if intent.sinks is None:
@@ -280,7 +283,7 @@ def _check(fn: Any, given: Given, intent: Intent) -> None:
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     for name, value, known in (
-        ("layout", given.layout, calls.LAYOUTS),
+        ("layout", given.layout, (*calls.LAYOUTS, *calls.IMAGES)),
         ("mask_means", given.mask_means, calls.POLARITIES),
         ("mask_shape", given.mask_shape, calls.SHAPES),
         ("causal", given.causal, (True, False, "top_left")),

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from attn_check.reference import Case, Layer
 
 LAYOUTS = ("BHTd", "BTHd", "TBHd", "HTd", "THd", "BTd", "TBd", "Td")
+IMAGES = ("BdYX", "BYXd")  # with rows and columns of pixels
 SHAPES = ("B1TS", "BTS", "BS", "TS", "B11S", "BHTS")
 POLARITIES = ("attend", "blocked", "additive")
 PAIRINGS = {"half": "halves (i, i + d/2)", "neighbours": "neighbours (2i, 2i + 1)"}
@@ -95,8 +96,11 @@ def _from_signature(fn: Callable) -> str:
         return "q, k, v" + (further if fn is F.scaled_dot_product_attention else "")
     state = "h" if isinstance(getattr(fn, "__self__", fn), nn.Module) else ""  # of a module
     items, roles = list[str](), set[str]()
+    needed = [p.name for p in parameters if p.default is p.empty]
     for p in parameters:
         role = _role(p.name) if p.name != state else None
+        if role is None and state and needed == [p.name]:
+            role = "x"  # a module's only input, whatever its name
         if role is not None and (role not in roles or role in _NO_TENSORS):
             items.append(role if p.kind is p.POSITIONAL_ONLY else f"{p.name}={role}")
             roles.add(role)
@@ -129,6 +133,8 @@ def to_layout(x: Tensor, layout: str, merged: bool, heads: int) -> Tensor:
     if merged and "H" in layout:
         x = x.unflatten(-1, (heads, -1)).transpose(1, 2)
     letters = "BHTd" if x.dim() == 4 else "BTd"
+    if "Y" in layout:
+        x, letters = x.unflatten(1, (2 - x.shape[1] % 2, -1)), "BYXd"
     x = x.squeeze(tuple(i for i, letter in enumerate(letters) if letter not in layout))
     letters = "".join(letter for letter in letters if letter in layout)
     return x.permute([letters.index(letter) for letter in layout]).contiguous()
@@ -145,7 +151,9 @@ def from_layout(out: Tensor, layout: str, case: Case, projects: bool) -> Tensor:
         letters = by_shape.get(tuple(out.shape[:-1]), layout)
     if "B" not in letters:
         out, letters = out[None], "B" + letters
-    out = out.permute([letters.index(c) for c in ("BHTd" if "H" in letters else "BTd")]).double()
+    axes = "BHTd" if "H" in letters else "BYXd" if "Y" in letters else "BTd"
+    out = out.permute([letters.index(c) for c in axes]).double()
+    out = out.flatten(1, 2) if "Y" in letters else out
     if "H" in letters and case.merged:
         return out.transpose(1, 2).flatten(-2)
     whole = "H" not in letters and not case.merged and not projects

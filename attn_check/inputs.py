@@ -5,12 +5,12 @@ from itertools import product
 
 import torch
 
-from attn_check.calls import LAYOUTS, POLARITIES, SHAPES, output_shape
+from attn_check.calls import IMAGES, LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.cases import Exam, opened, with_empty_row
 from attn_check.modules import read_names
 from attn_check.reference import Case, Intent, compute
 from attn_check.search import Pair, explain, rows_of
-from attn_check.subject import Given, Subject
+from attn_check.subject import Answer, Given, Subject
 
 _MASKS = {
     "attend": "True = may attend; if not, pass mask_means='blocked'",
@@ -24,7 +24,7 @@ _MASKS = {
 
 def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> list[str]:
     """The layouts that accept queries and keys of different lengths, the likeliest first."""
-    options: tuple[str, ...] = ("BTd", "TBd") if subject.projects else LAYOUTS
+    options: tuple[str, ...] = ("BTd", "TBd", *IMAGES) if subject.projects else LAYOUTS
     if not subject.projects and subject.heads and subject.heads > 1:
         options = tuple(o for o in LAYOUTS if o not in ("Td", "HTd", "THd"))
     options = options if given is None else (given,)
@@ -37,7 +37,7 @@ def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> 
                 twin.mask_shape = shape or subject.mask_shape
                 exam = Exam(twin, intent)
                 case = exam.case("layout", *sizes)
-                answer = twin.answer(case)
+                answer = Answer() if found and "Y" in layout else twin.answer(case)
                 if answer.out is None:
                     raised = raised or answer.raised
                 elif answer.out.shape == output_shape(case, exam.layer):

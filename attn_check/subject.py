@@ -1,7 +1,7 @@
 """The function that is diagnosed, behind one canonical call."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import Parameter
 from itertools import takewhile
 from typing import Any
@@ -183,6 +183,7 @@ class Subject:
 
     def parse(self, result: Any, case: Case) -> Answer:
         """The output, and the weights if they are returned, in the layout of the case."""
+        result = vars(result) if is_dataclass(result) else result
         given = list(result.values()) if isinstance(result, Mapping) else result
         given = [*given] if isinstance(given, tuple | list) else [given]
         if not given or not isinstance(given[0], Tensor):
@@ -230,8 +231,8 @@ def module_of(fn: Callable) -> nn.Module | None:
 def read_subject(fn: Callable, given: Given) -> Subject:
     """A copy of the function, with what the caller, its signature and its module say."""
     name = getattr(fn, "__name__", type(fn).__name__)
-    fn, module = calls.copied(fn, given.module)
     roles, options = calls.read_arguments(fn, given.arguments), dict(given.options or {})
+    fn, module = calls.copied(fn, given.module)
     subject = Subject(fn, name, *roles, options, module, original=given.module)
     subject.heads, subject.kv_heads, subject.d_k = given.heads, given.kv_heads, given.d_k
     subject.projections, subject.step = given.projections, given.step
