@@ -5,12 +5,14 @@ from dataclasses import replace
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from attn_check import properties
 from attn_check.calls import PAIRINGS
 from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
-from attn_check.reference import Case, Intent, triangle
+from attn_check.reference import Case, Intent, compute, cut, repeated, triangle
+from attn_check.report import numbers
 from attn_check.search import Pair, agrees, right
 from attn_check.subject import Given
 
@@ -138,6 +140,56 @@ def settle(exam: Exam, meant: Intent) -> None:
     if inside:
         exam.found.assumed.append(f"it is meant to have {' and '.join(inside)}")
     exam.intent = meant
+
+
+def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
+    """Whether a bias on the scores that no input changes, as ALiBi's, makes every output right."""
+    twin, known = exam.subject.fresh(dtype=torch.float64), dict[tuple[int, int], Tensor]()
+    bare, layer = exam.intent, exam.layer
+    if bare.attn_bias or bare.sinks is not None or twin.module is None or layer is None:
+        return False
+    twin.module.double()
+
+    def measured(T: int, S: int) -> Tensor:
+        if (T, S) not in known and exam.layer is not None:
+            probe = Exam(twin, bare)
+            width = len(exam.layer.weights["v"]) // exam.layer.kv_heads
+            case = probe.case("bias", T, S, B=8 + 2 * S // width)
+            out, run = probe.out(case), compute(case, bare, exam.layer)
+            if out is None:
+                raise ValueError("there is no output")
+            if "out" in exam.layer.weights:
+                shift = exam.layer.biases.get("out")
+                out = out if shift is None else out - shift
+                out = cut(out @ torch.linalg.pinv(exam.layer.weights["out"]).mT, exam.layer.heads)
+            # weights are exp(score) · exp(bias) / sum: in each example their products with
+            # value - output add up to 0, which settles exp(bias), up to a factor
+            powers = (run.scores - run.scores.amax(-1, keepdim=True)).exp()
+            terms = powers[..., None] * (repeated(run, run.v)[:, :, None] - out[..., None, :])
+            closed = (powers == 0.0).all(dim=0)
+            products = torch.einsum("bhtsd,bhtrd->htsr", terms, terms)
+            u = torch.linalg.eigh(products + closed.double().diag_embed()).eigenvectors[..., 0]
+            u = u / u.gather(-1, u.abs().argmax(-1, keepdim=True))
+            known[T, S] = u.clamp(min=1e-13).log().masked_fill(closed, 0.0)
+        return known[T, S]
+
+    meant = replace(bare, attn_bias=measured)
+    for one in exam.layers:
+        exam.layer = one
+        known.clear()
+        if pairs and all(agrees(pair, right(meant, one), meant) for pair in pairs):
+            row = measured(5, 5)[0, -1]
+            if measured(5, 5).min() < -12.0:  # it is rather closed
+                break
+            exam.intent = meant
+            exam.found.assumed.append(
+                "it is meant to add a bias of its own to the scores, as ALiBi does (in head 0, "
+                f"query 4 to keys 0-3, less that to key 4: {numbers(row - row[-1])}): to have it "
+                "checked, pass attn_bias="
+            )
+            return True
+    exam.layer = layer
+    return False
 
 
 def find_limits(exam: Exam, raised: list[Pair], accepted: list[Case]) -> None:
