@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -11,10 +12,10 @@ from attn_check import properties
 from attn_check.calls import PAIRINGS
 from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
-from attn_check.reference import Case, Intent, compute, cut, repeated, triangle
+from attn_check.reference import Case, Intent, Layer, compute, cut, repeated, triangle
 from attn_check.report import numbers
 from attn_check.search import Pair, agrees, right
-from attn_check.subject import Given
+from attn_check.subject import Given, Subject
 
 ROPE_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 8e6, 1e7, 1e3, 1e2)  # of published models
 
@@ -144,52 +145,44 @@ def settle(exam: Exam, meant: Intent) -> None:
 
 def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
     """Whether a bias on the scores that no input changes, as ALiBi's, makes every output right."""
-    twin, known = exam.subject.fresh(dtype=torch.float64), dict[tuple[int, int], Tensor]()
-    bare, layer = exam.intent, exam.layer
-    if bare.attn_bias or bare.sinks is not None or twin.module is None or layer is None:
-        return False
-    twin.module.double()
-
-    def measured(T: int, S: int) -> Tensor:
-        if (T, S) not in known and exam.layer is not None:
-            probe = Exam(twin, bare)
-            width = len(exam.layer.weights["v"]) // exam.layer.kv_heads
-            case = probe.case("bias", T, S, B=8 + 2 * S // width)
-            out, run = probe.out(case), compute(case, bare, exam.layer)
-            if out is None:
-                raise ValueError("there is no output")
-            if "out" in exam.layer.weights:
-                shift = exam.layer.biases.get("out")
-                out = out if shift is None else out - shift
-                out = cut(out @ torch.linalg.pinv(exam.layer.weights["out"]).mT, exam.layer.heads)
-            # weights are exp(score) · exp(bias) / sum: in each example their products with
-            # value - output add up to 0, which settles exp(bias), up to a factor
-            powers = (run.scores - run.scores.amax(-1, keepdim=True)).exp()
-            terms = powers[..., None] * (repeated(run, run.v)[:, :, None] - out[..., None, :])
-            closed = (powers == 0.0).all(dim=0)
-            products = torch.einsum("bhtsd,bhtrd->htsr", terms, terms)
-            u = torch.linalg.eigh(products + closed.double().diag_embed()).eigenvectors[..., 0]
-            u = u / u.gather(-1, u.abs().argmax(-1, keepdim=True))
-            known[T, S] = u.clamp(min=1e-13).log().masked_fill(closed, 0.0)
-        return known[T, S]
-
-    meant = replace(bare, attn_bias=measured)
-    for one in exam.layers:
-        exam.layer = one
-        known.clear()
-        if pairs and all(agrees(pair, right(meant, one), meant) for pair in pairs):
-            row = measured(5, 5)[0, -1]
-            if measured(5, 5).min() < -12.0:  # it is rather closed
-                break
-            exam.intent = meant
-            exam.found.assumed.append(
-                "it is meant to add a bias of its own to the scores, as ALiBi does (in head 0, "
-                f"query 4 to keys 0-3, less that to key 4: {numbers(row - row[-1])}): to have it "
-                "checked, pass attn_bias="
-            )
+    subject, bare = exam.subject, exam.intent
+    if bare.attn_bias or bare.sinks is not None or subject.fresh().module is subject.original:
+        return False  # of a module that can be copied
+    twin = subject.fresh(dtype=torch.float64)
+    for layer in filter(None, exam.layers):
+        measured = cache(partial(_bias, twin, bare, layer))
+        meant = replace(bare, attn_bias=measured)
+        if not pairs or not all(agrees(pair, right(meant, layer), meant) for pair in pairs):
+            continue
+        row = measured(5, 5)[0, -1]
+        if measured(5, 5).min() > -12.0:  # else keys are rather closed
+            text = "it is meant to add a bias of its own to the scores, as ALiBi does (in head 0, "
+            text += f"query 4 to keys 0-3, less that to key 4: {numbers(row - row[-1])})"
+            exam.found.assumed.append(f"{text}: to have it checked, pass attn_bias=")
+            exam.intent, exam.layer = meant, layer
             return True
-    exam.layer = layer
     return False
+
+
+def _bias(subject: Subject, intent: Intent, layer: Layer, T: int, S: int) -> Tensor:
+    """(H, T, S) numbers that are added to the scores, up to one for each row.
+
+    Weights are exp(score) · exp(bias) / sum: times value - output they add up to 0 over the keys,
+    in each example, which settles exp(bias) up to a factor.
+    """
+    exam, width = Exam(subject, intent), len(layer.weights["v"]) // layer.kv_heads
+    case = exam.case("bias", T, S, B=8 + 2 * S // width)
+    run = compute(case, intent, layer, {"mix": lambda r: torch.zeros_like(r.weights @ r.v)})
+    out = torch.as_tensor(exam.out(case)) - run.out  # it raises where there is none
+    joined = layer.weights.get("out", torch.eye(layer.heads * width).double())
+    out = cut(out @ torch.linalg.pinv(joined).mT, layer.heads)
+    powers = (run.scores - run.scores.amax(-1, keepdim=True)).exp()
+    terms = powers[..., None] * (repeated(run, run.v)[:, :, None] - out[..., None, :])
+    closed = (powers == 0.0).all(dim=0)
+    products = torch.einsum("bhtsd,bhtrd->htsr", terms, terms) + closed.double().diag_embed()
+    factors = torch.linalg.eigh(products).eigenvectors[..., 0]
+    factors = factors / factors.gather(-1, factors.abs().argmax(-1, keepdim=True))
+    return factors.clamp(min=1e-13).log().masked_fill(closed, 0.0)
 
 
 def find_limits(exam: Exam, raised: list[Pair], accepted: list[Case]) -> None:

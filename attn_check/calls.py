@@ -47,12 +47,12 @@ _ROLES = roles_of("arguments")
 
 def default_of(fn: Callable, name: str) -> Any:
     """The default of a parameter: ``Parameter.empty`` if it has none, None if fn has none such."""
-    return next((p.default for p in _parameters(fn) or () if p.name == name), None)
+    return next((p.default for p in parameters_of(fn) or () if p.name == name), None)
 
 
 def never_passed(fn: Callable, positional: list[str], passed: set[str], steps: bool) -> list[str]:
     """Sentences about the parameters that no call is given."""
-    names = [p.name for p in _parameters(fn) or ()][len(positional) :]
+    names = [p.name for p in parameters_of(fn) or ()][len(positional) :]
     texts, others = [], []
     for name in (name for name in names if name not in passed):
         if name in NAMES["dropout rates"].split():
@@ -90,7 +90,7 @@ def read_arguments(fn: Callable, text: str | None) -> Arguments:
 
 def _from_signature(fn: Callable) -> str:
     """What a caller could have passed as ``arguments=``."""
-    parameters = _parameters(fn)
+    parameters = parameters_of(fn)
     if parameters is None:
         further = ", attn_mask=mask, is_causal=causal"
         return "q, k, v" + (further if fn is F.scaled_dot_product_attention else "")
@@ -112,7 +112,7 @@ def _from_signature(fn: Callable) -> str:
     return ", ".join(items)
 
 
-def _parameters(fn: Callable) -> list[Parameter] | None:
+def parameters_of(fn: Callable) -> list[Parameter] | None:
     """Those that have a name of their own; None where a function, written in C, tells none."""
     try:
         called = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)

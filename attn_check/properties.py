@@ -258,8 +258,6 @@ def check_precision(exam: Exam) -> None:
 def _in_dtype(exam: Exam, case: Case, dtype: torch.dtype, name: str) -> Tensor | None:
     """The output in another dtype, and what is wrong with it apart from its numbers."""
     twin, found = exam.subject.fresh(dtype=dtype), exam.found
-    if twin.module is not None:
-        twin.module.to(dtype)
     answer, half = twin.answer(case), dtype in _HALF
     if answer.out is None and half and "overflow" in answer.raised:
         found.known("mask_fill_overflows_half", f"In {name}: {answer.raised}")

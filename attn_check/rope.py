@@ -1,6 +1,5 @@
 """For functions that rotate queries and keys: each way of calling them, and what explains it."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,9 +7,9 @@ from itertools import combinations, product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attn_check.calls import PAIRINGS, copied, roles_of, to_layout
+from attn_check.calls import PAIRINGS, copied, parameters_of, roles_of, to_layout
 from attn_check.facts import of_rotation, turns
 from attn_check.mistakes import FORMS, MISTAKES
 from attn_check.reference import Case, Change, Intent, Step, compute
@@ -207,9 +206,7 @@ def answered_ways(fn: Callable, intent: Intent, layout: str | None, d_k: int | N
 
 def _passed(fn: Callable) -> dict[str, str]:
     """The parameters that are passed, by what they mean."""
-    signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
-    further = list(signature.parameters.values())[1:]
-    others = [p for p in further if not p.kind.name.startswith("VAR_")]
+    others = (parameters_of(fn) or [])[1:]
     needed = [p.name for p in others if p.default is p.empty]
     roles: dict[str, str] = {}
     for p in others:

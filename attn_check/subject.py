@@ -154,6 +154,8 @@ class Subject:
     def fresh(self, **changes: Any) -> "Subject":
         """The same subject with a callable that was never called."""
         fn, module = (self.fn, self.module) if self.unused is None else calls.copied(*self.unused)
+        if "dtype" in changes and module is not None:
+            module.to(changes["dtype"])
         return replace(self, fn=fn, module=module, always_fresh=False, **changes)
 
     def answer(self, case: Case) -> Answer:

@@ -98,10 +98,7 @@ def check_weights(exam: Exam, hypothesis: Hypothesis) -> None:
         worst = int(gap.amax(dim=-1).flatten().argmax())
         texts = [numbers(w.expand(gap.shape).flatten(0, -2)[worst]) for w in (weights, expected)]
         text = f"{case.name}, one row:\nactual    {texts[0]}\nexpected  {texts[1]}"
-        if early:
-            exam.found.known("weights_before_softmax", "")
-        else:
-            exam.found.known("weights_wrong", text)
+        exam.found.known(*(("weights_before_softmax", "") if early else ("weights_wrong", text)))
         return
     if pairs:
         exam.found.holds.append("returned weights are those that give the output")
