@@ -42,10 +42,8 @@ def read_layer(
         for role, (parent, _, last) in paths
         if last != "in_proj_weight" and not isinstance(parts[parent], _LINEAR)
     }
-    wholes = [
-        Layer(*pair, weights, biases, norms, _HEADS.format(pair[0]) * (len(counts) > 1))
-        for pair in counts
-    ]
+    text = _HEADS if len(counts) > 1 else ""
+    wholes = [Layer(*n, weights, biases, norms, text.format(n[0])) for n in counts]
     readings = product(
         wholes,
         (raw, set[str]()) if raw else (raw,),
@@ -95,12 +93,11 @@ def count_heads(
         if given is not None and its is not None and given != its:
             raise ValueError(f"{name}={given} contradicts the module, which says {its}")
     H, H_kv = found if heads is None else heads, said if kv_heads is None else kv_heads
-    fitting = [n for n in (1, 2, 3, 4, 6, 8, 12, 16) if not len(first) % n]
-    if first.dim() == 3:  # (H, d_model, d) or (d_model, H, d)
-        fitting = [*first.shape[:2]]
     counts = []
-    for n in fitting if H is None else [H]:
-        of_keys = sum(len(weights[role]) / len(role) for role in ("k", "kv") if role in weights)
+    of_keys = sum(len(weights[role]) / len(role) for role in ("k", "kv") if role in weights)
+    fitting = [n for n in (1, 2, 3, 4, 6, 8, 12, 16) if not len(first) % n]
+    # else (H, d_model, d) or (d_model, H, d)
+    for n in (fitting if first.dim() == 2 else first.shape[:2]) if H is None else [H]:
         times, rest = divmod(of_keys * n, len(weights["q"])) if flat else (0, 1)
         counts.append((n, H_kv or (n if rest or not times else int(times))))
     return counts

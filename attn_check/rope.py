@@ -38,13 +38,8 @@ _TRIED = [
     ("rope_direction", [1], "RoPE turns the keys, not the queries, in the other direction."),
     ("rope_direction", [2], "RoPE turns the queries, not the keys, in the other direction."),
     ("rope_positions_restart", [1], "Positions are 0, 1, ... where 5, 6, ... are passed."),
-    ("rope_positions_restart", [0], ""),
-    ("rope_missing", [0], ""),
-    ("rope_twice", [0], ""),
-    ("rope_over_heads", [0], ""),
-    ("rope_only_queries", [0], ""),
-    ("rope_only_keys", [0], ""),
-    ("rope_keys_off_by_one", [0], ""),
+    *((f"rope_{name}", [0], "") for name in "positions_restart missing twice over_heads".split()),
+    *((f"rope_{name}", [0], "") for name in "only_queries only_keys keys_off_by_one".split()),
     ("rope_keys_off_by_one", [1], ""),
 ]
 _MIXED = [  # where the function makes cos and sin itself

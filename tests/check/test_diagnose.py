@@ -811,9 +811,9 @@ REPORTED = {
     "sizes that make mistakes alike": row(
         Multi(16, 4, scale=0.25),  # d_k = H = 4, 1/sqrt(16) = 1/4
         ["scale_by_model_width"],
-        "one of those named below, which give the same.*scale_by_d_k",
+        "Either scaled by the width of the model, or .*: the numbers are the same.*scale_by_d_k",
     ),
-    "a twin": row(plain, ["causal_missing"], "one named below, which gives the same", causal=True),
+    "a twin": row(plain, ["causal_missing"], "Either no causal mask or causal in one mode only: the numbers are the same", causal=True),
     # two mistakes
     "over the wrong axis too": row(
         lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ["scale_missing", "softmax_over_queries"]
