@@ -1,5 +1,7 @@
 """What the caller does not say is found out from outside, and each assumption is reported."""
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -94,14 +96,33 @@ def _find_inside(exam: Exam) -> Intent:
     norms = [intent.qk_norm]
     if intent.qk_norm is None and subject.projects and "q" in subject.layers[0].norms:
         norms = [None, "rms", "layer"]
+    scales = [intent.scale, *_scales(exam)]
+    if len(scales) > 1 and intent.qk_norm is None:
+        norms.append("l2")
     ropes = [(intent.rope_base, intent.rope_pairing)]
     if intent.rope_base is None:
         ropes += product(ROPE_BASES, PAIRINGS)
-    for (base, pairing), kind, layer in product(ropes, norms, exam.layers):
-        meant = replace(intent, rope_base=base, rope_pairing=pairing, qk_norm=kind)
+    for (base, pairing), kind, scale, layer in product(ropes, norms, scales, exam.layers):
+        meant = replace(intent, rope_base=base, rope_pairing=pairing, qk_norm=kind, scale=scale)
         if pairs and agrees(pairs[0], right(meant, layer), meant):
             return meant
     return intent
+
+
+def _scales(exam: Exam) -> list[Tensor]:
+    """By what a parameter called a scale or a temperature, of all heads or each, may multiply."""
+    found, layer = list[Tensor](), exam.layer
+    if layer is None or exam.intent.scale is not None or exam.subject.module is None:
+        return found
+    for name, p in exam.subject.module.named_parameters():
+        if re.search("scale|temp|tau", name.rpartition(".")[2]) and p.numel() in (1, layer.heads):
+            x, usual = (
+                p.detach().double().view(-1, 1, 1),
+                (len(layer.weights["q"]) / layer.heads) ** -0.5,
+            )
+            ways = (x, 1.0 / x, x.exp(), x.clamp(max=math.log(100.0)).exp())
+            found += [times * way for times in (1.0, usual) for way in ways]
+    return found
 
 
 def intents(exam: Exam) -> Iterator[Intent]:
@@ -138,6 +159,8 @@ def settle(exam: Exam, meant: Intent) -> None:
         inside.append(f"RoPE inside, with base {meant.rope_base:.0f}, pairing {pairs}")
     if meant.qk_norm != exam.intent.qk_norm:
         inside.append(f"norms of queries and keys ({meant.qk_norm})")
+    if meant.scale is not exam.intent.scale:
+        inside.append("a scale of its own, which a parameter gives")
     if inside:
         exam.found.assumed.append(f"it is meant to have {' and '.join(inside)}")
     exam.intent = meant
