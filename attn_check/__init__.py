@@ -137,12 +137,7 @@ def diagnose(
         >>> print(report.failures[0].repair)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
 
-        A module, whose projections are found by their names:
-
-        >>> diagnose(nn.MultiheadAttention(12, 3, batch_first=True)).ok
-        True
-
-        Grouped heads and RoPE, step by step with a cache:
+        A module, whose projections are found by their names, step by step with a cache:
 
         >>> from attn_lib import Cache, MultiHeadAttention, apply_rope
         >>> layer = MultiHeadAttention(16, 4, num_kv_heads=2, rotate=apply_rope).eval()

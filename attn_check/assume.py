@@ -20,6 +20,8 @@ from attn_check.search import Pair, agrees, right
 from attn_check.subject import Given, Subject
 
 ROPE_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 8e6, 1e7, 1e3, 1e2)  # of published models
+_SCALE = re.compile(r"(scale|temp|tau)[^.]*$")  # a parameter that says, for one or all heads, how
+_WAYS = (lambda x: x, lambda x: 1.0 / x, Tensor.exp, lambda x: x.clamp(max=math.log(100.0)).exp())
 
 
 def assume(exam: Exam, given: Given) -> None:
@@ -96,9 +98,14 @@ def _find_inside(exam: Exam) -> Intent:
     norms = [intent.qk_norm]
     if intent.qk_norm is None and subject.projects and "q" in subject.layers[0].norms:
         norms = [None, "rms", "layer"]
-    scales = [intent.scale, *_scales(exam)]
-    if len(scales) > 1 and intent.qk_norm is None:
-        norms.append("l2")
+    scales = [intent.scale]
+    if intent.scale is None and subject.projects and subject.module is not None:
+        first, named = subject.layers[0], subject.module.named_parameters()
+        own = [p.detach().double().view(-1, 1, 1) for n, p in named if _SCALE.search(n)]
+        usual = (len(first.weights["q"]) / first.heads) ** -0.5
+        fitting = [p for p in own if p.numel() in (1, first.heads)]
+        scales += [n * way(p) for p in fitting for n in (1.0, usual) for way in _WAYS]
+        norms += ["l2"] if fitting and intent.qk_norm is None else []
     ropes = [(intent.rope_base, intent.rope_pairing)]
     if intent.rope_base is None:
         ropes += product(ROPE_BASES, PAIRINGS)
@@ -107,22 +114,6 @@ def _find_inside(exam: Exam) -> Intent:
         if pairs and agrees(pairs[0], right(meant, layer), meant):
             return meant
     return intent
-
-
-def _scales(exam: Exam) -> list[Tensor]:
-    """By what a parameter called a scale or a temperature, of all heads or each, may multiply."""
-    found, layer = list[Tensor](), exam.layer
-    if layer is None or exam.intent.scale is not None or exam.subject.module is None:
-        return found
-    for name, p in exam.subject.module.named_parameters():
-        if re.search("scale|temp|tau", name.rpartition(".")[2]) and p.numel() in (1, layer.heads):
-            x, usual = (
-                p.detach().double().view(-1, 1, 1),
-                (len(layer.weights["q"]) / layer.heads) ** -0.5,
-            )
-            ways = (x, 1.0 / x, x.exp(), x.clamp(max=math.log(100.0)).exp())
-            found += [times * way for times in (1.0, usual) for way in ways]
-    return found
 
 
 def intents(exam: Exam) -> Iterator[Intent]:
@@ -179,9 +170,11 @@ def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
             continue
         row = measured(5, 5)[0, -1]
         if measured(5, 5).min() > -12.0:  # else keys are rather closed
-            text = "it is meant to add a bias of its own to the scores, as ALiBi does (in head 0, "
-            text += f"query 4 to keys 0-3, less that to key 4: {numbers(row - row[-1])})"
-            exam.found.assumed.append(f"{text}: to have it checked, pass attn_bias=")
+            text = (
+                "it is meant to add a bias of its own to the scores, as ALiBi does: pass attn_bias="
+            )
+            shown = f"head 0, query 4, keys 0-3 less key 4: {numbers(row - row[-1])}"
+            exam.found.assumed.append(f"{text} to have it checked ({shown})")
             exam.intent, exam.layer = meant, layer
             return True
     return False

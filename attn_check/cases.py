@@ -257,20 +257,19 @@ def far_below(exam: Exam) -> Case:
     lowest = -1500 if exam.layer is None else -300
     words = f"scores down to about {lowest}"
     case, layer = exam.case(words, 5, B=exam.examples(5), tolerance=3e-3), exam.layer
-    scale = exam.intent.scale
-    scale = scale.flatten()[0].item() if isinstance(scale, Tensor) else scale
     if layer is None:
         q = case.tensors["q"].clone()
-        q[..., 2, :] = lowest / (exam.d_k * (scale or exam.d_k**-0.5))
+        q[..., 2, :] = lowest / (exam.d_k * (exam.intent.scale or exam.d_k**-0.5))
         return case.with_tensors(q=q, k=1.0 + 0.003 * case.tensors["k"])
     width = layer.weights["q"].shape[0] // layer.heads
-    if layer.weights["k"].shape[1] != layer.weights["q"].shape[1]:
+    other = layer.weights["k"].shape[1] != layer.weights["q"].shape[1]
+    if other or isinstance(exam.intent.scale, Tensor):
         return case
     # inputs from which the first head projects -u as keys, and u as the query at position 2
     both = torch.cat([layer.weights[role][:width] for role in "qk"])
     biases = [layer.biases.get(role) for role in "qk"]
     shift = torch.cat([both.new_zeros(width) if b is None else b[:width] for b in biases])
-    size = (300.0 / (width * (scale or width**-0.5))) ** 0.5
+    size = (300.0 / (width * (exam.intent.scale or width**-0.5))) ** 0.5
     u = torch.full((width,), size, dtype=torch.float64)
     inverse = torch.linalg.pinv(both)
     key = inverse @ (torch.cat([0.0 * u, -u]) - shift)

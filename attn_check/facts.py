@@ -40,8 +40,7 @@ def report_single(exam: Exam, pairs: Answered) -> None:
     """The first call in which a size is 1 and the output is wrong, as in no other."""
     for case, answer in pairs:
         if (out := answer.out) is not None and not exam.equal(out, exam.expected(case), case):
-            example = exam.shown(case, out, exam.expected(case))
-            exam.found.known("size_of_one", example)
+            exam.found.known("size_of_one", exam.shown(case, out, exam.expected(case)))
             return
 
 
@@ -54,8 +53,7 @@ def report_unknown(exam: Exam) -> None:
     for case, answer in exam.answered:
         if (out := answer.out) is not None:
             expected = exam.expected(case)
-            kind = right if exam.equal(out, expected, case) else wrong
-            kind.append((case, out, expected))
+            (right if exam.equal(out, expected, case) else wrong).append((case, out, expected))
     right = [call for call in right if call[0].lengths[1] > 1]  # with one key, most are right
     wrong.sort(key=lambda call: (call[0].closes, call[0].single, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []

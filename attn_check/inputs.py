@@ -138,8 +138,7 @@ def _is_unused(exam: Exam) -> bool:
     """Whether masks that close much, inverted or not, change nothing."""
     twin = exam.anew()
     case, mask = twin.case("mask", 5), twin.allowed_mask(2, 5, 5)
-    masks = torch.ones_like(mask), mask, ~mask
-    outs = [exam.out(replace(case, mask=one)) for one in masks]
+    outs = [exam.out(replace(case, mask=m)) for m in (torch.ones_like(mask), mask, ~mask)]
     return all(x is not None and outs[0] is not None and torch.equal(x, outs[0]) for x in outs)
 
 

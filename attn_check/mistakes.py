@@ -161,8 +161,7 @@ def _tiled_mask(r: Run) -> Tensor | None:
     if r.given is None:
         return None
     B, H = len(r.scores), r.scores.shape[1]
-    given = r.given.expand(B, *r.given.shape[1:])
-    return given[(torch.arange(B * H) % B).view(B, H), 0]
+    return r.given.expand(B, *r.given.shape[1:])[(torch.arange(B * H) % B).view(B, H), 0]
 
 
 def _each(split: Callable[[Tensor, int], Tensor]) -> Step:

@@ -216,7 +216,7 @@ def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> La
     if not turned and any(weight.dim() == 3 for weight in whole.weights.values()):
         return None
     counts = {"q": whole.heads, "k": whole.kv_heads, "v": whole.kv_heads}
-    vectors, found, words = dict(whole.biases), Tensors(), ""
+    vectors, found, texts = dict(whole.biases), Tensors(), [whole.order]
     for role, x in whole.weights.items():
         if x.dim() == 3 and role == "out":  # (H, d, d_model)
             x = x.flatten(0, 1)
@@ -241,9 +241,8 @@ def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> La
         whose = ", ".join(_WORDS[role] for role in letters)
         end = "head by head" if by_head else "in this order"
         text = f"the {'columns' if packed in turned else 'rows'} of {names[packed][0]} are those of"
-        words = words or f"{text} {whose}, {end}"
-    words = "; ".join(filter(None, (whole.order, words)))
-    layer = replace(whole, weights=found, biases=vectors, order=words)
+        texts.append(f"{text} {whose}, {end}")
+    layer = replace(whole, weights=found, biases=vectors, order="; ".join(filter(None, texts)))
     return layer if _fits(layer) else None
 
 

@@ -120,7 +120,7 @@ class Report:
         lines = [f"{bold}{self.subject}: {counted}.{bold}"]
         for i, failure in enumerate(self.failures, start=1):
             names = [failure.name, *(MISTAKES[twin].name for twin in failure.alike)]
-            name = (", or " if len(names) > 2 else " or ").join(names)
+            name = ", or ".join(names)
             name = f"either {name}: the numbers are the same" if failure.alike else name
             lines += ["", f"{i}. {bold}{name[:1].upper()}{name[1:]}.{bold}"]
             for label, text in failure.parts().items():

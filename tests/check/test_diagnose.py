@@ -110,7 +110,6 @@ WRONG = {
     "heads": (sdpa, {"heads": 4, "kv_heads": 3}, "a multiple of kv_heads, got 4 and 3"),
     "heads are contradicted": (torch_layer(), {"heads": 4}, "heads"),
     "key heads are contradicted": (Separate(16, 4, 2), {"kv_heads": 4}, "contradicts"),
-    "heads are not given": (NoHeads(), {}, "heads="),
     "no such part": (unnamed(), {"heads": 2, "projections": {"q": "three"}}, "there are one"),
     "no names of projections": (unnamed(), {"heads": 2}, "projections="),
     "it raises": (broken, {}, "RuntimeError: shape of nothing"),
@@ -813,7 +812,7 @@ REPORTED = {
         ["scale_by_model_width"],
         "Either scaled by the width of the model, or .*: the numbers are the same.*scale_by_d_k",
     ),
-    "a twin": row(plain, ["causal_missing"], "Either no causal mask or causal in one mode only: the numbers are the same", causal=True),
+    "a twin": row(plain, ["causal_missing"], "Either no causal mask, or causal in one mode only: the numbers are the same", causal=True),
     # two mistakes
     "over the wrong axis too": row(
         lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ["scale_missing", "softmax_over_queries"]
