@@ -75,8 +75,9 @@ def diagnose(
     Args:
         fn: a function of queries, keys and values, or a module of ``x`` (and ``context``), with
             or without a mask. It returns the output, or a tuple that starts with it; weights that
-            follow are checked too. A module is copied: yours stays as it is. A method of (q, k, v)
-            that uses no projection of its module is taken for a function.
+            follow are checked too (scores in their place, as Whisper returns them, are a warning).
+            A module is copied: yours stays as it is. A method of (q, k, v) that uses no projection
+            of its module is taken for a function.
         arguments: the roles of what is passed, in order, or as name=role: ``"q, k, v, mask"``,
             ``"x, memory=context, attn_mask=mask"``. Roles: q, k, v, x, context, mask. Default:
             from the names of the parameters.
@@ -89,7 +90,7 @@ def diagnose(
             ``"additive"`` (0 and −inf). Default: the first in which closed keys have no influence.
         mask_shape: ``"B1TS"``, ``"BTS"``, ``"BS"``, ``"TS"``, ``"B11S"`` or ``"BHTS"``. Default:
             the first in which closed keys have no influence.
-        heads: H, where it is fixed and neither a module nor a parameter of that name says it.
+        heads: H, where it is fixed; default: what a module or such a parameter says, or what fits.
         kv_heads: H_kv, of grouped heads; default H, or what a module says.
         d_k: width of a query, where it is fixed; default 8.
         causal: whether queries attend to no later key: True, where the queries are the last of
@@ -99,7 +100,7 @@ def diagnose(
         sinks: (H,) scores of sinks, one more term of each head's softmax. Default: a module's
             parameter named ``sinks``.
         softcap: scores become softcap · tanh(scores / softcap).
-        scale: multiplies the scores; default 1/sqrt(d_k).
+        scale: multiplies the scores; default 1/sqrt(d_k), or what a module learns, if it fits.
         qk_norm: ``"rms"``, ``"layer"`` or ``"l2"``: queries and keys are normed over d_k, before
             they are rotated; gains are a module's parameters with ``q_norm`` in their name.
         rope_base: queries and keys are rotated inside, with this base and positions from 0 on.
@@ -107,7 +108,7 @@ def diagnose(
         rope_pairing: ``"half"``, channels i and i + d_k/2, or ``"neighbours"``, 2i and 2i + 1.
         rope_dims: how many channels of each head are rotated, the first ones. Default: all.
         attn_bias: ``attn_bias(T, S)`` gives what is added to the scaled scores inside, (T, S) or
-            (H, T, S), as ALiBi does; for the last T of S positions.
+            (H, T, S), as ALiBi does; for the last T of S positions. Default: none, or what fits.
         prenorm: the name of the module's part that norms its input first, as ``"norm"``: then
             what is not normed may be added to the output.
         projections: from roles (q, k, v, out, qkv, kv) to names of a module's parameters, where

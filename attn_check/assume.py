@@ -168,13 +168,11 @@ def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
         meant = replace(bare, attn_bias=measured)
         if not pairs or not all(agrees(pair, right(meant, layer), meant) for pair in pairs):
             continue
-        row = measured(5, 5)[0, -1]
-        if measured(5, 5).min() > -12.0:  # else keys are rather closed
-            text = (
-                "it is meant to add a bias of its own to the scores, as ALiBi does: pass attn_bias="
-            )
-            shown = f"head 0, query 4, keys 0-3 less key 4: {numbers(row - row[-1])}"
-            exam.found.assumed.append(f"{text} to have it checked ({shown})")
+        if measured(5, 5).min() > -8.0:  # else keys are rather closed
+            row = numbers(measured(5, 5)[0, -1] - measured(5, 5)[0, -1, -1])
+            text = "it is meant to add a bias of its own to the scores, as ALiBi does: to have it "
+            text += f"checked, pass attn_bias= (head 0, query 4, keys 0-3 less key 4: {row})"
+            exam.found.assumed.append(text)
             exam.intent, exam.layer = meant, layer
             return True
     return False

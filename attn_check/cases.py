@@ -262,8 +262,7 @@ def far_below(exam: Exam) -> Case:
         q[..., 2, :] = lowest / (exam.d_k * (exam.intent.scale or exam.d_k**-0.5))
         return case.with_tensors(q=q, k=1.0 + 0.003 * case.tensors["k"])
     width = layer.weights["q"].shape[0] // layer.heads
-    other = layer.weights["k"].shape[1] != layer.weights["q"].shape[1]
-    if other or isinstance(exam.intent.scale, Tensor):
+    if "context" in case.tensors or isinstance(exam.intent.scale, Tensor):
         return case
     # inputs from which the first head projects -u as keys, and u as the query at position 2
     both = torch.cat([layer.weights[role][:width] for role in "qk"])

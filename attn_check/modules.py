@@ -83,7 +83,7 @@ def count_heads(
     """H and H_kv, from what the module says and what the caller says; else what fits."""
     found, width = _attribute(module, "heads"), _attribute(module, "widths of a head")
     flat = "q" in weights and weights["q"].dim() == 2
-    first = next(iter(weights.values()))
+    first = next(iter(weights.values()))  # flat, (H, d_model, d) or (d_model, H, d)
     if found is None and len(by_role.get("q", [])) > 1:
         found = len(by_role["q"])
     elif found is None and width is not None and flat:
@@ -96,7 +96,6 @@ def count_heads(
     counts = []
     of_keys = sum(len(weights[role]) / len(role) for role in ("k", "kv") if role in weights)
     fitting = [n for n in (1, 2, 3, 4, 6, 8, 12, 16) if not len(first) % n]
-    # else (H, d_model, d) or (d_model, H, d)
     for n in (fitting if first.dim() == 2 else first.shape[:2]) if H is None else [H]:
         times, rest = divmod(of_keys * n, len(weights["q"])) if flat else (0, 1)
         counts.append((n, H_kv or (n if rest or not times else int(times))))
