@@ -159,10 +159,10 @@ def settle(exam: Exam, meant: Intent) -> None:
 
 def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
     """Whether a bias on the scores that no input changes, as ALiBi's, makes every output right."""
-    subject, bare = exam.subject, exam.intent
-    if bare.attn_bias or bare.sinks is not None or subject.fresh().module is subject.original:
-        return False  # of a module that can be copied
-    twin = subject.fresh(dtype=torch.float64)
+    kept, bare = exam.subject.original, exam.intent  # only a copy is made double
+    if bare.attn_bias or bare.sinks is not None or exam.subject.fresh().module is kept:
+        return False
+    twin = exam.subject.fresh(dtype=torch.float64)
     for layer in filter(None, exam.layers):
         measured = cache(partial(_bias, twin, bare, layer))
         meant = replace(bare, attn_bias=measured)

@@ -8,8 +8,8 @@ import torch
 from attn_check.calls import IMAGES, LAYOUTS, POLARITIES, SHAPES, output_shape
 from attn_check.cases import Exam, opened, with_empty_row
 from attn_check.modules import read_names
-from attn_check.reference import Case, Intent, compute
-from attn_check.search import Pair, explain, rows_of
+from attn_check.reference import Case, Intent
+from attn_check.search import Hypothesis, Pair, explain, outcome, right, rows_of
 from attn_check.subject import Answer, Given, Subject
 
 _MASKS = {
@@ -131,7 +131,7 @@ def assume_mask(exam: Exam, given: Given) -> None:
             f"Masks of the shape {exam.wider_mask} are accepted too, but then closed keys have "
             f"an influence: if such masks are meant, pass mask_shape={exam.wider_mask!r}."
         )
-    exam.intent = replace(exam.intent, polarity=subject.polarity, empty=_find_empty(exam))
+    exam.intent = replace(exam.intent, polarity=subject.polarity, empty=find_empty(exam))
 
 
 def _is_unused(exam: Exam) -> bool:
@@ -231,17 +231,18 @@ def _is_added(exam: Exam, case: Case) -> bool:
     return masked is None or bare is None or torch.allclose(masked, bare, equal_nan=True)
 
 
-def _find_empty(exam: Exam) -> str:
+def find_empty(exam: Exam, whole: Hypothesis | None = None) -> str:
     """What a row without any open cell gives: nan (also where it is something else), zeros, ..."""
     case = with_empty_row(exam.anew())
     out = exam.out(case)
     if out is None or case.mask is None:
         return "nan"
     rows = ~case.mask.any(dim=-1)  # (B, T)
-    for empty in ("nan", "zeros", "uniform"):
-        intent = replace(exam.intent, empty=empty, causal=False, window=None)
-        for layer in exam.layers:
-            pair = rows_of(out, rows), rows_of(compute(case, intent, layer).out, rows)
-            if torch.allclose(*pair, atol=1e-4, rtol=1e-3, equal_nan=True):
-                return empty
+    for empty, layer in product(("nan", "zeros", "uniform"), exam.layers):
+        one = whole or right(replace(exam.intent, causal=False, window=None), layer)
+        given = outcome(case, replace(one, intent=replace(one.intent, empty=empty)))
+        if given is None or given.shape != out.shape:
+            continue
+        if torch.allclose(rows_of(out, rows), rows_of(given, rows), 1e-3, 1e-4, equal_nan=True):
+            return empty
     return "nan"

@@ -268,10 +268,8 @@ FORMS: dict[str, Forms] = {
     "scale_by_length": _of("scale", lambda r: r.S**-0.5),
     "scale_ignored": _of("scale", lambda r: _meant(r.intent.scale) and r.d_k**-0.5),
     # ---------------------------------------------------------------- softmax
-    "softmax_over_queries": [
-        *_weights(lambda s: s.softmax(dim=-2)),
-        {"mix": lambda r: _square(r.weights).mT @ r.v},
-    ],
+    "softmax_over_queries": _weights(lambda s: s.softmax(dim=-2))
+    + _of("mix", lambda r: _square(r.weights).mT @ r.v),
     "softmax_over_heads": _weights(lambda s: s.softmax(dim=1)),
     "softmax_over_batch": _weights(lambda s: s.softmax(dim=0)),
     "softmax_flattened": _weights(
@@ -419,12 +417,10 @@ FORMS: dict[str, Forms] = {
         lambda r: r.scores.clamp(-r.intent.softcap, r.intent.softcap),
         lambda r: r.capped(r.scores) / r.intent.softcap,
     ),
-    "bias_missing": [
-        {"bias": lambda r: r.scores},
-        *_together(
-            bias=lambda r: r.scores, softmax=lambda r: r.softmax() + r.intent.attn_bias(r.T, r.S)
-        ),
-    ],
+    "bias_missing": _of("bias", lambda r: r.scores)
+    + _together(
+        bias=lambda r: r.scores, softmax=lambda r: r.softmax() + r.intent.attn_bias(r.T, r.S)
+    ),
     "bias_scaled": _of("bias", lambda r: r.scores + r.factor * r.intent.attn_bias(r.T, r.S)),
     "bias_transposed": _of("bias", lambda r: r.scores + _turned_bias(r)),
     # ---------------------------------------------------------------- heads

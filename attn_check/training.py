@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attn_check.calls import WithoutDropout
 from attn_check.cases import Exam, with_empty_row, without_padded_rows
+from attn_check.inputs import find_empty
 from attn_check.reference import Case, Change, Layer, compute, repeated
 from attn_check.report import largest, numbers, show
 from attn_check.search import Hypothesis, open_rows, rows_of
@@ -112,14 +113,14 @@ _EMPTY = {  # what a query gives that may attend to nothing
 
 
 def note_empty_rows(exam: Exam) -> None:
-    """Say what a query gives that may attend to nothing: NaN, or, of a right output, what else."""
-    case, hypothesis = with_empty_row(exam), exam.hypothesis
-    out, words = exam.out(case), _EMPTY[exam.intent.empty]
+    """Say what a query gives that may attend to nothing: NaN, or what explains its numbers."""
+    case, whole = with_empty_row(exam), exam.hypothesis
+    out = exam.out(case)
     if out is None or case.mask is None or out.shape[0] != case.batch:
         return
     if bool(rows_of(out, ~case.mask.any(dim=-1)).isnan().all()):
         exam.found.known("empty_row_nan", "")
-    elif words and hypothesis is not None and not hypothesis.mistakes:
+    elif whole and "mask" not in whole.change and (words := _EMPTY[find_empty(exam, whole)]):
         exam.note(f"A query that may attend to nothing{words}; in attn_lib it gives zeros.")
 
 
