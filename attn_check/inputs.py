@@ -188,8 +188,8 @@ def find_mask(exam: Exam, given: Given) -> tuple[str, str] | None:
             exam.wider_mask = wider[0] if wider and "T" not in shape else ""
             return key
     best = min(leaks, key=lambda key: leaks[key], default=None)
-    if best is None or leaks[best] == 0.0:
-        return best
+    if best is None:
+        return None
     for key, pair in pairs.items():
         if explain([pair], replace(exam.intent, polarity=key[0]), exam.layers, depth=1):
             return key

@@ -431,3 +431,32 @@ def test_a_sink_that_is_left_out_has_no_twins():
     sinks = torch.tensor([0.5, 1.0, -0.5])
     (failure,) = diagnose(plain, sinks=sinks, layout="BHTd", causal=False).failures
     assert (failure.mistake, failure.alike) == ("sinks_dropped", ())
+
+
+class Padded(nn.Module):
+    """The values of keys, each by its own weights, reach the wrong rows: padding is no less."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+        s = scores_of(q, k) if mask is None else scores_of(q, k).masked_fill(~mask, -1e4)
+        out = torch.einsum("bhij,bhid->bhjd", s.softmax(-1), v)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+def test_a_guess_of_the_mask_adds_no_mistake():
+    report = diagnose(Padded())
+    assert report.mistakes == ["softmax_over_queries"], report
+    assert any(text.startswith("what the mask means: True = may attend") for text in report.assumed)
+
+
+def by_layers(query_layer, key_layer, value_layer):
+    return plain(query_layer, key_layer, value_layer)
+
+
+def test_names_of_megatron():
+    assert diagnose(by_layers, layout="TBHd").ok
