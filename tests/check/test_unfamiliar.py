@@ -459,4 +459,4 @@ def by_layers(query_layer, key_layer, value_layer):
 
 
 def test_names_of_megatron():
-    assert diagnose(by_layers, layout="TBHd").ok
+    assert diagnose(by_layers).ok
