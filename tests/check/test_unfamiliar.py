@@ -278,7 +278,7 @@ def test_a_bias_that_no_input_changes_is_found(bias):
 
 
 @for_each(
-    lambda T: -30.0 * (apart(T) < 0),  # closed, if not quite
+    lambda T: -10.0 * (apart(T) < 0),  # closed, if not quite
     lambda T: torch.full((3, T, T), -math.inf).triu(2),
 )
 def test_what_closes_keys_is_no_bias(bias):
