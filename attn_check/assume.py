@@ -14,6 +14,7 @@ from attn_check import properties
 from attn_check.calls import PAIRINGS
 from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
+from attn_check.modules import numbers_of, part_of
 from attn_check.reference import Case, Intent, Layer, compute, cut, repeated, triangle
 from attn_check.report import numbers
 from attn_check.search import Pair, agrees, right
@@ -106,11 +107,16 @@ def _find_inside(exam: Exam) -> Intent:
         fitting = [p for p in own if p.numel() in (1, first.heads)]
         scales += [n * way(p) for p in fitting for n in (1.0, usual) for way in _WAYS]
         norms += ["l2"] if fitting and intent.qk_norm is None else []
-    ropes = [(intent.rope_base, intent.rope_pairing)]
+    said = numbers_of(subject.module if subject.projects else None).items()
+    caps = [intent.softcap, *(x for n, x in said if part_of(n) == "softcap" and not intent.softcap)]
+    ropes = [(intent.rope_base, intent.rope_pairing, intent.rope_dims)]
     if intent.rope_base is None:
-        ropes += product(ROPE_BASES, PAIRINGS)
-    for (base, pairing), kind, scale, layer in product(ropes, norms, scales, exam.layers):
-        meant = replace(intent, rope_base=base, rope_pairing=pairing, qk_norm=kind, scale=scale)
+        some = [int(x) for n, x in said if part_of(n) == "rope_dims" and x >= 2 and x % 2 == 0]
+        ropes += product(ROPE_BASES, PAIRINGS, [None, *some])
+    every = product(ropes, caps, norms, scales, exam.layers)
+    for (base, pairing, dims), cap, kind, scale, layer in every:
+        meant = replace(intent, rope_base=base, rope_pairing=pairing, rope_dims=dims)
+        meant = replace(meant, qk_norm=kind, scale=scale, softcap=cap)
         if pairs and agrees(pairs[0], right(meant, layer), meant):
             return meant
     return intent
@@ -147,7 +153,10 @@ def settle(exam: Exam, meant: Intent) -> None:
     inside = []
     if meant.rope_base != exam.intent.rope_base:
         pairs = "halves" if meant.rope_pairing == "half" else "neighbours"
-        inside.append(f"RoPE inside, with base {meant.rope_base:.0f}, pairing {pairs}")
+        some = f", of {meant.rope_dims} channels" if meant.rope_dims else ""
+        inside.append(f"RoPE inside, with base {meant.rope_base:.0f}, pairing {pairs}{some}")
+    if meant.softcap != exam.intent.softcap:
+        inside.append(f"a softcap of {meant.softcap:.6g}")
     if meant.qk_norm != exam.intent.qk_norm:
         inside.append(f"norms of queries and keys ({meant.qk_norm})")
     if meant.scale is not exam.intent.scale:

@@ -85,7 +85,12 @@ def read_arguments(fn: Callable, text: str | None) -> Arguments:
             "fn must take q, k and v, or x: say which of its parameters these are with "
             'arguments=, for instance arguments="q, k, v" or arguments="x"'
         )
-    return positional, named, others
+    roles, own = {*positional, *named.values()}, "context_mask"
+    if not {"mask", "context"} <= roles:  # the only mask, whatever its name
+        other = "mask" if "mask" not in roles else ""
+        positional = [other if role == own else role for role in positional]
+        named = {n: other if role == own else role for n, role in named.items()}
+    return [*filter(None, positional)], {n: r for n, r in named.items() if r}, others
 
 
 def _from_signature(fn: Callable) -> str:

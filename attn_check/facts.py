@@ -6,20 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attn_check.calls import PAIRINGS
+from attn_check.calls import NAMES, PAIRINGS
 from attn_check.cases import LONG, Exam
-from attn_check.modules import unexplained
+from attn_check.modules import numbers_of, part_of, unexplained
 from attn_check.properties import shown
 from attn_check.reference import Case
-from attn_check.report import largest, numbers
+from attn_check.report import NOT_JUDGED, largest, numbers
 from attn_check.search import Answered, allowed, compared, open_rows
 
-_UNKNOWN = {  # by what can be passed of the intent
-    "attn_bias": "a bias of its own, as ALiBi (pass attn_bias=)",
-    "rope_dims": "RoPE on some channels (rope_dims=)",
-    "prenorm": "a norm before the projections (prenorm=)",
-    "": "a residual around it",
-}
+_KINDS = NAMES["parts in words"]  # by what can be passed of the intent
 Call = tuple[Case, Tensor, Tensor]  # with the output, and with the one that is expected
 
 
@@ -57,10 +52,41 @@ def report_unknown(exam: Exam) -> None:
     right = [call for call in right if call[0].lengths[1] > 1]  # with one key, most are right
     wrong.sort(key=lambda call: (call[0].closes, call[0].single, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
-    parts = [text for part, text in _UNKNOWN.items() if getattr(exam.intent, part, None) is None]
-    more = f"Or it has a part that is not known here: {', '.join(parts)}."
-    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong), more]
-    exam.found.broken("the output is not attention's", " ".join(texts), shown(exam, *wrong[0]))
+    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong)]
+    if own := _own_parts(exam):
+        title = (
+            f"{NOT_JUDGED}: it has parts that are not known here ({', '.join([*own][:6])}): pass "
+        )
+        title += ", ".join(dict.fromkeys(own.values()))
+    else:
+        title = "the output is not attention's"
+        parts = [text for part, text in _KINDS.items() if getattr(exam.intent, part, None) is None]
+        texts.append(f"Or it has a part that is not known here: {', '.join(parts)}.")
+    exam.found.broken(title, " ".join(texts), shown(exam, *wrong[0]))
+
+
+def _own_parts(exam: Exam) -> dict[str, str]:
+    """Parts of a module that nothing here explains, and what can be passed of each."""
+    module, layer, found = exam.subject.module, exam.layer, dict[str, str]()
+    if module is None or layer is None:
+        return found
+    width = len(layer.weights["q"]) // layer.heads, layer.weights["q"].shape[1]
+    usual = [n**power for n in (1, *width) for power in (-1.0, -0.5, 0.5, 1.0)]
+    names = unexplained(module, exam.subject.projections)
+    # no mask, and no cache
+    for name, x in module.named_buffers():
+        odd = (x != 0) & (x != 1) & (x > -1e3) & x.isfinite()
+        names += [name] if part_of(name) and bool(odd.any()) else []
+    for name, n in numbers_of(module).items():
+        near = min(abs(n / known - 1.0) for known in usual) < 1e-6
+        if part_of(name) in ("softcap", "rope_dims") or (part_of(name) == "scale" and not near):
+            names.append(name)
+    passed = {part: f"{part}=" for part in vars(exam.intent)}
+    for name in names:
+        part = part_of(name)
+        if getattr(exam.intent, part, None) is None:
+            found[name] = passed.get(part, "projections=, or its attention alone")
+    return found
 
 
 def _gap(exam: Exam, call: Call) -> float:
@@ -120,12 +146,7 @@ def _in_common(wrong: list[Call], right: list[Call]) -> str:
 
 def _facts(exam: Exam, wrong: list[Call]) -> list[str]:
     subject, texts = exam.subject, []
-    if subject.projects and subject.module is not None:
-        if others := unexplained(subject.module, subject.projections):
-            text = f"The module also has {', '.join(others[:6])}, not used in this comparison: "
-            text += "if this is a block, pass its attention alone; if they project, name them in "
-            texts.append(f"{text}projections=.")
-    elif not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
+    if not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
         text = f"Its inputs were passed in the layout {subject.layout}: if they are "
         texts.append(f"{text}(B, T, H · d), heads side by side, pass heads=.")
     given = [call for call in wrong if call[1].shape == call[2].shape]

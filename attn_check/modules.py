@@ -77,6 +77,18 @@ def unexplained(module: nn.Module, projections: Projections) -> list[str]:
     return sorted({_stem(name) for name in parameters if "sink" not in name} - used - norms)
 
 
+def numbers_of(module: nn.Module | None) -> dict[str, float]:
+    """Attributes that are positive numbers, of all parts, by name."""
+    owned = {n: x for part in (module.modules() if module else ()) for n, x in vars(part).items()}
+    return {n: x for n, x in owned.items() if type(x) in (int, float) and x > 0}
+
+
+def part_of(name: str) -> str:
+    """What can be passed of a part that is called so; "" where that is not known."""
+    kinds = NAMES["parts that are not known"].items()
+    return next((part for part, words in kinds if re.search(words, name.lower())), "")
+
+
 def count_heads(
     module: nn.Module, weights: Tensors, by_role: Names, heads: int | None, kv_heads: int | None
 ) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from attn_check.reference import Case, Intent
 from attn_check.search import allowed, open_rows
 
 # assumptions that only the author can confirm
+NOT_JUDGED = "not judged"  # begins the name of a failure: none of what is passed explains it
 MEANT = ("what the mask means", "it is meant", "the layout is TB")
 
 
@@ -108,8 +109,10 @@ class Report:
 
     def _lines(self, *, markdown: bool) -> list[str]:
         bold, slanted, bullet = ("**", "*", "- ") if markdown else ("", "", "  - ")
-        n = len(self.failures)
+        unjudged = [f.name for f in self.failures if f.name.startswith(NOT_JUDGED)]
+        n = len(self.failures) - len(unjudged)
         counted = {0: "no mistake found", 1: "one mistake found"}.get(n, f"{n} mistakes found")
+        counted = "; ".join([*([counted] if n or not unjudged else []), *unjudged])
         if self.ok and any(text.startswith(MEANT) for text in self.assumed):
             counted += ", if you mean what is assumed below"
         rows = [MISTAKES[note.mistake] for note in self.notes if note.mistake]
@@ -122,6 +125,7 @@ class Report:
             names = [failure.name, *(MISTAKES[twin].name for twin in failure.alike)]
             name = ", or ".join(names)
             name = f"either {name}: the numbers are the same" if failure.alike else name
+            name = NOT_JUDGED if name in unjudged else name  # the first line says it
             lines += ["", f"{i}. {bold}{name[:1].upper()}{name[1:]}.{bold}"]
             for label, text in failure.parts().items():
                 start = f"   {bullet if markdown else ''}{slanted}{label}:{slanted}"

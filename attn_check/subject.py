@@ -141,6 +141,8 @@ class Subject:
         values: dict[str, Any] = dict(tensors)
         if mask is not None or ("mask" in self.named.values() and self._required("mask")):
             values["mask"] = mask
+        if {"mask", "context"} <= values.keys() and "context_mask" in self.roles:
+            values["context_mask"] = values.pop("mask")  # that of the keys
         # as far as there are values: what follows a missing one would stand in its place
         args = [values.pop(role) for role in takewhile(values.__contains__, self.positional)]
         named = {name: values[role] for name, role in self.named.items() if role in values}
