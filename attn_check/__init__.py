@@ -20,19 +20,8 @@ from attn_check.report import Failure, Note, Report
 from attn_check.runs import Finding
 from attn_check.subject import Given, module_of, read_subject
 
-__all__ = [
-    "Audit",
-    "Failure",
-    "Finding",
-    "Note",
-    "Report",
-    "assert_attention",
-    "assert_rope",
-    "assert_same_answer",
-    "audit",
-    "diagnose",
-    "diagnose_rope",
-]
+__all__ = ["Audit", "Failure", "Finding", "Note", "Report", "assert_attention", "assert_rope"]
+__all__ += ["assert_same_answer", "audit", "diagnose", "diagnose_rope"]
 
 
 def diagnose(

@@ -43,9 +43,6 @@ def assume(exam: Exam, given: Given) -> None:
         assume_mask(exam, given)
 
 
-# ---------------------------------------------------------------- causal, window, RoPE, norms
-
-
 def _assume_causal(exam: Exam, given: Given) -> None:
     """Whether keys on one side have no influence, and of the others only the nearest have."""
     if given.window is not None and given.causal is None:

@@ -52,41 +52,31 @@ def report_unknown(exam: Exam) -> None:
     right = [call for call in right if call[0].lengths[1] > 1]  # with one key, most are right
     wrong.sort(key=lambda call: (call[0].closes, call[0].single, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
-    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong)]
-    if own := _own_parts(exam):
-        title = (
-            f"{NOT_JUDGED}: it has parts that are not known here ({', '.join([*own][:6])}): pass "
-        )
-        title += ", ".join(dict.fromkeys(own.values()))
-    else:
-        title = "the output is not attention's"
-        parts = [text for part, text in _KINDS.items() if getattr(exam.intent, part, None) is None]
-        texts.append(f"Or it has a part that is not known here: {', '.join(parts)}.")
+    kinds = [text for part, text in _KINDS.items() if getattr(exam.intent, part, None) is None]
+    more = f"Or it has a part that is not known here: {', '.join(kinds)}."
+    texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong), more]
+    title, own = "the output is not attention's", _own_parts(exam)
+    if own:
+        names, ways = ", ".join([*own][:6]), ", ".join(dict.fromkeys(own.values()))
+        title = f"{NOT_JUDGED}: it has parts that are not known here ({names}): pass {ways}"
     exam.found.broken(title, " ".join(texts), shown(exam, *wrong[0]))
 
 
 def _own_parts(exam: Exam) -> dict[str, str]:
     """Parts of a module that nothing here explains, and what can be passed of each."""
-    module, layer, found = exam.subject.module, exam.layer, dict[str, str]()
+    module, layer = exam.subject.module, exam.layer
     if module is None or layer is None:
-        return found
+        return {}
+    names, buffers = unexplained(module, exam.subject.projections), module.named_buffers()
+    odd = {n: x[(x != 0) & (x != 1) & (x > -1e3)].isfinite() for n, x in buffers}  # no mask, cache
+    names += [name for name, x in odd.items() if part_of(name) and bool(x.any())]
     width = len(layer.weights["q"]) // layer.heads, layer.weights["q"].shape[1]
     usual = [n**power for n in (1, *width) for power in (-1.0, -0.5, 0.5, 1.0)]
-    names = unexplained(module, exam.subject.projections)
-    # no mask, and no cache
-    for name, x in module.named_buffers():
-        odd = (x != 0) & (x != 1) & (x > -1e3) & x.isfinite()
-        names += [name] if part_of(name) and bool(odd.any()) else []
     for name, n in numbers_of(module).items():
-        near = min(abs(n / known - 1.0) for known in usual) < 1e-6
-        if part_of(name) in ("softcap", "rope_dims") or (part_of(name) == "scale" and not near):
-            names.append(name)
-    passed = {part: f"{part}=" for part in vars(exam.intent)}
-    for name in names:
-        part = part_of(name)
-        if getattr(exam.intent, part, None) is None:
-            found[name] = passed.get(part, "projections=, or its attention alone")
-    return found
+        scale = part_of(name) == "scale" and min(abs(n / known - 1.0) for known in usual) > 1e-6
+        names += [name] if scale or part_of(name) in ("softcap", "rope_dims") else []
+    pairs = [(n, part_of(n)) for n in names if getattr(exam.intent, part_of(n), None) is None]
+    return {n: f"{part}=" if part else "projections=, or its attention alone" for n, part in pairs}
 
 
 def _gap(exam: Exam, call: Call) -> float:

@@ -5,21 +5,14 @@ from itertools import product
 
 import torch
 
-from attn_check.calls import IMAGES, LAYOUTS, POLARITIES, SHAPES, output_shape
+from attn_check.calls import IMAGES, LAYOUTS, NAMES, POLARITIES, SHAPES, output_shape
 from attn_check.cases import Exam, opened, with_empty_row
 from attn_check.modules import read_names
 from attn_check.reference import Case, Intent
 from attn_check.search import Hypothesis, Pair, explain, outcome, right, rows_of
 from attn_check.subject import Answer, Given, Subject
 
-_MASKS = {
-    "attend": "True = may attend; if not, pass mask_means='blocked'",
-    "blocked": "True = closed; if not, pass mask_means='attend'",
-    "additive": "it is added, 0 or −inf",
-}
-
-
-# ---------------------------------------------------------------- layouts
+_MASKS = NAMES["masks"]
 
 
 def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> list[str]:
@@ -90,9 +83,6 @@ def without_projections(subject: Subject, intent: Intent, layout: str | None) ->
         f"{subject.name} does not use the module's projections: its q, k and v are projected ones"
     )
     return bare
-
-
-# ---------------------------------------------------------------- masks
 
 
 def assume_mask(exam: Exam, given: Given) -> None:

@@ -402,8 +402,7 @@ FORMS: dict[str, Forms] = {
     ),
     "softcap_missing": _of("cap", lambda r: r.scores),
     "softcap_after_mask": _together(
-        cap=lambda r: r.scores,
-        close=lambda r: r.capped(closed(r.scores, both(r.given, r.reach))),
+        cap=lambda r: r.scores, close=lambda r: r.capped(closed(r.scores, both(r.given, r.reach)))
     ),
     "softcap_after_softmax": _together(
         cap=lambda r: r.scores, softmax=lambda r: r.capped(r.scores.softmax(dim=-1))

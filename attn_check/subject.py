@@ -223,9 +223,6 @@ def quoted(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-# ---------------------------------------------------------------- from what the caller says
-
-
 def module_of(fn: Callable) -> nn.Module | None:
     """The module itself, or the one that a method belongs to."""
     owner = getattr(fn, "__self__", fn)

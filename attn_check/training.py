@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from attn_check.calls import WithoutDropout
+from attn_check.calls import NAMES, WithoutDropout
 from attn_check.cases import Exam, with_empty_row, without_padded_rows
 from attn_check.inputs import find_empty
 from attn_check.reference import Case, Change, Layer, compute, repeated
@@ -105,11 +105,7 @@ def check_weights(exam: Exam, hypothesis: Hypothesis) -> None:
         exam.found.holds.append("returned weights are those that give the output")
 
 
-_EMPTY = {  # what a query gives that may attend to nothing
-    "nan": " gives neither zeros, nor NaN, nor the mean of the values",
-    "uniform": " attends to all positions equally",
-    "zeros": "",  # as in attn_lib
-}
+_EMPTY = NAMES["an empty row"]  # what a query gives that may attend to nothing
 
 
 def note_empty_rows(exam: Exam) -> None:

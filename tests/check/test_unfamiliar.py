@@ -460,3 +460,88 @@ def by_layers(query_layer, key_layer, value_layer):
 
 def test_names_of_megatron():
     assert diagnose(by_layers).ok
+
+
+# ---------------------------------------------------------------- parts that are not known
+
+
+class Capped(nn.Module):
+    """A softcap, and RoPE on some channels, of which only its attributes speak."""
+
+    def __init__(self, cap=None, dims=None, axis=-1, turned=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
+        self.axis, self.turned = axis, turned or dims
+        if cap:
+            self.attn_logit_softcapping = cap
+        if dims:
+            self.rotary_dim = dims
+
+    def rotated(self, x):
+        x, rest = x.split([self.turned, 8 - self.turned], -1)
+        places = torch.arange(x.shape[-2])[:, None]
+        angles = places / 1e4 ** (torch.arange(0, self.turned, 2) / self.turned)
+        a, b = x[..., ::2], x[..., 1::2]
+        turned = (a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin())
+        return torch.cat([torch.stack(turned, -1).flatten(-2), rest], -1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+        if self.turned:
+            q, k = self.rotated(q), self.rotated(k)
+        s, cap = scores_of(q, k), getattr(self, "attn_logit_softcapping", None)
+        s = cap * (s / cap).tanh() if cap else s
+        return self.proj((s.softmax(self.axis) @ v).transpose(1, 2).flatten(2))
+
+
+@for_each(
+    ({"cap": 1.5}, "a softcap of 1.5"),
+    ({"dims": 4}, "RoPE inside, with base 10000, pairing neighbours, of 4 channels"),
+)
+def test_what_attributes_say_is_assumed_where_it_fits(options, text):
+    report = diagnose(Capped(**options), causal=False)
+    assert report.ok, report
+    assert any(text in assumed for assumed in report.assumed)
+    assert "if you mean what is assumed below" in headline(report)
+    assert not diagnose(Capped(**options, axis=-2), causal=False).ok
+
+
+def test_a_module_with_parts_that_are_not_known_is_not_judged():
+    report = diagnose(Capped(dims=4, turned=6), causal=False)
+    assert not report.ok
+    text = "not judged: it has parts that are not known here (rotary_dim): pass rope_dims="
+    assert headline(report) == f"Capped: {text}."
+    report = diagnose(Capped(axis=-2, cap=1.5), causal=False, softcap=1.5)
+    assert report.mistakes == ["softmax_over_queries"]
+    cubed = Biased(lambda T: 0.0)
+    cubed.proj = nn.Sequential(cubed.proj, nn.Sigmoid())
+    assert "not judged" not in str(diagnose(cubed))
+    assert "one mistake found" in headline(diagnose(cubed))
+
+
+class TwoMasks(nn.Module):
+    """With a context, its own mask is that of the keys."""
+
+    def __init__(self, inverted=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads, self.inverted = 3, inverted
+        self.to_q, self.to_k, self.to_v = (nn.Linear(24, 24) for _ in range(3))
+
+    def forward(self, x, context=None, mask=None, context_mask=None):
+        y, cells = (x, mask) if context is None else (context, context_mask)
+        parts = (self.to_q(x), self.to_k(y), self.to_v(y))
+        q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in parts)
+        s = scores_of(q, k)
+        if cells is not None:
+            closed = ~cells[:, None, None, :]
+            s = s.masked_fill(~closed if self.inverted and context is not None else closed, -1e4)
+        return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_with_a_context_its_mask_is_that_of_the_keys():
+    report = diagnose(TwoMasks(), mask_means="attend")
+    assert report.ok, report
+    assert not any("context_mask" in text for text in report.unchecked)
+    assert not diagnose(TwoMasks(inverted=True), mask_means="attend").ok
