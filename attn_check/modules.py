@@ -179,6 +179,9 @@ def _biases(parameters: Tensors, by_role: Names) -> Names:
             biases += [s for s in spelled if s in parameters and s not in names][:1]
         if len(biases) == len(names):
             found[role] = biases
+    for name in parameters if "qkv" in by_role else ():
+        if alone := re.fullmatch(r"(?:.*\.)?([qkv])_bias", name):  # as Swin's q_bias
+            found[alone[1]] = [name]
     packed = [name for name in parameters if name.endswith("in_proj_bias")]
     if packed and {"q", "k", "v"} <= by_role.keys():  # torch's, where widths differ
         found["qkv"] = packed[:1]
@@ -248,7 +251,8 @@ def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> La
         if by_head:  # head by head: its query, its key, its value
             lines = index.view(parts[0], len(parts), unit).transpose(0, 1).flatten(1).unbind()
         for role, at in zip(letters, lines, strict=True):
-            found[role], vectors[role] = matrix[at], None if bias is None else bias[at]
+            found[role] = matrix[at]
+            vectors[role] = vectors.get(role) if bias is None else bias[at]
         whose = ", ".join(_WORDS[role] for role in letters)
         end = "head by head" if by_head else "in this order"
         text = f"the {'columns' if packed in turned else 'rows'} of {names[packed][0]} are those of"

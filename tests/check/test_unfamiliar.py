@@ -545,3 +545,23 @@ def test_with_a_context_its_mask_is_that_of_the_keys():
     assert report.ok, report
     assert not any("context_mask" in text for text in report.unchecked)
     assert not diagnose(TwoMasks(inverted=True), mask_means="attend").ok
+
+
+class BiasesApart(nn.Module):
+    """The biases of queries and values lie beside the packed projection, as in Swin v2."""
+
+    def __init__(self, doubled=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.qkv, self.doubled = 3, nn.Linear(24, 72, bias=False), doubled
+        self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(24)) for _ in range(2))
+
+    def forward(self, x):
+        bias = torch.cat([self.q_bias, torch.zeros(24), self.doubled * self.v_bias])
+        q, k, v = (self.qkv(x) + bias).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+        return plain(q, k, v).transpose(1, 2).flatten(2)
+
+
+def test_biases_beside_a_packed_projection_are_read():
+    assert diagnose(BiasesApart()).ok
+    assert not diagnose(BiasesApart(doubled=2.0)).ok
