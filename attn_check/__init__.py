@@ -68,8 +68,8 @@ def diagnose(
             A module is copied: yours stays as it is. A method of (q, k, v) that uses no projection
             of its module is taken for a function.
         arguments: the roles of what is passed, in order, or as name=role: ``"q, k, v, mask"``,
-            ``"x, memory=context, attn_mask=mask"``. Roles: q, k, v, x, context, mask. Default:
-            from the names of the parameters.
+            ``"x, memory=context, attn_mask=mask"``. Roles: q, k, v, x, context, mask,
+            context_mask. Default: from the names of the parameters.
         options: further keyword arguments of every call.
         layout: the axes of the inputs, as letters: ``"BHTd"``, ``"BTHd"``, ``"TBHd"``, ``"HTd"``,
             ``"THd"``, ``"BTd"``, ``"TBd"``, ``"Td"``. Without H there is one head, or there are
