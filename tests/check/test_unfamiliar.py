@@ -565,3 +565,41 @@ class BiasesApart(nn.Module):
 def test_biases_beside_a_packed_projection_are_read():
     assert diagnose(BiasesApart()).ok
     assert not diagnose(BiasesApart(doubled=2.0)).ok
+
+
+class NormedHeads(nn.Module):
+    """Queries and keys normed by LayerNorm; the weights that it used are returned."""
+
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.num_heads = heads
+        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.q_norm, self.k_norm = nn.LayerNorm(width // heads), nn.LayerNorm(width // heads)
+
+    def forward(self, x, mask=None):
+        B, T, d = x.shape
+        q, k, v = self.in_proj(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None], -math.inf)
+        weights = scores.softmax(dim=-1)
+        return self.out_proj((weights @ v).transpose(1, 2).reshape(B, T, d)), weights
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_of_large_scores_are_compared_as_coarsely_as_outputs(seed):
+    torch.manual_seed(seed)
+    assert diagnose(NormedHeads(), heads=4, mask_means="attend").ok
+
+
+def test_weights_that_are_off_by_a_hundredth_are_still_seen():
+    class Off(NormedHeads):
+        def forward(self, x, mask=None):
+            out, weights = super().forward(x, mask)
+            return out, 0.99 * weights + 0.01 / weights.shape[-1]
+
+    torch.manual_seed(0)
+    report = diagnose(Off(), heads=4)
+    assert not report.ok
+    assert "Returned weights are not those" in str(report)
