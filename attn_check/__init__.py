@@ -20,19 +20,8 @@ from attn_check.report import Failure, Note, Report
 from attn_check.runs import Finding
 from attn_check.subject import Given, module_of, read_subject
 
-__all__ = [
-    "Audit",
-    "Failure",
-    "Finding",
-    "Note",
-    "Report",
-    "assert_attention",
-    "assert_rope",
-    "assert_same_answer",
-    "audit",
-    "diagnose",
-    "diagnose_rope",
-]
+__all__ = ["Audit", "Failure", "Finding", "Note", "Report", "assert_attention", "assert_rope"]
+__all__ += ["assert_same_answer", "audit", "diagnose", "diagnose_rope"]
 
 
 def diagnose(
@@ -75,20 +64,22 @@ def diagnose(
     Args:
         fn: a function of queries, keys and values, or a module of ``x`` (and ``context``), with
             or without a mask. It returns the output, or a tuple that starts with it; weights that
-            follow are checked too. A module is copied: yours stays as it is. A method of (q, k, v)
-            that uses no projection of its module is taken for a function.
+            follow are checked too (scores in their place, as Whisper returns them, are a warning).
+            A module is copied: yours stays as it is. A method of (q, k, v) that uses no projection
+            of its module is taken for a function.
         arguments: the roles of what is passed, in order, or as name=role: ``"q, k, v, mask"``,
-            ``"x, memory=context, attn_mask=mask"``. Roles: q, k, v, x, context, mask. Default:
-            from the names of the parameters.
+            ``"x, memory=context, attn_mask=mask"``. Roles: q, k, v, x, context, mask,
+            context_mask. Default: from the names of the parameters.
         options: further keyword arguments of every call.
         layout: the axes of the inputs, as letters: ``"BHTd"``, ``"BTHd"``, ``"TBHd"``, ``"HTd"``,
             ``"THd"``, ``"BTd"``, ``"TBd"``, ``"Td"``. Without H there is one head, or there are
-            ``heads`` of them side by side. Default: the first that works.
+            ``heads`` of them side by side. A module of images: ``"BdYX"``, ``"BYXd"``. Default:
+            the first that works.
         mask_means: ``"attend"`` (True = may attend), ``"blocked"`` (True = closed) or
             ``"additive"`` (0 and −inf). Default: the first in which closed keys have no influence.
         mask_shape: ``"B1TS"``, ``"BTS"``, ``"BS"``, ``"TS"``, ``"B11S"`` or ``"BHTS"``. Default:
             the first in which closed keys have no influence.
-        heads: H, where it is fixed and neither a module nor a parameter of that name says it.
+        heads: H, where it is fixed; default: what a module or such a parameter says, or what fits.
         kv_heads: H_kv, of grouped heads; default H, or what a module says.
         d_k: width of a query, where it is fixed; default 8.
         causal: whether queries attend to no later key: True, where the queries are the last of
@@ -98,7 +89,7 @@ def diagnose(
         sinks: (H,) scores of sinks, one more term of each head's softmax. Default: a module's
             parameter named ``sinks``.
         softcap: scores become softcap · tanh(scores / softcap).
-        scale: multiplies the scores; default 1/sqrt(d_k).
+        scale: multiplies the scores; default 1/sqrt(d_k), or what a module learns, if it fits.
         qk_norm: ``"rms"``, ``"layer"`` or ``"l2"``: queries and keys are normed over d_k, before
             they are rotated; gains are a module's parameters with ``q_norm`` in their name.
         rope_base: queries and keys are rotated inside, with this base and positions from 0 on.
@@ -106,8 +97,9 @@ def diagnose(
         rope_pairing: ``"half"``, channels i and i + d_k/2, or ``"neighbours"``, 2i and 2i + 1.
         rope_dims: how many channels of each head are rotated, the first ones. Default: all.
         attn_bias: ``attn_bias(T, S)`` gives what is added to the scaled scores inside, (T, S) or
-            (H, T, S), as ALiBi does; for the last T of S positions.
-        prenorm: the name of the module's part that norms its input first, as ``"norm"``.
+            (H, T, S), as ALiBi does; for the last T of S positions. Default: none, or what fits.
+        prenorm: the name of the module's part that norms its input first, as ``"norm"``: then
+            what is not normed may be added to the output.
         projections: from roles (q, k, v, out, qkv, kv) to names of a module's parameters, where
             their own names do not say it; the others are found.
         module: the module that ``fn`` calls, if ``fn`` is a function around one.
@@ -135,12 +127,7 @@ def diagnose(
         >>> print(report.failures[0].repair)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
 
-        A module, whose projections are found by their names:
-
-        >>> diagnose(nn.MultiheadAttention(12, 3, batch_first=True)).ok
-        True
-
-        Grouped heads and RoPE, step by step with a cache:
+        A module, whose projections are found by their names, step by step with a cache:
 
         >>> from attn_lib import Cache, MultiHeadAttention, apply_rope
         >>> layer = MultiHeadAttention(16, 4, num_kv_heads=2, rotate=apply_rope).eval()
@@ -162,8 +149,9 @@ def diagnose(
     with calls.quietly(), calls.unchanged(given.module):
         subject = read_subject(fn, given)
         if prenorm is not None and subject.module is not None:
-            part = copy.deepcopy(subject.module.get_submodule(prenorm))
-            intent = replace(intent, prenorm=part.double())
+            part = copy.deepcopy(subject.module.get_submodule(prenorm)).double()
+            grouped = isinstance(part, nn.GroupNorm)  # it norms (B, d, ...)
+            intent = replace(intent, prenorm=(lambda x: part(x.mT).mT) if grouped else part)
         if isinstance(fn, types.MethodType) and fn.__name__ != "forward":
             subject = without_projections(subject, intent, layout)
         if intent.sinks is None:
@@ -280,7 +268,7 @@ def _check(fn: Any, given: Given, intent: Intent) -> None:
     if not callable(fn):
         raise TypeError(f"fn must be callable, got {type(fn).__name__}")
     for name, value, known in (
-        ("layout", given.layout, calls.LAYOUTS),
+        ("layout", given.layout, (*calls.LAYOUTS, *calls.IMAGES)),
         ("mask_means", given.mask_means, calls.POLARITIES),
         ("mask_shape", given.mask_shape, calls.SHAPES),
         ("causal", given.causal, (True, False, "top_left")),

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_check import audit, diagnose, diagnose_rope
+from attn_check.calls import parameters_of
 
 _KINDS: dict[str, type] = dict.fromkeys("heads kv-heads d-k window rope-dims".split(), int)
 _KINDS |= dict.fromkeys("softcap scale rope-base".split(), float)
@@ -50,8 +51,9 @@ def main(words: list[str] | None = None) -> int:
         subject = _find(target)
         if foreign:
             raise ValueError(f"with --{kind}, {', '.join(foreign)} cannot be passed")
-        if kind == "audit" and inspect.isfunction(subject) and not _required(subject):
-            subject = subject()
+        if kind == "audit" and inspect.isfunction(subject):
+            needed = [p for p in parameters_of(subject) or () if p.default is p.empty]
+            subject = subject if needed else subject()
         if "causal" in adapter:
             adapter["causal"] = _CAUSAL[adapter["causal"]]
         if "options" in adapter:
@@ -114,12 +116,6 @@ def _constant(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         raise ValueError(f"the argument {ast.unparse(node)} is not a constant") from None
-
-
-def _required(fn: Callable) -> bool:
-    """Whether it cannot be called without arguments."""
-    parameters = inspect.signature(fn).parameters.values()
-    return any(p.default is p.empty and not p.kind.name.startswith("VAR_") for p in parameters)
 
 
 def _option(text: str) -> tuple[str, Any]:

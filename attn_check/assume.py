@@ -1,20 +1,28 @@
 """What the caller does not say is found out from outside, and each assumption is reported."""
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 
 import torch
+from torch import Tensor
 
 from attn_check import properties
 from attn_check.calls import PAIRINGS
 from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
-from attn_check.reference import Case, Intent, triangle
+from attn_check.modules import numbers_of, part_of
+from attn_check.reference import Case, Intent, Layer, compute, cut, repeated, triangle
+from attn_check.report import numbers
 from attn_check.search import Pair, agrees, right
-from attn_check.subject import Given
+from attn_check.subject import Given, Subject
 
 ROPE_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 8e6, 1e7, 1e3, 1e2)  # of published models
+_SCALE = re.compile(r"(scale|temp|tau)[^.]*$")  # a parameter that says, for one or all heads, how
+_WAYS = (lambda x: x, lambda x: 1.0 / x, Tensor.exp, lambda x: x.clamp(max=math.log(100.0)).exp())
 
 
 def assume(exam: Exam, given: Given) -> None:
@@ -33,9 +41,6 @@ def assume(exam: Exam, given: Given) -> None:
     settle(exam, _find_inside(exam))
     if subject.takes_mask:
         assume_mask(exam, given)
-
-
-# ---------------------------------------------------------------- causal, window, RoPE, norms
 
 
 def _assume_causal(exam: Exam, given: Given) -> None:
@@ -91,11 +96,24 @@ def _find_inside(exam: Exam) -> Intent:
     norms = [intent.qk_norm]
     if intent.qk_norm is None and subject.projects and "q" in subject.layers[0].norms:
         norms = [None, "rms", "layer"]
-    ropes = [(intent.rope_base, intent.rope_pairing)]
+    scales = [intent.scale]
+    if intent.scale is None and subject.projects and subject.module is not None:
+        first, named = subject.layers[0], subject.module.named_parameters()
+        own = [p.detach().double().view(-1, 1, 1) for n, p in named if _SCALE.search(n)]
+        usual = (len(first.weights["q"]) / first.heads) ** -0.5
+        fitting = [p for p in own if p.numel() in (1, first.heads)]
+        scales += [n * way(p) for p in fitting for n in (1.0, usual) for way in _WAYS]
+        norms += ["l2"] if fitting and intent.qk_norm is None else []
+    said = numbers_of(subject.module if subject.projects else None).items()
+    caps = [intent.softcap, *(x for n, x in said if part_of(n) == "softcap" and not intent.softcap)]
+    ropes = [(intent.rope_base, intent.rope_pairing, intent.rope_dims)]
     if intent.rope_base is None:
-        ropes += product(ROPE_BASES, PAIRINGS)
-    for (base, pairing), kind, layer in product(ropes, norms, exam.layers):
-        meant = replace(intent, rope_base=base, rope_pairing=pairing, qk_norm=kind)
+        some = [int(x) for n, x in said if part_of(n) == "rope_dims" and x >= 2 and x % 2 == 0]
+        ropes += product(ROPE_BASES, PAIRINGS, [None, *some])
+    every = product(ropes, caps, norms, scales, exam.layers)
+    for (base, pairing, dims), cap, kind, scale, layer in every:
+        meant = replace(intent, rope_base=base, rope_pairing=pairing, rope_dims=dims)
+        meant = replace(meant, qk_norm=kind, scale=scale, softcap=cap)
         if pairs and agrees(pairs[0], right(meant, layer), meant):
             return meant
     return intent
@@ -132,12 +150,59 @@ def settle(exam: Exam, meant: Intent) -> None:
     inside = []
     if meant.rope_base != exam.intent.rope_base:
         pairs = "halves" if meant.rope_pairing == "half" else "neighbours"
-        inside.append(f"RoPE inside, with base {meant.rope_base:.0f}, pairing {pairs}")
+        some = f", of {meant.rope_dims} channels" if meant.rope_dims else ""
+        inside.append(f"RoPE inside, with base {meant.rope_base:.0f}, pairing {pairs}{some}")
+    if meant.softcap != exam.intent.softcap:
+        inside.append(f"a softcap of {meant.softcap:.6g}")
     if meant.qk_norm != exam.intent.qk_norm:
         inside.append(f"norms of queries and keys ({meant.qk_norm})")
+    if meant.scale is not exam.intent.scale:
+        inside.append("a scale of its own, which a parameter gives")
     if inside:
         exam.found.assumed.append(f"it is meant to have {' and '.join(inside)}")
     exam.intent = meant
+
+
+def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
+    """Whether a bias on the scores that no input changes, as ALiBi's, makes every output right."""
+    kept, bare = exam.subject.original, exam.intent  # only a copy is made double
+    if bare.attn_bias or bare.sinks is not None or exam.subject.fresh().module is kept:
+        return False
+    twin = exam.subject.fresh(dtype=torch.float64)
+    for layer in filter(None, exam.layers):
+        measured = cache(partial(_bias, twin, bare, layer))
+        meant = replace(bare, attn_bias=measured)
+        if not pairs or not all(agrees(pair, right(meant, layer), meant) for pair in pairs):
+            continue
+        if measured(5, 5).min() > -8.0:  # else keys are rather closed
+            row = numbers(measured(5, 5)[0, -1] - measured(5, 5)[0, -1, -1])
+            text = "it is meant to add a bias of its own to the scores, as ALiBi does: to have it "
+            text += f"checked, pass attn_bias= (head 0, query 4, keys 0-3 less key 4: {row})"
+            exam.found.assumed.append(text)
+            exam.intent, exam.layer = meant, layer
+            return True
+    return False
+
+
+def _bias(subject: Subject, intent: Intent, layer: Layer, T: int, S: int) -> Tensor:
+    """(H, T, S) numbers that are added to the scores, up to one for each row.
+
+    Weights are exp(score) · exp(bias) / sum: times value - output they add up to 0 over the keys,
+    in each example, which settles exp(bias) up to a factor.
+    """
+    exam, width = Exam(subject, intent), len(layer.weights["v"]) // layer.kv_heads
+    case = exam.case("bias", T, S, B=8 + 2 * S // width)
+    run = compute(case, intent, layer, {"mix": lambda r: torch.zeros_like(r.weights @ r.v)})
+    out = torch.as_tensor(exam.out(case)) - run.out  # it raises where there is none
+    joined = layer.weights.get("out", torch.eye(layer.heads * width).double())
+    out = cut(out @ torch.linalg.pinv(joined).mT, layer.heads)
+    powers = (run.scores - run.scores.amax(-1, keepdim=True)).exp()
+    terms = powers[..., None] * (repeated(run, run.v)[:, :, None] - out[..., None, :])
+    closed = (powers == 0.0).all(dim=0)
+    products = torch.einsum("bhtsd,bhtrd->htsr", terms, terms) + closed.double().diag_embed()
+    factors = torch.linalg.eigh(products).eigenvectors[..., 0]
+    factors = factors / factors.gather(-1, factors.abs().argmax(-1, keepdim=True))
+    return factors.clamp(min=1e-13).log().masked_fill(closed, 0.0)
 
 
 def find_limits(exam: Exam, raised: list[Pair], accepted: list[Case]) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from attn_check.reference import Case, Layer
 
 LAYOUTS = ("BHTd", "BTHd", "TBHd", "HTd", "THd", "BTd", "TBd", "Td")
+IMAGES = ("BdYX", "BYXd")  # with rows and columns of pixels
 SHAPES = ("B1TS", "BTS", "BS", "TS", "B11S", "BHTS")
 POLARITIES = ("attend", "blocked", "additive")
 PAIRINGS = {"half": "halves (i, i + d/2)", "neighbours": "neighbours (2i, 2i + 1)"}
@@ -46,12 +47,12 @@ _ROLES = roles_of("arguments")
 
 def default_of(fn: Callable, name: str) -> Any:
     """The default of a parameter: ``Parameter.empty`` if it has none, None if fn has none such."""
-    return next((p.default for p in _parameters(fn) or () if p.name == name), None)
+    return next((p.default for p in parameters_of(fn) or () if p.name == name), None)
 
 
 def never_passed(fn: Callable, positional: list[str], passed: set[str], steps: bool) -> list[str]:
     """Sentences about the parameters that no call is given."""
-    names = [p.name for p in _parameters(fn) or ()][len(positional) :]
+    names = [p.name for p in parameters_of(fn) or ()][len(positional) :]
     texts, others = [], []
     for name in (name for name in names if name not in passed):
         if name in NAMES["dropout rates"].split():
@@ -84,19 +85,27 @@ def read_arguments(fn: Callable, text: str | None) -> Arguments:
             "fn must take q, k and v, or x: say which of its parameters these are with "
             'arguments=, for instance arguments="q, k, v" or arguments="x"'
         )
-    return positional, named, others
+    roles, own = {*positional, *named.values()}, "context_mask"
+    if not {"mask", "context"} <= roles:  # the only mask, whatever its name
+        other = "mask" if "mask" not in roles else ""
+        positional = [other if role == own else role for role in positional]
+        named = {n: other if role == own else role for n, role in named.items()}
+    return [*filter(None, positional)], {n: r for n, r in named.items() if r}, others
 
 
 def _from_signature(fn: Callable) -> str:
     """What a caller could have passed as ``arguments=``."""
-    parameters = _parameters(fn)
+    parameters = parameters_of(fn)
     if parameters is None:
         further = ", attn_mask=mask, is_causal=causal"
         return "q, k, v" + (further if fn is F.scaled_dot_product_attention else "")
     state = "h" if isinstance(getattr(fn, "__self__", fn), nn.Module) else ""  # of a module
     items, roles = list[str](), set[str]()
+    needed = [p.name for p in parameters if p.default is p.empty]
     for p in parameters:
         role = _role(p.name) if p.name != state else None
+        if role is None and state and needed == [p.name]:
+            role = "x"  # a module's only input, whatever its name
         if role is not None and (role not in roles or role in _NO_TENSORS):
             items.append(role if p.kind is p.POSITIONAL_ONLY else f"{p.name}={role}")
             roles.add(role)
@@ -108,7 +117,7 @@ def _from_signature(fn: Callable) -> str:
     return ", ".join(items)
 
 
-def _parameters(fn: Callable) -> list[Parameter] | None:
+def parameters_of(fn: Callable) -> list[Parameter] | None:
     """Those that have a name of their own; None where a function, written in C, tells none."""
     try:
         called = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
@@ -129,6 +138,8 @@ def to_layout(x: Tensor, layout: str, merged: bool, heads: int) -> Tensor:
     if merged and "H" in layout:
         x = x.unflatten(-1, (heads, -1)).transpose(1, 2)
     letters = "BHTd" if x.dim() == 4 else "BTd"
+    if "Y" in layout:
+        x, letters = x.unflatten(1, (2 - x.shape[1] % 2, -1)), "BYXd"
     x = x.squeeze(tuple(i for i, letter in enumerate(letters) if letter not in layout))
     letters = "".join(letter for letter in letters if letter in layout)
     return x.permute([letters.index(letter) for letter in layout]).contiguous()
@@ -145,7 +156,9 @@ def from_layout(out: Tensor, layout: str, case: Case, projects: bool) -> Tensor:
         letters = by_shape.get(tuple(out.shape[:-1]), layout)
     if "B" not in letters:
         out, letters = out[None], "B" + letters
-    out = out.permute([letters.index(c) for c in ("BHTd" if "H" in letters else "BTd")]).double()
+    axes = "BHTd" if "H" in letters else "BYXd" if "Y" in letters else "BTd"
+    out = out.permute([letters.index(c) for c in axes]).double()
+    out = out.flatten(1, 2) if "Y" in letters else out
     if "H" in letters and case.merged:
         return out.transpose(1, 2).flatten(-2)
     whole = "H" not in letters and not case.merged and not projects

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_check.calls import output_shape
 from attn_check.modules import read_layer
 from attn_check.reference import Case, Change, Intent, Layer, compute
 from attn_check.report import Note, Report, show
@@ -93,6 +94,8 @@ class Exam:
         """
         B, (T, S) = case.batch, case.lengths
         base, changes = self.out(case), torch.ones(B, T, S, dtype=torch.float64)
+        if base is not None and base.shape != output_shape(case, self.layer):
+            return changes
         for j in range(S):
             out = self.out(with_other_key(case, j))
             if base is None or out is None or out.shape != base.shape:
@@ -259,7 +262,7 @@ def far_below(exam: Exam) -> Case:
         q[..., 2, :] = lowest / (exam.d_k * (exam.intent.scale or exam.d_k**-0.5))
         return case.with_tensors(q=q, k=1.0 + 0.003 * case.tensors["k"])
     width = layer.weights["q"].shape[0] // layer.heads
-    if layer.weights["k"].shape[1] != layer.weights["q"].shape[1]:
+    if "context" in case.tensors or isinstance(exam.intent.scale, Tensor):
         return case
     # inputs from which the first head projects -u as keys, and u as the query at position 2
     both = torch.cat([layer.weights[role][:width] for role in "qk"])

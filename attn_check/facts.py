@@ -6,20 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from attn_check.calls import PAIRINGS
+from attn_check.calls import NAMES, PAIRINGS
 from attn_check.cases import LONG, Exam
-from attn_check.modules import unexplained
+from attn_check.modules import numbers_of, part_of, unexplained
 from attn_check.properties import shown
 from attn_check.reference import Case
-from attn_check.report import largest, numbers
+from attn_check.report import NOT_JUDGED, largest, numbers
 from attn_check.search import Answered, allowed, compared, open_rows
 
-_UNKNOWN = {  # by what can be passed of the intent
-    "attn_bias": "a bias of its own, as ALiBi (pass attn_bias=)",
-    "rope_dims": "RoPE on some channels (rope_dims=)",
-    "prenorm": "a norm before the projections (prenorm=)",
-    "": "a residual around it",
-}
+_KINDS = NAMES["parts in words"]  # by what can be passed of the intent
 Call = tuple[Case, Tensor, Tensor]  # with the output, and with the one that is expected
 
 
@@ -40,8 +35,7 @@ def report_single(exam: Exam, pairs: Answered) -> None:
     """The first call in which a size is 1 and the output is wrong, as in no other."""
     for case, answer in pairs:
         if (out := answer.out) is not None and not exam.equal(out, exam.expected(case), case):
-            example = exam.shown(case, out, exam.expected(case))
-            exam.found.known("size_of_one", example)
+            exam.found.known("size_of_one", exam.shown(case, out, exam.expected(case)))
             return
 
 
@@ -54,15 +48,35 @@ def report_unknown(exam: Exam) -> None:
     for case, answer in exam.answered:
         if (out := answer.out) is not None:
             expected = exam.expected(case)
-            kind = right if exam.equal(out, expected, case) else wrong
-            kind.append((case, out, expected))
+            (right if exam.equal(out, expected, case) else wrong).append((case, out, expected))
     right = [call for call in right if call[0].lengths[1] > 1]  # with one key, most are right
     wrong.sort(key=lambda call: (call[0].closes, call[0].single, call[0].lengths))
     later = [exam.later_keys] if exam.later_keys and exam.intent.causal else []
-    parts = [text for part, text in _UNKNOWN.items() if getattr(exam.intent, part, None) is None]
-    more = f"Or it has a part that is not known here: {', '.join(parts)}."
+    kinds = [text for part, text in _KINDS.items() if getattr(exam.intent, part, None) is None]
+    more = f"Or it has a part that is not known here: {', '.join(kinds)}."
     texts = [*later, _where(exam, wrong, right), *_facts(exam, wrong), more]
-    exam.found.broken("the output is not attention's", " ".join(texts), shown(exam, *wrong[0]))
+    title, own = "the output is not attention's", _own_parts(exam)
+    if own:
+        names, ways = ", ".join([*own][:6]), ", ".join(dict.fromkeys(own.values()))
+        title = f"{NOT_JUDGED}: it has parts that are not known here ({names}): pass {ways}"
+    exam.found.broken(title, " ".join(texts), shown(exam, *wrong[0]))
+
+
+def _own_parts(exam: Exam) -> dict[str, str]:
+    """Parts of a module that nothing here explains, and what can be passed of each."""
+    module, layer = exam.subject.module, exam.layer
+    if module is None or layer is None:
+        return {}
+    names, buffers = unexplained(module, exam.subject.projections), module.named_buffers()
+    odd = {n: x[(x != 0) & (x != 1) & (x > -1e3)].isfinite() for n, x in buffers}  # no mask, cache
+    names += [name for name, x in odd.items() if part_of(name) and bool(x.any())]
+    width = len(layer.weights["q"]) // layer.heads, layer.weights["q"].shape[1]
+    usual = [n**power for n in (1, *width) for power in (-1.0, -0.5, 0.5, 1.0)]
+    for name, n in numbers_of(module).items():
+        scale = part_of(name) == "scale" and min(abs(n / known - 1.0) for known in usual) > 1e-6
+        names += [name] if scale or part_of(name) in ("softcap", "rope_dims") else []
+    pairs = [(n, part_of(n)) for n in names if getattr(exam.intent, part_of(n), None) is None]
+    return {n: f"{part}=" if part else "projections=, or its attention alone" for n, part in pairs}
 
 
 def _gap(exam: Exam, call: Call) -> float:
@@ -122,12 +136,7 @@ def _in_common(wrong: list[Call], right: list[Call]) -> str:
 
 def _facts(exam: Exam, wrong: list[Call]) -> list[str]:
     subject, texts = exam.subject, []
-    if subject.projects and subject.module is not None:
-        if others := unexplained(subject.module, subject.projections):
-            text = f"The module also has {', '.join(others[:6])}, not used in this comparison: "
-            text += "if this is a block, pass its attention alone; if they project, name them in "
-            texts.append(f"{text}projections=.")
-    elif not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
+    if not subject.projects and not subject.heads and not {"B", "H"} <= {*subject.layout}:
         text = f"Its inputs were passed in the layout {subject.layout}: if they are "
         texts.append(f"{text}(B, T, H · d), heads side by side, pass heads=.")
     given = [call for call in wrong if call[1].shape == call[2].shape]

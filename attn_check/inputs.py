@@ -5,26 +5,19 @@ from itertools import product
 
 import torch
 
-from attn_check.calls import LAYOUTS, POLARITIES, SHAPES, output_shape
+from attn_check.calls import IMAGES, LAYOUTS, NAMES, POLARITIES, SHAPES, output_shape
 from attn_check.cases import Exam, opened, with_empty_row
 from attn_check.modules import read_names
-from attn_check.reference import Case, Intent, compute
-from attn_check.search import Pair, explain, rows_of
-from attn_check.subject import Given, Subject
+from attn_check.reference import Case, Intent
+from attn_check.search import Hypothesis, Pair, explain, outcome, right, rows_of
+from attn_check.subject import Answer, Given, Subject
 
-_MASKS = {
-    "attend": "True = may attend; if not, pass mask_means='blocked'",
-    "blocked": "True = closed; if not, pass mask_means='attend'",
-    "additive": "it is added, 0 or −inf",
-}
-
-
-# ---------------------------------------------------------------- layouts
+_MASKS = NAMES["masks"]
 
 
 def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> list[str]:
     """The layouts that accept queries and keys of different lengths, the likeliest first."""
-    options: tuple[str, ...] = ("BTd", "TBd") if subject.projects else LAYOUTS
+    options: tuple[str, ...] = ("BTd", "TBd", *IMAGES) if subject.projects else LAYOUTS
     if not subject.projects and subject.heads and subject.heads > 1:
         options = tuple(o for o in LAYOUTS if o not in ("Td", "HTd", "THd"))
     options = options if given is None else (given,)
@@ -37,7 +30,7 @@ def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> 
                 twin.mask_shape = shape or subject.mask_shape
                 exam = Exam(twin, intent)
                 case = exam.case("layout", *sizes)
-                answer = twin.answer(case)
+                answer = Answer() if found and "Y" in layout else twin.answer(case)
                 if answer.out is None:
                     raised = raised or answer.raised
                 elif answer.out.shape == output_shape(case, exam.layer):
@@ -92,9 +85,6 @@ def without_projections(subject: Subject, intent: Intent, layout: str | None) ->
     return bare
 
 
-# ---------------------------------------------------------------- masks
-
-
 def assume_mask(exam: Exam, given: Given) -> None:
     """Settle what the mask means, its shape, and what a row that it closes gives."""
     subject, found = exam.subject, exam.found
@@ -131,15 +121,14 @@ def assume_mask(exam: Exam, given: Given) -> None:
             f"Masks of the shape {exam.wider_mask} are accepted too, but then closed keys have "
             f"an influence: if such masks are meant, pass mask_shape={exam.wider_mask!r}."
         )
-    exam.intent = replace(exam.intent, polarity=subject.polarity, empty=_find_empty(exam))
+    exam.intent = replace(exam.intent, polarity=subject.polarity, empty=find_empty(exam))
 
 
 def _is_unused(exam: Exam) -> bool:
     """Whether masks that close much, inverted or not, change nothing."""
     twin = exam.anew()
     case, mask = twin.case("mask", 5), twin.allowed_mask(2, 5, 5)
-    masks = torch.ones_like(mask), mask, ~mask
-    outs = [exam.out(replace(case, mask=one)) for one in masks]
+    outs = [exam.out(replace(case, mask=m)) for m in (torch.ones_like(mask), mask, ~mask)]
     return all(x is not None and outs[0] is not None and torch.equal(x, outs[0]) for x in outs)
 
 
@@ -189,8 +178,8 @@ def find_mask(exam: Exam, given: Given) -> tuple[str, str] | None:
             exam.wider_mask = wider[0] if wider and "T" not in shape else ""
             return key
     best = min(leaks, key=lambda key: leaks[key], default=None)
-    if best is None or leaks[best] == 0.0:
-        return best
+    if best is None:
+        return None
     for key, pair in pairs.items():
         if explain([pair], replace(exam.intent, polarity=key[0]), exam.layers, depth=1):
             return key
@@ -232,17 +221,18 @@ def _is_added(exam: Exam, case: Case) -> bool:
     return masked is None or bare is None or torch.allclose(masked, bare, equal_nan=True)
 
 
-def _find_empty(exam: Exam) -> str:
+def find_empty(exam: Exam, whole: Hypothesis | None = None) -> str:
     """What a row without any open cell gives: nan (also where it is something else), zeros, ..."""
     case = with_empty_row(exam.anew())
     out = exam.out(case)
     if out is None or case.mask is None:
         return "nan"
     rows = ~case.mask.any(dim=-1)  # (B, T)
-    for empty in ("nan", "zeros", "uniform"):
-        intent = replace(exam.intent, empty=empty, causal=False, window=None)
-        for layer in exam.layers:
-            pair = rows_of(out, rows), rows_of(compute(case, intent, layer).out, rows)
-            if torch.allclose(*pair, atol=1e-4, rtol=1e-3, equal_nan=True):
-                return empty
+    for empty, layer in product(("nan", "zeros", "uniform"), exam.layers):
+        one = whole or right(replace(exam.intent, causal=False, window=None), layer)
+        given = outcome(case, replace(one, intent=replace(one.intent, empty=empty)))
+        if given is None or given.shape != out.shape:
+            continue
+        if torch.allclose(rows_of(out, rows), rows_of(given, rows), 1e-3, 1e-4, equal_nan=True):
+            return empty
     return "nan"

@@ -40,7 +40,7 @@ def _together(**ways: Step) -> Forms:
 
 def _weights(*functions: Callable[[Tensor], Tensor]) -> Forms:
     """Weights made of the scores by something else than the softmax over the keys."""
-    return _with("softmax", lambda f, r: f(r.scores), *functions)
+    return _with("softmax", lambda f, r: f(_bare(r)), *functions)
 
 
 def _mask(*readings: Callable[[Tensor], Tensor | None]) -> Forms:
@@ -53,6 +53,11 @@ def _meant(value: Any) -> Any:
     if value is None or value is False:
         raise NotMeant("this part is not meant to be there")
     return value
+
+
+def _bare(r: Run) -> Tensor:
+    """Scores that no sink joins: else to leave it out would be a second mistake."""
+    return _meant(r.intent.sinks is None) and r.scores
 
 
 def _jointly(scores: Tensor, axis: int) -> Tensor:
@@ -137,7 +142,7 @@ def _unrescaled(choice: tuple[int, bool], r: Run) -> Tensor:
     size, sums_too = choice
     out, total = torch.zeros_like(r.q[..., :1] * r.v[..., :1, :]), torch.zeros_like(r.q[..., :1])
     top = torch.full_like(total, -math.inf)
-    for scores, v in zip(r.scores.split(size, dim=-1), r.v.split(size, dim=-2), strict=True):
+    for scores, v in zip(_bare(r).split(size, dim=-1), r.v.split(size, dim=-2), strict=True):
         new = torch.maximum(top, scores.amax(-1, keepdim=True)).clamp(min=-1e30)
         powers = (scores - new).exp()
         kept = 1.0 if sums_too else (top - new).exp()
@@ -147,7 +152,7 @@ def _unrescaled(choice: tuple[int, bool], r: Run) -> Tensor:
 
 def _averaged(n: int, r: Run) -> Tensor:
     """Parts of the keys, each with a softmax of its own."""
-    pairs = zip(r.scores.tensor_split(n, -1), r.v.tensor_split(n, -2), strict=True)
+    pairs = zip(_bare(r).tensor_split(n, -1), r.v.tensor_split(n, -2), strict=True)
     return torch.stack([s.softmax(-1) @ v for s, v in pairs if v.shape[-2]]).mean(dim=0)
 
 
@@ -156,8 +161,7 @@ def _tiled_mask(r: Run) -> Tensor | None:
     if r.given is None:
         return None
     B, H = len(r.scores), r.scores.shape[1]
-    given = r.given.expand(B, *r.given.shape[1:])
-    return given[(torch.arange(B * H) % B).view(B, H), 0]
+    return r.given.expand(B, *r.given.shape[1:])[(torch.arange(B * H) % B).view(B, H), 0]
 
 
 def _each(split: Callable[[Tensor, int], Tensor]) -> Step:
@@ -254,6 +258,7 @@ FORMS: dict[str, Forms] = {
         "scale",
         lambda r: (r.d_k * r.H) ** -0.5,
         lambda r: _meant(r.H != r.H_kv) and (r.d_k * r.H / r.H_kv) ** -0.5,
+        lambda r: _meant(r.layer).weights["q"].shape[1] ** -0.5,
     ),
     "scale_multiplied": _of("scale", lambda r: 1.0 / r.scale),
     "scale_by_d_k": _of("scale", lambda r: 1.0 / r.d_k, lambda r: 0.5 / r.d_k),
@@ -263,7 +268,8 @@ FORMS: dict[str, Forms] = {
     "scale_by_length": _of("scale", lambda r: r.S**-0.5),
     "scale_ignored": _of("scale", lambda r: _meant(r.intent.scale) and r.d_k**-0.5),
     # ---------------------------------------------------------------- softmax
-    "softmax_over_queries": _weights(lambda s: s.softmax(dim=-2)),
+    "softmax_over_queries": _weights(lambda s: s.softmax(dim=-2))
+    + _of("mix", lambda r: _square(r.weights).mT @ r.v),
     "softmax_over_heads": _weights(lambda s: s.softmax(dim=1)),
     "softmax_over_batch": _weights(lambda s: s.softmax(dim=0)),
     "softmax_flattened": _weights(
@@ -279,11 +285,11 @@ FORMS: dict[str, Forms] = {
     "softmax_before_mask": [
         {
             "close": lambda r: r.scores,
-            "softmax": lambda r: closed(r.scores.softmax(dim=-1), both(r.given, r.reach), 0.0),
+            "softmax": lambda r: closed(_bare(r).softmax(dim=-1), both(r.given, r.reach), 0.0),
         },
         {
             "close": lambda r: closed(r.scores, r.reach),
-            "softmax": lambda r: closed(r.scores.softmax(dim=-1), r.given, 0.0),
+            "softmax": lambda r: closed(_bare(r).softmax(dim=-1), r.given, 0.0),
         },
     ],
     "softmax_twice": _weights(lambda s: s.softmax(dim=-1).softmax(dim=-1)),
@@ -396,8 +402,7 @@ FORMS: dict[str, Forms] = {
     ),
     "softcap_missing": _of("cap", lambda r: r.scores),
     "softcap_after_mask": _together(
-        cap=lambda r: r.scores,
-        close=lambda r: r.capped(closed(r.scores, both(r.given, r.reach))),
+        cap=lambda r: r.scores, close=lambda r: r.capped(closed(r.scores, both(r.given, r.reach)))
     ),
     "softcap_after_softmax": _together(
         cap=lambda r: r.scores, softmax=lambda r: r.capped(r.scores.softmax(dim=-1))
@@ -411,7 +416,10 @@ FORMS: dict[str, Forms] = {
         lambda r: r.scores.clamp(-r.intent.softcap, r.intent.softcap),
         lambda r: r.capped(r.scores) / r.intent.softcap,
     ),
-    "bias_missing": _of("bias", lambda r: r.scores),
+    "bias_missing": _of("bias", lambda r: r.scores)
+    + _together(
+        bias=lambda r: r.scores, softmax=lambda r: r.softmax() + r.intent.attn_bias(r.T, r.S)
+    ),
     "bias_scaled": _of("bias", lambda r: r.scores + r.factor * r.intent.attn_bias(r.T, r.S)),
     "bias_transposed": _of("bias", lambda r: r.scores + _turned_bias(r)),
     # ---------------------------------------------------------------- heads
@@ -451,7 +459,9 @@ FORMS: dict[str, Forms] = {
     # ---------------------------------------------------------------- projections
     "keys_reshaped": _of("score", lambda r: r.q @ r.k.reshape(*r.k.shape[:2], *r.k.mT.shape[2:])),
     "values_summed": _of(
-        "mix", lambda r: r.weights.sum(-1, keepdim=True) * r.v.sum(-2, keepdim=True)
+        "mix",
+        lambda r: r.weights.sum(-1, keepdim=True) * r.v.sum(-2, keepdim=True),
+        lambda r: _square(r.weights).sum(-1, keepdim=True) * r.v,
     ),
     "query_key_shared": _projected("qqv", "kkv"),
     "all_shared": _projected("qqq", "kkk", "vvv"),

@@ -15,6 +15,7 @@ _ROLES = roles_of("projections")
 _NORM = re.compile(r"(q|k)(uery|ey)?_?(layer)?_?(norm|ln)")
 _OF_NORMS = {"q": {"q", "query", "queries"}, "k": {"k", "key", "keys"}}
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}
+_HEADS = "the number of heads is {}, as no attribute says it: if it is another, pass heads="
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
 _LINEAR = (nn.Linear, nn.MultiheadAttention, *_CONVOLUTIONS)
 Names = dict[str, list[str]]  # of parameters, by role
@@ -33,21 +34,24 @@ def read_layer(
     biases = {r: _joined(parameters, n).flatten() for r, n in _biases(parameters, by_role).items()}
     if "qkv" in biases and "qkv" not in by_role:
         biases |= zip("qkv", biases.pop("qkv").chunk(3), strict=True)
-    H, H_kv = count_heads(module, weights, by_role, heads, kv_heads)
-    whole = Layer(H, H_kv, weights, biases, _norms(module))
+    counts = count_heads(module, weights, by_role, heads, kv_heads)
+    norms, parts = _norms(module), dict(module.named_modules())
     paths = [(role, n.rpartition(".")) for role, names in by_role.items() for n in names]
     raw = {  # a parameter that stands by itself may multiply from either side
         role
         for role, (parent, _, last) in paths
-        if last != "in_proj_weight" and not isinstance(module.get_submodule(parent), _LINEAR)
+        if last != "in_proj_weight" and not isinstance(parts[parent], _LINEAR)
     }
+    text = _HEADS if len(counts) > 1 else ""
+    wholes = [Layer(*n, weights, biases, norms, text.format(n[0])) for n in counts]
     readings = product(
+        wholes,
         (raw, set[str]()) if raw else (raw,),
         (False, True) if by_role.keys() & {"qkv", "kv"} else (False,),
     )
-    layers = [_unpacked(whole, by_role, turned, by_head) for turned, by_head in readings]
+    layers = [_unpacked(whole, by_role, turned, by_head) for whole, turned, by_head in readings]
     fitting = [layer for layer in layers if layer is not None]
-    return fitting or [layer for layer in [_shared(whole)] if _fits(layer)]
+    return fitting or [layer for layer in map(_shared, wholes) if _fits(layer)]
 
 
 def misfit(module: nn.Module, heads: int | None, projections: Projections) -> str:
@@ -73,12 +77,25 @@ def unexplained(module: nn.Module, projections: Projections) -> list[str]:
     return sorted({_stem(name) for name in parameters if "sink" not in name} - used - norms)
 
 
+def numbers_of(module: nn.Module | None) -> dict[str, float]:
+    """Attributes that are positive numbers, of all parts, by name."""
+    owned = {n: x for part in (module.modules() if module else ()) for n, x in vars(part).items()}
+    return {n: x for n, x in owned.items() if type(x) in (int, float) and x > 0}
+
+
+def part_of(name: str) -> str:
+    """What can be passed of a part that is called so; "" where that is not known."""
+    kinds = NAMES["parts that are not known"].items()
+    return next((part for part, words in kinds if re.search(words, name.lower())), "")
+
+
 def count_heads(
     module: nn.Module, weights: Tensors, by_role: Names, heads: int | None, kv_heads: int | None
-) -> tuple[int, int]:
-    """H and H_kv, from what the module says and what the caller says."""
+) -> list[tuple[int, int]]:
+    """H and H_kv, from what the module says and what the caller says; else what fits."""
     found, width = _attribute(module, "heads"), _attribute(module, "widths of a head")
     flat = "q" in weights and weights["q"].dim() == 2
+    first = next(iter(weights.values()))  # flat, (H, d_model, d) or (d_model, H, d)
     if found is None and len(by_role.get("q", [])) > 1:
         found = len(by_role["q"])
     elif found is None and width is not None and flat:
@@ -88,15 +105,13 @@ def count_heads(
         if given is not None and its is not None and given != its:
             raise ValueError(f"{name}={given} contradicts the module, which says {its}")
     H, H_kv = found if heads is None else heads, said if kv_heads is None else kv_heads
-    if H is None:
-        raise ValueError(
-            "the number of heads is not among the module's attributes: pass heads=, "
-            "for instance heads=1"
-        )
-    if H_kv is None and flat and "k" in weights:
-        times, rest = divmod(len(weights["k"]) * H, len(weights["q"]))
-        H_kv = None if rest else times
-    return H, H if H_kv is None else H_kv
+    counts = []
+    of_keys = sum(len(weights[role]) / len(role) for role in ("k", "kv") if role in weights)
+    fitting = [n for n in (1, 2, 3, 4, 6, 8, 12, 16) if not len(first) % n]
+    for n in (fitting if first.dim() == 2 else first.shape[:2]) if H is None else [H]:
+        times, rest = divmod(of_keys * n, len(weights["q"])) if flat else (0, 1)
+        counts.append((n, H_kv or (n if rest or not times else int(times))))
+    return counts
 
 
 def _attribute(module: nn.Module, kind: str) -> int | None:
@@ -164,6 +179,9 @@ def _biases(parameters: Tensors, by_role: Names) -> Names:
             biases += [s for s in spelled if s in parameters and s not in names][:1]
         if len(biases) == len(names):
             found[role] = biases
+    for name in parameters if "qkv" in by_role else ():
+        if alone := re.fullmatch(r"(?:.*\.)?([qkv])_bias", name):  # as Swin's q_bias
+            found[alone[1]] = [name]
     packed = [name for name in parameters if name.endswith("in_proj_bias")]
     if packed and {"q", "k", "v"} <= by_role.keys():  # torch's, where widths differ
         found["qkv"] = packed[:1]
@@ -212,7 +230,7 @@ def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> La
     if not turned and any(weight.dim() == 3 for weight in whole.weights.values()):
         return None
     counts = {"q": whole.heads, "k": whole.kv_heads, "v": whole.kv_heads}
-    vectors, found, words = dict(whole.biases), Tensors(), ""
+    vectors, found, texts = dict(whole.biases), Tensors(), [whole.order]
     for role, x in whole.weights.items():
         if x.dim() == 3 and role == "out":  # (H, d, d_model)
             x = x.flatten(0, 1)
@@ -233,12 +251,13 @@ def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> La
         if by_head:  # head by head: its query, its key, its value
             lines = index.view(parts[0], len(parts), unit).transpose(0, 1).flatten(1).unbind()
         for role, at in zip(letters, lines, strict=True):
-            found[role], vectors[role] = matrix[at], None if bias is None else bias[at]
+            found[role] = matrix[at]
+            vectors[role] = vectors.get(role) if bias is None else bias[at]
         whose = ", ".join(_WORDS[role] for role in letters)
         end = "head by head" if by_head else "in this order"
         text = f"the {'columns' if packed in turned else 'rows'} of {names[packed][0]} are those of"
-        words = words or f"{text} {whose}, {end}"
-    layer = replace(whole, weights=found, biases=vectors, order=words)
+        texts.append(f"{text} {whose}, {end}")
+    layer = replace(whole, weights=found, biases=vectors, order="; ".join(filter(None, texts)))
     return layer if _fits(layer) else None
 
 

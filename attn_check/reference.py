@@ -24,7 +24,7 @@ class Intent:
     window: int | None = None
     sinks: Tensor | None = None
     softcap: float | None = None
-    scale: float | None = None
+    scale: float | Tensor | None = None  # (H, 1, 1) of each head
     qk_norm: str | None = None
     rope_base: float | None = None
     rope_pairing: str = "half"
@@ -105,7 +105,7 @@ class Run(SimpleNamespace):
     """
 
     @property
-    def scale(self) -> float:
+    def scale(self) -> Any:
         """The scale that is meant."""
         return self.d_k**-0.5 if self.intent.scale is None else self.intent.scale
 

@@ -12,6 +12,7 @@ from attn_check.reference import Case, Intent
 from attn_check.search import allowed, open_rows
 
 # assumptions that only the author can confirm
+NOT_JUDGED = "not judged"  # begins the name of a failure: none of what is passed explains it
 MEANT = ("what the mask means", "it is meant", "the layout is TB")
 
 
@@ -35,7 +36,7 @@ class Failure:
             "Look for": self.look_for,
             "Repair": self.repair,
             "Example": self.example,
-            "The same numbers here": "; ".join(f"{MISTAKES[a].name} ({a})" for a in self.alike),
+            "Or": "\n".join(f"{MISTAKES[a].likely} ({a})" for a in self.alike),
             "See": self.source,
         }
 
@@ -108,8 +109,10 @@ class Report:
 
     def _lines(self, *, markdown: bool) -> list[str]:
         bold, slanted, bullet = ("**", "*", "- ") if markdown else ("", "", "  - ")
-        n = len(self.failures)
+        unjudged = [f.name for f in self.failures if f.name.startswith(NOT_JUDGED)]
+        n = len(self.failures) - len(unjudged)
         counted = {0: "no mistake found", 1: "one mistake found"}.get(n, f"{n} mistakes found")
+        counted = "; ".join([*([counted] if n or not unjudged else []), *unjudged])
         if self.ok and any(text.startswith(MEANT) for text in self.assumed):
             counted += ", if you mean what is assumed below"
         rows = [MISTAKES[note.mistake] for note in self.notes if note.mistake]
@@ -119,8 +122,11 @@ class Report:
             counted += f"; refused: {', '.join(self.limits)}"
         lines = [f"{bold}{self.subject}: {counted}.{bold}"]
         for i, failure in enumerate(self.failures, start=1):
-            name = f"{failure.name[:1].upper()}{failure.name[1:]}."
-            lines += ["", f"{i}. {bold}{name}{bold}"]
+            names = [failure.name, *(MISTAKES[twin].name for twin in failure.alike)]
+            name = ", or ".join(names)
+            name = f"either {name}: the numbers are the same" if failure.alike else name
+            name = NOT_JUDGED if name in unjudged else name  # the first line says it
+            lines += ["", f"{i}. {bold}{name[:1].upper()}{name[1:]}.{bold}"]
             for label, text in failure.parts().items():
                 start = f"   {bullet if markdown else ''}{slanted}{label}:{slanted}"
                 if "\n" in text:
@@ -160,13 +166,8 @@ class Report:
             if mistake not in {note.mistake for note in self.notes}:
                 self.notes.append(Note(mistake, "\n".join(texts)))
         elif mistake not in self.mistakes:
-            likely = row.likely
-            if alike:
-                several = "one of those named below, which give"
-                others = several if len(alike) > 1 else "the one named below, which gives"
-                likely += f" Or it is {others} the same numbers here."
             rest = (row.look_for, row.repair, example, row.source, alike)
-            self.failures.append(Failure(mistake, row.name, likely, *rest))
+            self.failures.append(Failure(mistake, row.name, row.likely, *rest))
 
     def settle(self, right: bool, text: str, mistake: str, example: str) -> None:
         """Say that it holds, where it is right, or else add the known mistake."""

@@ -1,6 +1,5 @@
 """For functions that rotate queries and keys: each way of calling them, and what explains it."""
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -8,9 +7,9 @@ from itertools import combinations, product
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from attn_check.calls import PAIRINGS, copied, roles_of, to_layout
+from attn_check.calls import NAMES, PAIRINGS, copied, parameters_of, roles_of, to_layout
 from attn_check.facts import of_rotation, turns
 from attn_check.mistakes import FORMS, MISTAKES
 from attn_check.reference import Case, Change, Intent, Step, compute
@@ -33,25 +32,8 @@ Guess = tuple[Failure, Change]  # what may be wrong, and what it changes in the 
 
 # a mistake, its forms at once, and what is said of it where the table of mistakes says less; what
 # takes queries and keys alike comes first: it alone is right where there are no keys
-_TRIED = [
-    ("rope_pairing", [0], "RoPE turns {other}, where {meant} are meant."),
-    ("rope_direction", [0], "RoPE turns in the other direction."),
-    ("rope_direction", [1], "RoPE turns the keys, not the queries, in the other direction."),
-    ("rope_direction", [2], "RoPE turns the queries, not the keys, in the other direction."),
-    ("rope_positions_restart", [1], "Positions are 0, 1, ... where 5, 6, ... are passed."),
-    ("rope_positions_restart", [0], ""),
-    ("rope_missing", [0], ""),
-    ("rope_twice", [0], ""),
-    ("rope_over_heads", [0], ""),
-    ("rope_only_queries", [0], ""),
-    ("rope_only_keys", [0], ""),
-    ("rope_keys_off_by_one", [0], ""),
-    ("rope_keys_off_by_one", [1], ""),
-]
-_MIXED = [  # where the function makes cos and sin itself
-    ("rope_pairing", [1], "cos and sin are in the order of {other}, the channels of {meant}."),
-    ("rope_pairing", [0, 1], "cos and sin are in the order of {meant}, the channels of {other}."),
-]
+_TRIED = NAMES["tried of a rotation"]
+_MIXED = NAMES["tried of a rotation that makes cos and sin itself"]
 
 
 def investigate(
@@ -80,9 +62,6 @@ def investigate(
     doubt = " (others explain the answers no better)" if mistakes is None else ""
     report.assumed = [fact + doubt for fact, found_out in facts.items() if found_out]
     return report
-
-
-# ---------------------------------------------------------------- what it answers
 
 
 @dataclass
@@ -207,9 +186,7 @@ def answered_ways(fn: Callable, intent: Intent, layout: str | None, d_k: int | N
 
 def _passed(fn: Callable) -> dict[str, str]:
     """The parameters that are passed, by what they mean."""
-    signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
-    further = list(signature.parameters.values())[1:]
-    others = [p for p in further if not p.kind.name.startswith("VAR_")]
+    others = (parameters_of(fn) or [])[1:]
     needed = [p.name for p in others if p.default is p.empty]
     roles: dict[str, str] = {}
     for p in others:
@@ -234,9 +211,6 @@ def _canonical(x: Any, layout: str) -> Tensor:
         raise ValueError(f"fn returns {given} for inputs of {len(layout)} axes")
     layout = "".join(letter for letter in "BH" if letter not in layout) + layout
     return x[(None,) * (4 - x.dim())].detach().double().permute(*map(layout.index, "BHTd"))
-
-
-# ---------------------------------------------------------------- what may be wrong
 
 
 def _explained(ways: list[Way]) -> tuple[Way, list[Failure] | None]:

@@ -1,7 +1,7 @@
 """The function that is diagnosed, behind one canonical call."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from inspect import Parameter
 from itertools import takewhile
 from typing import Any
@@ -141,6 +141,8 @@ class Subject:
         values: dict[str, Any] = dict(tensors)
         if mask is not None or ("mask" in self.named.values() and self._required("mask")):
             values["mask"] = mask
+        if {"mask", "context"} <= values.keys() and "context_mask" in self.roles:
+            values["context_mask"] = values.pop("mask")  # that of the keys
         # as far as there are values: what follows a missing one would stand in its place
         args = [values.pop(role) for role in takewhile(values.__contains__, self.positional)]
         named = {name: values[role] for name, role in self.named.items() if role in values}
@@ -154,6 +156,8 @@ class Subject:
     def fresh(self, **changes: Any) -> "Subject":
         """The same subject with a callable that was never called."""
         fn, module = (self.fn, self.module) if self.unused is None else calls.copied(*self.unused)
+        if "dtype" in changes and module is not None:
+            module.to(changes["dtype"])
         return replace(self, fn=fn, module=module, always_fresh=False, **changes)
 
     def answer(self, case: Case) -> Answer:
@@ -183,6 +187,7 @@ class Subject:
 
     def parse(self, result: Any, case: Case) -> Answer:
         """The output, and the weights if they are returned, in the layout of the case."""
+        result = vars(result) if is_dataclass(result) else result
         given = list(result.values()) if isinstance(result, Mapping) else result
         given = [*given] if isinstance(given, tuple | list) else [given]
         if not given or not isinstance(given[0], Tensor):
@@ -218,9 +223,6 @@ def quoted(error: Exception) -> str:
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
-# ---------------------------------------------------------------- from what the caller says
-
-
 def module_of(fn: Callable) -> nn.Module | None:
     """The module itself, or the one that a method belongs to."""
     owner = getattr(fn, "__self__", fn)
@@ -230,8 +232,8 @@ def module_of(fn: Callable) -> nn.Module | None:
 def read_subject(fn: Callable, given: Given) -> Subject:
     """A copy of the function, with what the caller, its signature and its module say."""
     name = getattr(fn, "__name__", type(fn).__name__)
-    fn, module = calls.copied(fn, given.module)
     roles, options = calls.read_arguments(fn, given.arguments), dict(given.options or {})
+    fn, module = calls.copied(fn, given.module)
     subject = Subject(fn, name, *roles, options, module, original=given.module)
     subject.heads, subject.kv_heads, subject.d_k = given.heads, given.kv_heads, given.d_k
     subject.projections, subject.step = given.projections, given.step

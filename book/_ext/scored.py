@@ -148,7 +148,10 @@ def described(board: dict[str, Any], notes: dict[str, dict], part: str) -> list[
         return _items(lines)
     if part == "reasons":
         found = sorted(reasons(board).items(), key=lambda pair: -len(pair[1]))
-        return _items([[*_code(names), nodes.Text(": "), nodes.literal(reason, reason)] for reason, names in found])
+        lines = []
+        for reason, names in found:
+            lines.append([*_code(names), nodes.Text(": "), nodes.literal(reason, reason)])
+        return _items(lines)
     if part == "made":
         words = (
             f"Made on {board['date']} with transformers {board['transformers']} and torch "

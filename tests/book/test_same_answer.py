@@ -150,3 +150,22 @@ def _plain(module, query, key, value, attention_mask, **kwargs):
     assert attention_mask is None
     kwargs["is_causal"] = False  # as an attention does that trusts the mask which it is given
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_block_mask_of_booleans_closes_nothing_in_eager_attention(kernel, seed):
+    model = tiny(LlamaForCausalLM, seed)
+    model.set_attn_implementation(kernel)
+    rows = torch.arange(20, 32).repeat(2, 1)
+    rows[1, 2] = 50  # a token of the first document is another
+    document = torch.arange(12) // 6
+    block = (masks.causal_mask(12) & (document[:, None] == document))[None, None]
+    added = torch.zeros(block.shape).masked_fill(~block, torch.finfo(torch.float32).min)
+    moved = {}
+    for name, mask in {"booleans": block, "numbers": added}.items():
+        one, other = (model(row[None], attention_mask=mask).logits[0, 6:] for row in rows)
+        moved[name] = gap(other, one)
+    assert moved["numbers"] < 1e-4
+    assert (moved["booleans"] < 1e-4) is (kernel == "sdpa")
+    assert kernel == "sdpa" or moved["booleans"] > 0.1

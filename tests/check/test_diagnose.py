@@ -110,7 +110,6 @@ WRONG = {
     "heads": (sdpa, {"heads": 4, "kv_heads": 3}, "a multiple of kv_heads, got 4 and 3"),
     "heads are contradicted": (torch_layer(), {"heads": 4}, "heads"),
     "key heads are contradicted": (Separate(16, 4, 2), {"kv_heads": 4}, "contradicts"),
-    "heads are not given": (NoHeads(), {}, "heads="),
     "no such part": (unnamed(), {"heads": 2, "projections": {"q": "three"}}, "there are one"),
     "no names of projections": (unnamed(), {"heads": 2}, "projections="),
     "it raises": (broken, {}, "RuntimeError: shape of nothing"),
@@ -811,9 +810,14 @@ REPORTED = {
     "sizes that make mistakes alike": row(
         Multi(16, 4, scale=0.25),  # d_k = H = 4, 1/sqrt(16) = 1/4
         ["scale_by_model_width"],
-        "one of those named below, which give the same.*scale_by_d_k",
+        "Either scaled by the width of the model, or .*: the numbers are the same.*scale_by_d_k",
     ),
-    "a twin": row(plain, ["causal_missing"], "one named below, which gives the same", causal=True),
+    "a twin": row(
+        plain,
+        ["causal_missing"],
+        "Either no causal mask, or causal in one mode only: the numbers are the same",
+        causal=True,
+    ),
     # two mistakes
     "over the wrong axis too": row(
         lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ["scale_missing", "softmax_over_queries"]

@@ -21,7 +21,7 @@ PLANTS: list["Plant"] = []
 # from a name to what makes a right attention, and to what its author would say of it
 RIGHT: dict[str, tuple[Callable[[], Attention], dict[str, Any]]] = {}
 # what real libraries do so too: it is named in the notes
-NOTES = ("weights_after_dropout", "weights_averaged", "empty_row_nan")
+NOTES = ("weights_after_dropout", "weights_averaged", "weights_before_softmax", "empty_row_nan")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,605 @@
+"""Attention as people write it: read without help, and its mistakes told under their names.
+
+Each row was refused, unnamed, wrongly named or called wrong before it became a test.
+"""
+
+import dataclasses
+import math
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from planted.functions import plain
+from tables import for_each
+from torch import nn
+
+from attn_check import diagnose
+from attn_check.mistakes import MISTAKES
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def scores_of(q, k):
+    return q @ k.mT / math.sqrt(q.shape[-1])
+
+
+def headline(report):
+    return " ".join(str(report).partition("\n\n")[0].split())
+
+
+# ---------------------------------------------------------------- modules of x
+
+
+class Head(nn.Module):
+    """One head of nanoGPT's lecture: no attribute counts heads, and no output projection."""
+
+    def __init__(self, width=lambda x, k: k.shape[-1], axis=-1, turned=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.key, self.query, self.value = (nn.Linear(14, 6, bias=False) for _ in range(3))
+        self.register_buffer("tril", torch.tril(torch.ones(80, 80)))
+        self.width, self.axis, self.turned = width, axis, turned
+
+    def forward(self, sequences):
+        T = sequences.shape[1]
+        q, k, v = self.query(sequences), self.key(sequences), self.value(sequences)
+        wei = q @ k.transpose(-2, -1) * self.width(sequences, k) ** -0.5
+        if not self.turned:
+            wei = wei.masked_fill(self.tril[:T, :T] == 0, float("-inf"))
+        wei = F.softmax(wei, dim=self.axis)
+        return (wei.mT if self.turned else wei) @ v
+
+
+def test_a_head_that_nobody_counts_is_one():
+    report = diagnose(Head(), causal=True)
+    assert report.ok, report
+    assert any(text.startswith("the number of heads is 1, as") for text in report.assumed)
+
+
+def test_a_single_head_is_scaled_by_the_width_of_the_model():
+    (failure,) = diagnose(Head(width=lambda x, k: x.shape[-1]), causal=True).failures
+    assert failure.mistake == "scale_by_model_width"
+    assert "x.shape[-1] ** -0.5" in failure.look_for
+
+
+def test_transposed_weights_are_named_with_what_gives_the_same():
+    (failure,) = diagnose(Head(turned=True)).failures
+    assert (failure.mistake, failure.name) == ("softmax_over_queries", "the weights are transposed")
+    assert "queries and keys are swapped and the softmax runs over the queries" in failure.likely
+    assert diagnose(Head(axis=1), causal=True).mistakes == ["softmax_over_queries"]
+
+
+class Hidden(nn.Module):
+    """Several heads whose number is written into its code alone."""
+
+    def __init__(self, heads=3):
+        super().__init__()
+        torch.manual_seed(0)
+        self.to_qkv, self.split = nn.Linear(18, 54), lambda x: x.unflatten(-1, (heads, -1))
+
+    def forward(self, x):
+        q, k, v = (self.split(part).transpose(1, 2) for part in self.to_qkv(x).chunk(3, -1))
+        return plain(q, k, v).transpose(1, 2).flatten(2)
+
+
+@for_each(1, 2, 3, 6)
+def test_heads_that_only_the_code_counts(heads):
+    report = diagnose(Hidden(heads))
+    assert report.ok, report
+    assert any(f"the number of heads is {heads}, as" in text for text in report.assumed)
+
+
+class ByHead(nn.Module):
+    """Matrices of (H, d_model, d), as in TransformerLens."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(3, 10, 5)) for _ in range(3))
+        self.W_O = nn.Parameter(torch.randn(3, 5, 10))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("btd,hde->bhte", x, w) for w in (self.W_Q, self.W_K, self.W_V))
+        return torch.einsum("bhte,hed->btd", plain(q, k, v), self.W_O)
+
+
+class OneKeyHead(nn.Module):
+    """Multi-query attention with one matrix for the head of keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads, self.to_q, self.to_kv = 3, nn.Linear(21, 21), nn.Linear(21, 14)
+        self.to_out = nn.Linear(21, 21, bias=False)
+
+    def forward(self, x):
+        q, (k, v) = self.to_q(x).unflatten(-1, (3, 7)).transpose(1, 2), self.to_kv(x).chunk(2, -1)
+        return self.to_out(plain(q, k[:, None], v[:, None]).transpose(1, 2).flatten(2))
+
+
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.query, self.key, self.value = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        return torch.softmax(q @ k.transpose(1, 2) / 12.0**0.5, dim=-1) @ v
+
+
+@dataclasses.dataclass
+class Output:
+    hidden: torch.Tensor
+    attentions: torch.Tensor
+
+
+def in_a_dataclass(q, k, v):
+    return Output(plain(q, k, v), scores_of(q, k).softmax(-1))
+
+
+def scripted():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of scripts as a whole
+        return torch.jit.script(Scripted())
+
+
+@for_each(ByHead(), OneKeyHead(), scripted(), in_a_dataclass)
+def test_forms_that_are_read_without_help(fn):
+    report = diagnose(fn)
+    assert report.ok, report
+    assert any(text.startswith("equal to the reference in") for text in report.holds)
+
+
+def test_weights_in_a_dataclass_are_compared():
+    def wrong(q, k, v):
+        return Output(plain(q, k, v), scores_of(q, k).softmax(-2))
+
+    assert diagnose(wrong).mistakes == ["weights_wrong"]
+
+
+def test_outputs_of_a_fixed_length_are_no_crash():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.latents = nn.Parameter(torch.randn(5, 12))
+            self.mha = nn.MultiheadAttention(12, 3, batch_first=True)
+
+        def forward(self, x):
+            return self.mha(self.latents.expand(len(x), -1, -1), x, x)[0]
+
+    assert diagnose(Pooled()).mistakes == [None]
+
+
+# ---------------------------------------------------------------- images
+
+
+class Pixels(nn.Module):
+    """Self-attention over the pixels of an image, with 1 x 1 convolutions or linear maps."""
+
+    def __init__(self, first=True, axis=-1, block=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.axis, self.block, self.heads = first, axis, block, 2
+        self.norm = nn.GroupNorm(2, 12) if block else nn.Identity()
+        maps = [nn.Conv2d(12, 12, 1) if first else nn.Linear(12, 12) for _ in range(4)]
+        self.q, self.k, self.v, self.proj_out = maps
+
+    def forward(self, x):
+        h = self.norm(x)
+        parts = [f(h) if self.first else f(h).movedim(-1, 1) for f in (self.q, self.k, self.v)]
+        q, k, v = (part.flatten(2).unflatten(1, (2, 6)).mT for part in parts)
+        out = scores_of(q, k).softmax(self.axis) @ v
+        out = out.mT.flatten(1, 2).unflatten(2, parts[0].shape[2:])
+        out = self.proj_out(out) if self.first else self.proj_out(out.movedim(1, -1))
+        return x + out if self.block else out
+
+
+@for_each((True, "BdYX"), (False, "BYXd"))
+def test_images_are_read(first, layout):
+    report = diagnose(Pixels(first))
+    assert report.ok, report
+    # linear maps take rows of positions too
+    assert report.assumed == (["the layout is BdYX"] if first else [])
+    assert diagnose(Pixels(first), layout=layout).ok
+    wrong = Pixels(first, axis=-2)
+    assert diagnose(wrong, layout=layout).mistakes == ["softmax_over_queries"]
+
+
+class Swapped(Pixels):
+    """Rows and columns change places: to see it, an image of more than one row is needed."""
+
+    def forward(self, x):
+        return super().forward(x).transpose(2, 3).reshape(x.shape)
+
+
+def test_images_have_rows_and_columns():
+    assert not diagnose(Swapped()).ok
+
+
+def test_a_block_of_images_with_its_norm_and_its_residual():
+    report = diagnose(Pixels(block=True), prenorm="norm")
+    assert report.ok, report
+    assert "it is meant to add its input to its output" in report.assumed
+    assert "if you mean what is assumed below" in headline(report)
+    assert diagnose(Pixels(block=True, axis=-2), prenorm="norm").mistakes != []
+
+
+# ---------------------------------------------------------------- parts of its own
+
+
+class Biased(nn.Module):
+    """What is added to the scores, by T, and what they are multiplied by."""
+
+    def __init__(self, bias=lambda T: 0.0, *, cosine=False, ways=lambda scale: scale.exp()):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
+        self.bias, self.cosine, self.ways = bias, cosine, ways
+        if cosine:
+            self.logit_scale = nn.Parameter(torch.tensor([1.0, 1.5, 2.0]).view(3, 1, 1))
+
+    def forward(self, x):
+        parts = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        q, k, v = parts.unbind()
+        if self.cosine:
+            s = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.ways(self.logit_scale)
+        else:
+            s = scores_of(q, k) + self.bias(x.shape[1])
+        return self.proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+def apart(T):
+    return torch.arange(T)[:, None] - torch.arange(T)
+
+
+SLOPES = torch.tensor([0.5, 0.03, 1.1]).view(3, 1, 1)
+TABLE = torch.randn(3, 160, generator=torch.Generator().manual_seed(3))
+
+
+@for_each(
+    lambda T: -SLOPES * apart(T).abs(),
+    lambda T: SLOPES * apart(T),
+    lambda T: TABLE[:, apart(T) + 79],  # a number for each distance, as T5's
+    lambda T: TABLE[:, :T, None] * TABLE[:, None, :T],
+)
+def test_a_bias_that_no_input_changes_is_found(bias):
+    report = diagnose(Biased(bias), causal=False)
+    assert report.ok, report
+    (text,) = [text for text in report.assumed if "a bias of its own" in text]
+    row = bias(5)[0, 4]
+    assert f"{(row - row[4])[0]:.4g}" in text
+    assert "pass attn_bias=" in text
+    assert "if you mean what is assumed below" in headline(report)
+    given = diagnose(Biased(bias), causal=False, attn_bias=lambda T, S: bias(T).double())
+    assert given.ok
+    assert not any("a bias of its own" in text for text in given.assumed)
+
+
+@for_each(
+    lambda T: -10.0 * (apart(T) < 0),  # closed, if not quite
+    lambda T: torch.full((3, T, T), -math.inf).triu(2),
+)
+def test_what_closes_keys_is_no_bias(bias):
+    assert not diagnose(Biased(bias), causal=False).ok
+
+
+def test_what_the_inputs_change_is_no_bias():
+    class Changing(Biased):
+        def forward(self, x):
+            self.bias = lambda T: x.mean(-1)[:, None, None, :]
+            return super().forward(x)
+
+    assert diagnose(Changing()).mistakes == [None]
+
+
+def test_a_declared_bias_is_not_excused():
+    fn = Biased(lambda T: -2.0 * SLOPES * apart(T).abs())
+    report = diagnose(fn, attn_bias=lambda T, S: -SLOPES.double() * apart(T).abs(), causal=False)
+    assert not report.ok
+    assert not any("a bias of its own" in text for text in report.assumed)
+
+
+def test_a_module_that_cannot_be_copied_stays_as_it_is():
+    class Kept(Biased):
+        def __deepcopy__(self, memo):
+            raise TypeError
+
+    fn = Kept(lambda T: -SLOPES * apart(T).abs())
+    diagnose(fn, causal=False)
+    assert {p.dtype for p in fn.parameters()} == {torch.float32}
+
+
+@for_each(
+    lambda scale: scale,
+    lambda scale: 1.0 / scale,
+    lambda scale: scale.exp(),
+    lambda scale: scale.clamp(max=math.log(100.0)).exp(),
+)
+def test_a_learned_scale_is_found(ways):
+    for options in ({}, {"qk_norm": "l2"}):
+        report = diagnose(Biased(cosine=True, ways=ways), causal=False, **options)
+        assert report.ok, report
+        assert any("a scale of its own" in text for text in report.assumed)
+    assert not diagnose(Biased(cosine=True, ways=lambda x: 3.0 * x), qk_norm="l2").ok
+
+
+# ---------------------------------------------------------------- words that fit
+
+
+def test_what_gives_the_same_numbers_is_said_in_the_first_line():
+    def zeroed(q, k, v, mask=None):
+        s = scores_of(q, k)
+        return (s if mask is None else s.masked_fill(~mask, -1e-9)).softmax(-1) @ v
+
+    report = diagnose(zeroed, layout="BHTd", mask_means="attend")
+    (failure,) = report.failures
+    assert {failure.mistake, *failure.alike} == {"mask_multiplied", "mask_zeroes_scores"}
+    names = [MISTAKES[name].name for name in (failure.mistake, *failure.alike)]
+    text = " ".join(str(report).split())
+    assert f"1. Either {', or '.join(names)}: the numbers are the same." in text
+    assert all(MISTAKES[name].likely in text for name in (failure.mistake, *failure.alike))
+
+
+def test_a_second_output_of_scores_is_a_warning():
+    def whisper(q, k, v):
+        return plain(q, k, v), scores_of(q, k)
+
+    report = diagnose(whisper, layout="BHTd")
+    assert report.ok, report
+    name = "its second output is the scores before the softmax, not the weights"
+    assert f"no mistake found, 1 warning: {name}." in headline(report)
+    assert "weights_before_softmax" in {note.mistake for note in report.notes}
+
+
+def test_scores_beside_a_wrong_output_excuse_nothing():
+    def unscaled(q, k, v):
+        return (q @ k.mT).softmax(-1) @ v, q @ k.mT
+
+    report = diagnose(unscaled, layout="BHTd")
+    assert report.mistakes == ["scale_missing"], report
+    assert "weights_before_softmax" in {note.mistake for note in report.notes}
+
+
+def distance(T, S):
+    return -0.3 * (torch.arange(S - T, S)[:, None] - torch.arange(S)).abs().double()
+
+
+def bias_after(q, k, v):
+    return (scores_of(q, k).softmax(-1) + distance(q.shape[-2], k.shape[-2]).to(q)) @ v
+
+
+def own_value(q, k, v):
+    return torch.einsum("bhqk,bhqd->bhqd", scores_of(q, k).softmax(-1), v)
+
+
+def ones_added(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, torch.ones(q.shape[-2], k.shape[-2]).tril())
+
+
+@for_each(
+    (bias_after, "bias_missing", "the bias is added after the softmax", {"attn_bias": distance}),
+    (own_value, "values_summed", "every query gets its own value alone", {}),
+    (
+        lambda q, k, v: ones_added(q, k, v) if q.shape == k.shape else 1 / 0,
+        "mask_small_fill",
+        "a causal mask of ones and zeros is added",
+        {"causal": True},
+    ),
+)
+def test_forms_with_words_of_their_own(fn, mistake, name, options):
+    (failure,) = diagnose(fn, layout="BHTd", **options).failures
+    assert (failure.mistake, failure.name) == (mistake, name)
+
+
+class Remembering(nn.Module):
+    """With ``forgets``, its cache holds the latest piece alone."""
+
+    def __init__(self, forgets=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.forgets = 2, forgets
+        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
+
+    def step(self, x, cache):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4).unbind()
+        new = k, v
+        if cache is not None:
+            k, v = (torch.cat(pair, -2) for pair in zip(cache, new, strict=True))
+        T, S = q.shape[-2], k.shape[-2]
+        past = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+        out = F.scaled_dot_product_attention(q, k, v, past)
+        return self.proj(out.transpose(1, 2).flatten(2)), new if self.forgets else (k, v)
+
+    def forward(self, x):
+        return self.step(x, None)[0]
+
+
+def test_a_cache_of_the_latest_piece():
+    fn = Remembering()
+    (failure,) = diagnose(fn, causal=True, step=fn.step).failures
+    assert (failure.mistake, failure.name) == (
+        "cache_stale",
+        "the cache keeps only the latest piece",
+    )
+    right = Remembering(forgets=False)
+    assert diagnose(right, causal=True, step=right.step).ok
+
+
+def test_a_sink_that_is_left_out_has_no_twins():
+    sinks = torch.tensor([0.5, 1.0, -0.5])
+    (failure,) = diagnose(plain, sinks=sinks, layout="BHTd", causal=False).failures
+    assert (failure.mistake, failure.alike) == ("sinks_dropped", ())
+
+
+class Padded(nn.Module):
+    """The values of keys, each by its own weights, reach the wrong rows: padding is no less."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
+
+    def forward(self, x, mask=None):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+        s = scores_of(q, k) if mask is None else scores_of(q, k).masked_fill(~mask, -1e4)
+        out = torch.einsum("bhij,bhid->bhjd", s.softmax(-1), v)
+        return self.proj(out.transpose(1, 2).flatten(2))
+
+
+def test_a_guess_of_the_mask_adds_no_mistake():
+    report = diagnose(Padded())
+    assert report.mistakes == ["softmax_over_queries"], report
+    assert any(text.startswith("what the mask means: True = may attend") for text in report.assumed)
+
+
+def by_layers(query_layer, key_layer, value_layer):
+    return plain(query_layer, key_layer, value_layer)
+
+
+def test_names_of_megatron():
+    assert diagnose(by_layers).ok
+
+
+# ---------------------------------------------------------------- parts that are not known
+
+
+class Capped(nn.Module):
+    """A softcap, and RoPE on some channels, of which only its attributes speak."""
+
+    def __init__(self, cap=None, dims=None, axis=-1, turned=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
+        self.axis, self.turned = axis, turned or dims
+        if cap:
+            self.attn_logit_softcapping = cap
+        if dims:
+            self.rotary_dim = dims
+
+    def rotated(self, x):
+        x, rest = x.split([self.turned, 8 - self.turned], -1)
+        places = torch.arange(x.shape[-2])[:, None]
+        angles = places / 1e4 ** (torch.arange(0, self.turned, 2) / self.turned)
+        a, b = x[..., ::2], x[..., 1::2]
+        turned = (a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin())
+        return torch.cat([torch.stack(turned, -1).flatten(-2), rest], -1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+        if self.turned:
+            q, k = self.rotated(q), self.rotated(k)
+        s, cap = scores_of(q, k), getattr(self, "attn_logit_softcapping", None)
+        s = cap * (s / cap).tanh() if cap else s
+        return self.proj((s.softmax(self.axis) @ v).transpose(1, 2).flatten(2))
+
+
+@for_each(
+    ({"cap": 1.5}, "a softcap of 1.5"),
+    ({"dims": 4}, "RoPE inside, with base 10000, pairing neighbours, of 4 channels"),
+)
+def test_what_attributes_say_is_assumed_where_it_fits(options, text):
+    report = diagnose(Capped(**options), causal=False)
+    assert report.ok, report
+    assert any(text in assumed for assumed in report.assumed)
+    assert "if you mean what is assumed below" in headline(report)
+    assert not diagnose(Capped(**options, axis=-2), causal=False).ok
+
+
+def test_a_module_with_parts_that_are_not_known_is_not_judged():
+    report = diagnose(Capped(dims=4, turned=6), causal=False)
+    assert not report.ok
+    text = "not judged: it has parts that are not known here (rotary_dim): pass rope_dims="
+    assert headline(report) == f"Capped: {text}."
+    report = diagnose(Capped(axis=-2, cap=1.5), causal=False, softcap=1.5)
+    assert report.mistakes == ["softmax_over_queries"]
+    cubed = Biased(lambda T: 0.0)
+    cubed.proj = nn.Sequential(cubed.proj, nn.Sigmoid())
+    assert "not judged" not in str(diagnose(cubed))
+    assert "one mistake found" in headline(diagnose(cubed))
+
+
+class TwoMasks(nn.Module):
+    """With a context, its own mask is that of the keys."""
+
+    def __init__(self, inverted=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.heads, self.inverted = 3, inverted
+        self.to_q, self.to_k, self.to_v = (nn.Linear(24, 24) for _ in range(3))
+
+    def forward(self, x, context=None, mask=None, context_mask=None):
+        y, cells = (x, mask) if context is None else (context, context_mask)
+        parts = (self.to_q(x), self.to_k(y), self.to_v(y))
+        q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in parts)
+        s = scores_of(q, k)
+        if cells is not None:
+            closed = ~cells[:, None, None, :]
+            s = s.masked_fill(~closed if self.inverted and context is not None else closed, -1e4)
+        return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def test_with_a_context_its_mask_is_that_of_the_keys():
+    report = diagnose(TwoMasks(), mask_means="attend")
+    assert report.ok, report
+    assert not any("context_mask" in text for text in report.unchecked)
+    assert not diagnose(TwoMasks(inverted=True), mask_means="attend").ok
+
+
+class BiasesApart(nn.Module):
+    """The biases of queries and values lie beside the packed projection, as in Swin v2."""
+
+    def __init__(self, doubled=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.qkv, self.doubled = 3, nn.Linear(24, 72, bias=False), doubled
+        self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(24)) for _ in range(2))
+
+    def forward(self, x):
+        bias = torch.cat([self.q_bias, torch.zeros(24), self.doubled * self.v_bias])
+        q, k, v = (self.qkv(x) + bias).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+        return plain(q, k, v).transpose(1, 2).flatten(2)
+
+
+def test_biases_beside_a_packed_projection_are_read():
+    assert diagnose(BiasesApart()).ok
+    assert not diagnose(BiasesApart(doubled=2.0)).ok
+
+
+class NormedHeads(nn.Module):
+    """Queries and keys normed by LayerNorm; the weights that it used are returned."""
+
+    def __init__(self, width=32, heads=4):
+        super().__init__()
+        self.num_heads = heads
+        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.q_norm, self.k_norm = nn.LayerNorm(width // heads), nn.LayerNorm(width // heads)
+
+    def forward(self, x, mask=None):
+        B, T, d = x.shape
+        q, k, v = self.in_proj(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k = self.q_norm(q), self.k_norm(k)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, None, None], -math.inf)
+        weights = scores.softmax(dim=-1)
+        return self.out_proj((weights @ v).transpose(1, 2).reshape(B, T, d)), weights
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_weights_of_large_scores_are_compared_as_coarsely_as_outputs(seed):
+    torch.manual_seed(seed)
+    assert diagnose(NormedHeads(), heads=4, mask_means="attend").ok
+
+
+def test_weights_that_are_off_by_a_hundredth_are_still_seen():
+    class Off(NormedHeads):
+        def forward(self, x, mask=None):
+            out, weights = super().forward(x, mask)
+            return out, 0.99 * weights + 0.01 / weights.shape[-1]
+
+    torch.manual_seed(0)
+    report = diagnose(Off(), heads=4)
+    assert not report.ok
+    assert "Returned weights are not those" in str(report)
