@@ -787,27 +787,15 @@ ROWS = [
         ("8.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
     ),
     *rows(
-<<<<<<< HEAD
         "13_encoder_decoder",
-        ("11.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
-        ("11.2", SMOOTHED, smoothed),
-        ("11.3", RATE, rate_of_step),
-    ),
-    *rows(
-        "14_vision",
-        ("13.1", r"x^i = \text{patch}_i \, E + b", tokens_of_patches),
-        ("13.2", Z_0, first_stream),
-=======
-        "12_encoder_decoder",
         ("13.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
         ("13.2", SMOOTHED, smoothed),
         ("13.3", RATE, rate_of_step),
     ),
     *rows(
-        "13_vision",
+        "14_vision",
         ("14.1", r"x^i = \text{patch}_i \, E + b", tokens_of_patches),
         ("14.2", Z_0, first_stream),
->>>>>>> integ
         (
             "14.3",
             r"z'_l = z_{l-1} + \operatorname{MSA}(\operatorname{LN}(z_{l-1}))",
@@ -817,11 +805,7 @@ ROWS = [
         ("14.5", r"y = \operatorname{LN}(z_L^0)", read_from_the_class_token),
         ("14.6", r"a \pm 1.96 \, s / \sqrt{n}", interval),
     ),
-<<<<<<< HEAD
-    *rows("15_large_vision", ("14.1", ROLLOUT, rolled_out)),
-=======
-    *rows("14_large_vision", ("15.1", ROLLOUT, rolled_out)),
->>>>>>> integ
+    *rows("15_large_vision", ("15.1", ROLLOUT, rolled_out)),
     *rows("five_posts", ("last", BOTH, plain_attention), ("last", BOTH, joined_heads)),
     *rows("notation", ("last", OUT, plain_attention)),
     *rows("notation", *((n, tex, partial(all_options, int(n[0]))) for n, tex in STEPS.items())),
@@ -1035,8 +1019,8 @@ ONCE = {
     "13_encoder_decoder": "K P Q i p p_i p_r r",
     "14_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "15_large_vision": "A_1 A_L I R",
-    "16_weather": "r",
-    "17_clinic": "d",
+    "15_weather": "r",
+    "16_clinic": "d",
     "conventions": "B H S T d",
     "entropy": "W^Q_ c^2 e^{-r^2/2} e^{-z^2/2} e^{r^2/2} e^{s_j} k^2 q^2 s x_m y_j z^2",
     "five_posts": "H M Q V W^O d_k",
