@@ -813,11 +813,12 @@ REPORTED = {
         "Either scaled by the width of the model, or .*: the numbers are the same.*scale_by_d_k",
     ),
     "a twin": row(
-        plain,
+        Multi(14, 2),
         ["causal_missing"],
         "Either no causal mask, or causal in one mode only: the numbers are the same",
         causal=True,
     ),
+    "a function has no modes": row(plain, ["causal_missing"], "1. No causal mask", causal=True),
     # two mistakes
     "over the wrong axis too": row(
         lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ["scale_missing", "softmax_over_queries"]
