@@ -130,9 +130,6 @@ def _role(name: str) -> str | None:
     return _ROLES.get(name.strip("_").lower())
 
 
-# ---------------------------------------------------------------- layouts and shapes
-
-
 def to_layout(x: Tensor, layout: str, merged: bool, heads: int) -> Tensor:
     """A canonical tensor, (B, H, T, d) or (B, T, H · d), in the layout of the function."""
     if merged and "H" in layout:
@@ -186,9 +183,6 @@ def output_shape(case: Case, layer: Layer | None) -> tuple[int, ...]:
     else:
         return *case.tensors["q"].shape[:-1], case.tensors["v"].shape[-1]
     return case.batch, case.lengths[0], width
-
-
-# ---------------------------------------------------------------- no trace is left
 
 
 @contextmanager
@@ -317,16 +311,3 @@ def _globals(fn: types.FunctionType, memo: dict[int, Any]) -> dict[str, Any]:
     own = known | {name: copy.deepcopy(value, memo) for name, value in kept.items()}
     own |= {name: _twin(f, own, f.__closure__, memo) for name, f in helpers.items()}
     return own
-
-
-def make_random(module: nn.Module) -> None:
-    """Let constant parameters of a copy be random, so that no bias or gain hides a mistake."""
-    module.eval()
-    draw = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for p in module.parameters():
-            if p.is_floating_point() and p.numel() > 1:
-                p.requires_grad_(True)
-                if bool((p == p.flatten()[0]).all()):
-                    size = 0.3 if p.dim() < 2 else p.shape[-1] ** -0.5
-                    p.add_((size * torch.randn(p.shape, generator=draw)).to(p))

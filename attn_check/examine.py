@@ -149,10 +149,7 @@ def _explained(exam: Exam) -> Hypothesis | None:
 
 
 def _search(exam: Exam, pairs: list[Pair]) -> tuple[list[Hypothesis], Answered]:
-    """The fewest mistakes that give the answers, and what is meant with them.
-
-    One mistake before two, whatever is meant; all answers before some of them; properties between.
-    """
+    """The fewest mistakes that give all answers, or else some of them; properties between."""
     attempts = list(_attempts(exam, pairs))
     plain = [pair for pair in exam.answered if not pair[0].closes]
     guesses = [exam.intent]
@@ -235,6 +232,7 @@ def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -
             exam.found.assumed.append("it is meant to add its input to its output")
             continue
         others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
+        others -= {"causal_only_in_training"} if exam.subject.module is None else set()
         example = _example(exam, pairs, replace(whole, change=change), whole)
         forms = [j for j, form in enumerate(MISTAKES[mistake].forms) if form is change]
         exam.found.known(mistake, example, alike=tuple(sorted(others)), form=(forms or [0])[0])
@@ -242,12 +240,7 @@ def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -
 
 def _example(exam: Exam, pairs: list[Pair], part: Hypothesis, whole: Hypothesis) -> str:
     """The smallest case, and in it a row, in which the mistake alone changes something."""
-
-    def by_size(pair: Pair) -> tuple:
-        lost = pair[1].out is not None and bool(pair[1].out.isnan().all())
-        return lost, pair[0].closes, 1 in (pair[0].batch, pair[0].lengths[1]), pair[0].lengths
-
-    for case, answer in sorted(pairs, key=by_size):
+    for case, answer in sorted(pairs, key=search.by_size):
         actual, alone = answer.out, search.outcome(case, part)
         expected = compute(case, exam.intent, whole.layer).out
         if actual is None or alone is None or exam.equal(alone, expected, case):
@@ -261,10 +254,7 @@ def _example(exam: Exam, pairs: list[Pair], part: Hypothesis, whole: Hypothesis)
 
 
 def _check_further(exam: Exam) -> None:
-    """Properties beside the numbers, most of them only where the numbers are right.
-
-    Whatever is not checked is said.
-    """
+    """Properties, most of them only where the numbers are right; what is not checked is said."""
     found, hypothesis = exam.found, exam.hypothesis
     properties.check_arguments(exam)
     if exam.masked:

@@ -283,3 +283,16 @@ def _fits(layer: Layer) -> bool:
         and ("out" not in x or x["out"].shape[1] == H * widths["v"])
         and all(b is None or b.numel() == len(x[r]) for r, b in layer.biases.items() if r in x)
     )
+
+
+def make_random(module: nn.Module) -> None:
+    """Let constant parameters of a copy be random, so that no bias or gain hides a mistake."""
+    module.eval()
+    draw = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for p in module.parameters():
+            if p.is_floating_point() and p.numel() > 1:
+                p.requires_grad_(True)
+                if bool((p == p.flatten()[0]).all()):
+                    size = 0.3 if p.dim() < 2 else p.shape[-1] ** -0.5
+                    p.add_((size * torch.randn(p.shape, generator=draw)).to(p))

@@ -192,3 +192,9 @@ def _together(*pair: Hypothesis) -> Hypothesis | None:
         return None
     names, change = a.mistakes + b.mistakes, {**a.change, **b.change}
     return Hypothesis(names, change, a.parts + b.parts, a.intent, a.layer)
+
+
+def by_size(pair: Pair) -> tuple:
+    """What examples are sorted by: those that tell something first, then the smallest."""
+    lost = pair[1].out is not None and bool(pair[1].out.isnan().all())
+    return lost, pair[0].closes, 1 in (pair[0].batch, pair[0].lengths[1]), pair[0].lengths

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_check import calls
-from attn_check.modules import misfit, read_layer
+from attn_check.modules import make_random, misfit, read_layer
 from attn_check.reference import Case, Layer
 
 
@@ -240,7 +240,7 @@ def read_subject(fn: Callable, given: Given) -> Subject:
     if module is not None:
         module.eval()  # the caller's mode is restored afterwards
         if module is not given.module:
-            calls.make_random(module)
+            make_random(module)
         subject.layers = read_layer(module, given.heads, given.kv_heads, given.projections)
         half = any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters())
         if half and module is not given.module:
@@ -262,10 +262,7 @@ def read_subject(fn: Callable, given: Given) -> Subject:
 
 
 def _settle_heads(subject: Subject) -> None:
-    """The number of heads: a module's, what was passed, a default, or one that fits.
-
-    A parameter for it is given it where it is required, or else is said.
-    """
+    """How many heads: a module's, what was passed, a default (which is said), or one that fits."""
     names = [name for name, role in subject.others.items() if role == "heads"]
     default = calls.default_of(subject.fn, names[0] if names else "")
     if not subject.layers:

@@ -50,7 +50,7 @@ def section(name: str, row: dict) -> nodes.section:
     title = row["name"][0].upper() + row["name"][1:]
     found = nodes.section("", nodes.title("", title), ids=[name.replace("_", "-")], names=[name])
     found += described(row)
-    further = {form["name"]: form for form in row.get("words", {}).values()}
+    further = {form["name"]: {**row, **form} for form in row.get("words", {}).values()}
     for other, form in further.items():
         found += [nodes.paragraph("", "", nodes.emphasis("", f"Or {other}.")), *described(form)]
     link = nodes.reference("", row["source"].partition("://")[2], refuri=row["source"])

@@ -42,7 +42,8 @@ def lost(text: str) -> set[str]:
     shown = " ".join(words.split())
     found = set()
     for name, row in WORDS.items():
-        told = [form[key] for form in (row, *row.get("words", {}).values()) for key in TOLD]
+        forms = [row | form for form in row.get("words", {}).values()]
+        told = [form[key] for form in (row, *forms) for key in TOLD]
         there = all(" ".join(one.replace("`", "").split()) in shown for one in told)
         address = text.count(f'id="{name.replace("_", "-")}"') == 1
         if not (there and address and f'href="{html.escape(row["source"])}"' in text):

@@ -813,11 +813,11 @@ REPORTED = {
         "Either scaled by the width of the model, or .*: the numbers are the same.*scale_by_d_k",
     ),
     "a twin": row(
-        plain,
-        ["causal_missing"],
-        "Either no causal mask, or causal in one mode only: the numbers are the same",
-        causal=True,
+        lambda q, k, v: (q @ k.mT / q.shape[-1]).softmax(dim=-1) @ v,
+        ["scale_by_d_k"],
+        "Either divided by d_k instead of its root, or the scale is applied twice: the numbers are",
     ),
+    "a function has no modes": row(plain, ["causal_missing"], "1. No causal mask", causal=True),
     # two mistakes
     "over the wrong axis too": row(
         lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ["scale_missing", "softmax_over_queries"]
