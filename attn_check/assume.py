@@ -16,7 +16,7 @@ from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
 from attn_check.modules import numbers_of, part_of
 from attn_check.reference import Case, Intent, Layer, compute, cut, repeated, triangle
-from attn_check.report import numbers
+from attn_check.report import NOT_JUDGED, numbers
 from attn_check.search import Pair, agrees, right
 from attn_check.subject import Given, Subject
 
@@ -176,9 +176,9 @@ def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
             continue
         if measured(5, 5).min() > -8.0:  # else keys are rather closed
             row = numbers(measured(5, 5)[0, -1] - measured(5, 5)[0, -1, -1])
-            text = "it is meant to add a bias of its own to the scores, as ALiBi does: to have it "
-            text += f"checked, pass attn_bias= (head 0, query 4, keys 0-3 less key 4: {row})"
-            exam.found.assumed.append(text)
+            title = f"{NOT_JUDGED}: it adds a bias of its own to the scores: pass attn_bias="
+            text = f"With it, which no input changes, all is right. Head 0, query 4: {row}"
+            exam.found.broken(title, f"{text} (keys 0-3, less key 4).", "")
             exam.intent, exam.layer = meant, layer
             return True
     return False

@@ -232,7 +232,7 @@ def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -
             exam.found.assumed.append("it is meant to add its input to its output")
             continue
         others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
-        others -= {"causal_only_in_training"} if exam.subject.module is None else set()
+        others -= {"causal_only_in_training"} if exam.subject.module is None else set()  # no modes
         example = _example(exam, pairs, replace(whole, change=change), whole)
         forms = [j for j, form in enumerate(MISTAKES[mistake].forms) if form is change]
         exam.found.known(mistake, example, alike=tuple(sorted(others)), form=(forms or [0])[0])

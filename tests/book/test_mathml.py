@@ -286,6 +286,10 @@ def test_formulas_need_no_script_and_no_network(browser, site):
         assert page.evaluate(DRAWN)["width"] != own["width"]
     with opened(browser, site.as_uri(), java_script_enabled=False) as page:
         page.goto(f"{site.as_uri()}/book/04_scaling.html")
+        for _ in range(100):  # without a script nobody waits for the typefaces
+            if page.evaluate(DRAWN)["fonts"] == own["fonts"]:
+                break
+            page.wait_for_timeout(100)
         assert page.evaluate(DRAWN) == own
         assert "formulas" in own["fonts"]
 
