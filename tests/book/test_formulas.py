@@ -596,6 +596,17 @@ def read_from_the_class_token(page):
     yield z["y"], layer_norm(model.encoder.norm, after[0])
 
 
+def gradient_of_a_query(page):
+    """With the sum over the row as it stands on the left of the formula."""
+    q, k, v, g = (draw(5, 3, seed=n) for n in range(4))
+    q = q.requires_grad_()
+    (found,) = torch.autograd.grad(page["Recomputed"].apply(q, k, v, 2, False), q, g)
+    for row, w in enumerate((q.detach() @ k.mT / math.sqrt(3)).softmax(-1)):
+        products = torch.stack([g[row] @ v[r] for r in range(5)])
+        mean = sum(w[r] * products[r] for r in range(5))
+        yield found[row], sum(w[s] * (products[s] - mean) * k[s] for s in range(5)) / math.sqrt(3)
+
+
 def interval(page):
     n, right = 10_000, (draw(10_000) < 1).double()
     given = dict.fromkeys(("trained_vit", "trained_cnn", "right"))
@@ -715,6 +726,7 @@ BYTES = r"\text{bytes per token} = 2\, L\, H_\text{kv}\, d_k \cdot 4"
 ROUNDED = r"w' = l + s \operatorname{round}\left(\frac{w - l}{s}\right), \quad s = "
 ROUNDED += r"\frac{h - l}{2^b - 1}"
 SMOOTHED = r"\ell = -(1 - \varepsilon) \ln p_r - \frac{\varepsilon}{V} \sum_i \ln p_i"
+TAKEN_OUT = r"\sum_r w_r \, g \cdot v_r = g \cdot \sum_r w_r v_r"
 RATE = r"\eta_n = \begin{cases} \eta \, (n + 1) / w & n < w \cr \frac{\eta}{2} + "
 RATE += r"\frac{\eta}{2} \cos \pi \frac{n - w}{N - w} & n \ge w \end{cases}"
 Z_0 = r"z_0 = [x_\text{class};\, x^1;\, \dots;\, x^N] + E_\text{pos}"
@@ -786,6 +798,7 @@ ROWS = [
         ("8.1", r"p_i = \frac{e^{z_i / \tau}}{\sum_j e^{z_j / \tau}}", temperature),
         ("8.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
     ),
+    *rows("12_without_matrix", ("12.1", TAKEN_OUT, gradient_of_a_query)),
     *rows(
         "13_encoder_decoder",
         ("13.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
@@ -899,6 +912,8 @@ def test_each_displayed_formula_has_its_row():
     ("A.2", "k.nbytes + v.nbytes", "k.nbytes"),
     ("A.3", "(2**bits - 1)", "2**bits"),
     ("A.3", "/ step).round()", "/ step).floor()"),
+    ("12.1", "mean = (g * out)", "mean = (g * g)"),
+    ("12.1", "d_w - mean[", "d_w + mean["),
     ("13.1", "y + block.cross(", "block.cross("),
     ("13.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
     ("13.2", "label_smoothing=eps", "label_smoothing=0.2"),

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 """
-CELLS = ("ch12-code-12", "ch12-code-18", "ch12-code-21", "ch12-code-25", "ch12-code-30")
+CELLS = ("ch12-code-64", "ch12-code-12", "ch12-code-18", "ch12-code-21", "ch12-code-25", "ch12-code-30")
 
 
 @functools.cache
@@ -234,7 +234,7 @@ MISTAKES = {
     "the factor is turned round": [("rescale = torch.exp(m - base)", "rescale = (base - m).exp()")],
     "the maximum of the last tile only": [
         ("torch.maximum(m, scores.amax(-1, keepdim=True))", "scores.amax(-1, keepdim=True)"),
-        ("torch.exp(m - base)", "torch.where(m > -math.inf, 1.0, 0.0).to(wide)"),
+        ("torch.exp(m - base)", "torch.where(m > -math.inf, 1.0, 0.0).to(m)"),
     ],
     "one maximum for all rows": [("scores.amax(-1, keepdim=True)", "scores.amax().expand_as(m)")],
     "the denominator of the last tile only": [("total = total * rescale +", "total =")],
@@ -255,7 +255,7 @@ MISTAKES = {
     "queries stand first, not last": [("rows[:, None] + S - T", "rows[:, None]")],
     "not divided by the sum": [("out = out / total.masked_fill(total == 0, 1)", "")],
     "divided at every step": [
-        (f"{OUT} @ v[..., j, :].to(wide)", f"{OUT} @ v[..., j, :].to(wide) / total")
+        (f"{OUT} @ values", f"{OUT} @ values / total")
     ],
     "the log-sum-exp without the maximum": [("= m + total.log()", "= total.log()")],
     "the scale is of the keys' number": [("math.sqrt(q.shape[-1])", "math.sqrt(k.shape[-2])")],
@@ -263,7 +263,7 @@ MISTAKES = {
     "backward: the scale is left out": [("d_scores = d_scores / math.sqrt(q.shape[-1])", "")],
     "backward: only the last tile's queries": [("d_q[..., rows, :] +=", "d_q[..., rows, :] =")],
     "backward: only the last rows' values": [("d_v[..., j, :] +=", "d_v[..., j, :] =")],
-    "backward: no guard for empty rows": [("log.masked_fill(log == -math.inf, 0)", "log")],
+    "backward: no guard for empty rows": [("lse.masked_fill(lse == -math.inf, 0)", "lse")],
 }
 # shapes at which each is seen: rising scores, ragged ends, more queries than keys
 SHAPES = [((2, 2, 11, 11, 4, 3), 3), ((1, 2, 4, 13, 3, 2), 5), ((1, 1, 12, 7, 3, 3), 4)]
@@ -291,13 +291,13 @@ def test_a_planted_mistake_is_seen(name):
 
 
 @for_each(
-    ("share_a = torch.exp(log_a - log)", "share_a = 0.5"),
-    ("torch.logaddexp(log_a, log_b)", "torch.maximum(log_a, log_b)"),
+    ("share_a = torch.exp(lse_a - lse)", "share_a = 0.5"),
+    ("torch.logaddexp(lse_a, lse_b)", "torch.maximum(lse_a, lse_b)"),
     (
-        "return out_a * share_a + out_b * share_b, log",
-        "return out_a * share_b + out_b * share_a, log",
+        "return out_a * share_a + out_b * share_b, lse",
+        "return out_a * share_b + out_b * share_a, lse",
     ),
-    ("share_b = torch.exp(log_b - log)", "share_b = torch.exp(log_b)"),
+    ("share_b = torch.exp(lse_b - lse)", "share_b = torch.exp(lse_b)"),
 )
 def test_a_wrong_merge_is_seen(old, new):
     page = run((old, new))
@@ -321,12 +321,25 @@ def test_the_name_of_a_kernel_is_not_guessed():
     assert OWN["kernel_of"](lambda: q @ k.mT) == "unknown"
 
 
+def test_the_kernel_takes_larger_tiles_from_768_queries_on():
+    """So says the page of the step in its figure of memory."""
+
+    def memory(n):
+        q, k, v = torch.randn(3, 1, 1, n, 64).requires_grad_().unbind()
+        attend = lambda: [F.scaled_dot_product_attention(q, k, v, is_causal=True)]  # noqa: E731
+        return OWN["most_memory"](attend)
+
+    assert memory(767) < 1.5 * memory(700)
+    assert memory(768) > 2 * memory(767)
+
+
 def test_the_loop_fits_a_screen():
-    """At most 30 lines that are not blank, and what it calls is shown above it."""
-    source = cells()["ch12-code-12"]
+    """Two loops in 25 lines; the step that they call is shown above them, in 8."""
+    step, source = cells()["ch12-code-64"], cells()["ch12-code-12"]
     body = source[source.index("def tiled_attention") :]
-    assert len([line for line in body.splitlines() if line.strip()]) <= 30
-    assert set(re.findall(r"\b(tile_\w+)\(", body)) == {"tile_scores"}
+    assert len([line for line in body.splitlines() if line.strip()]) <= 25
+    assert len(step.splitlines()) == 8
+    assert set(re.findall(r"\b(\w*tile_?\w*)\(", body)) == {"tiled_attention", "tile_scores", "add_tile"}
 
 
 def test_the_kernel_of_the_examples_is_as_short_as_the_page_says():
