@@ -24,7 +24,14 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 """
-CELLS = ("ch12-code-64", "ch12-code-12", "ch12-code-18", "ch12-code-21", "ch12-code-25", "ch12-code-30")
+CELLS = (
+    "ch12-code-64",
+    "ch12-code-12",
+    "ch12-code-18",
+    "ch12-code-21",
+    "ch12-code-25",
+    "ch12-code-30",
+)
 
 
 @functools.cache
@@ -254,9 +261,7 @@ MISTAKES = {
     ],
     "queries stand first, not last": [("rows[:, None] + S - T", "rows[:, None]")],
     "not divided by the sum": [("out = out / total.masked_fill(total == 0, 1)", "")],
-    "divided at every step": [
-        (f"{OUT} @ values", f"{OUT} @ values / total")
-    ],
+    "divided at every step": [(f"{OUT} @ values", f"{OUT} @ values / total")],
     "the log-sum-exp without the maximum": [("= m + total.log()", "= total.log()")],
     "the scale is of the keys' number": [("math.sqrt(q.shape[-1])", "math.sqrt(k.shape[-2])")],
     "backward: the mean is left out": [("d_w - mean[..., rows, :]", "d_w")],
@@ -339,7 +344,11 @@ def test_the_loop_fits_a_screen():
     body = source[source.index("def tiled_attention") :]
     assert len([line for line in body.splitlines() if line.strip()]) <= 25
     assert len(step.splitlines()) == 8
-    assert set(re.findall(r"\b(\w*tile_?\w*)\(", body)) == {"tiled_attention", "tile_scores", "add_tile"}
+    assert set(re.findall(r"\b(\w*tile_?\w*)\(", body)) == {
+        "tiled_attention",
+        "tile_scores",
+        "add_tile",
+    }
 
 
 def test_the_kernel_of_the_examples_is_as_short_as_the_page_says():
