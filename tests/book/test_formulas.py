@@ -1031,8 +1031,7 @@ ONCE = {
     "07_real_encoder": "e t",
     "08_next_token": "e^{z_i/} e^{z_j/} j k p_i s_t x_2 x_t x_{t-1} z_i",
     "09_language_model": "H H_kv L W^K W^Q d_ff d_k d_model e^{i}",
-    "12_without_matrix": "O e^{--0} e^{lse_b} e^{m_old-m_new} e^{old-new} "
-    "e^{score-lse} e^{score-m} n^2 v_s",
+    "12_without_matrix": "O e^{lse_b} e^{m_old-m_new} e^{old-new} e^{score-lse} e^{score-m} n^2",
     "13_encoder_decoder": "K P Q i p p_i p_r r",
     "14_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "15_large_vision": "A_1 A_L I R",

@@ -349,10 +349,10 @@ def test_the_kernel_takes_larger_tiles_from_768_queries_on():
 
 
 def test_the_loop_fits_a_screen():
-    """Two loops in 26 lines; the step that they call is shown above them, in 8."""
+    """Two loops in 27 lines; the step that they call is shown above them, in 8."""
     step, source = cells()["ch12-code-64"], cells()["ch12-code-12"]
     body = source[source.index("def tiled_attention") :]
-    assert len([line for line in body.splitlines() if line.strip()]) <= 26
+    assert len([line for line in body.splitlines() if line.strip()]) <= 27
     assert len(step.splitlines()) == 8
     assert set(re.findall(r"\b(\w*tile_?\w*)\(", body)) == {
         "tiled_attention",
