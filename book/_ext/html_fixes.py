@@ -27,7 +27,7 @@ _HAN = re.compile(
 )
 _FORMULA = r'<span class="math[^>]*>(?:(?!</span>).)*</span>'
 _BEHIND = r"(?:[.,;:!?)\]’”]|-\w+)"  # also "n-th"
-_ADDRESS = re.compile(r"(?<=>)(?:https?://)?[\w-]+(?:\.[\w-]+)+/[^<> ]*(?=</a>)")
+_ADDRESS = re.compile(r"(?<=>)[^<>\s]+/[^<>\s]+(?=</a>)")
 _TOGETHER = re.compile(rf"(\({_FORMULA}{_BEHIND}*|{_FORMULA}{_BEHIND}+)")
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # the bibliography's roles are no longer roles, and a signature is no list of definitions
