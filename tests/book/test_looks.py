@@ -24,9 +24,8 @@ NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 SOME = ["book/04_scaling.html", "book/notation.html", "book/five_posts.html"]
 SOME += ["book/attn_check.html"]
 SECOND = 1_600_000 // 8  # bytes, on a slow line
-NOISE = "".join(
-    sha256(str(n).encode()).hexdigest() for n in range(SECOND // 32)
-)  # zipped, a second
+# what cannot be zipped: a second of the line
+NOISE = "".join(sha256(str(n).encode()).hexdigest() for n in range(SECOND // 32))
 SIZE = r' width="\d+" height="\d'  # of a picture
 
 
