@@ -247,8 +247,8 @@ def test_the_contents_of_a_page_close_when_an_entry_is_chosen(browser, site):
             assert 0 <= heading.bounding_box()["y"] < 300
 
 
-# addresses broken between two letters; rows whose cells do not begin on one line
-TORN = """() => [...document.querySelectorAll("article a")].filter(link => {
+# addresses and names broken between two letters; rows whose cells do not begin on one line
+TORN = """() => [...document.querySelectorAll("article :is(a, code .pre)")].filter(link => {
   const top = (text, i) => {
     const range = document.createRange();
     range.setStart(text, i);
@@ -258,7 +258,7 @@ TORN = """() => [...document.querySelectorAll("article a")].filter(link => {
   const torn = text => [...text.data].some((letter, i) =>
     /[a-z]{2}/i.test(text.data.slice(i, i + 2)) && top(text, i + 1) > top(text, i) + 5);
   const texts = [...link.childNodes].filter(part => part.nodeType === 3);
-  return /^\\S+\\/\\S+$/.test(link.textContent) && texts.some(torn);
+  return /^\\S+[/.]\\S+$/.test(link.textContent) && texts.some(torn);
 }).map(link => link.textContent)"""
 UNEVEN = """() => [...document.querySelectorAll(".printed-table tbody tr")].filter(row => {
   const tops = [...row.cells].filter(cell => cell.innerText.trim()).map(cell => {
@@ -270,12 +270,12 @@ UNEVEN = """() => [...document.querySelectorAll(".printed-table tbody tr")].filt
 }).map(row => row.innerText)"""
 
 
-def test_an_address_is_broken_between_its_parts(browser, site):
-    for name in ("known_mistakes", "bibliography"):
+def test_addresses_and_names_are_broken_between_their_parts(browser, site):
+    for name in ("known_mistakes", "bibliography", "notation", "attn_lib.models"):
         with loaded(browser, site, name, 390) as page:
             assert page.evaluate(TORN) == [], name
             page.evaluate("document.querySelectorAll('article wbr').forEach(one => one.remove())")
-            page.evaluate("document.querySelectorAll('article a').forEach(a => a.normalize())")
+            page.evaluate("document.querySelector('article').normalize()")
             assert page.evaluate(TORN) != [], name
 
 
