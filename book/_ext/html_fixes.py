@@ -29,7 +29,7 @@ _HAN = re.compile(
 _FORMULA = r'<span class="math[^>]*>(?:(?!</span>).)*</span>'
 _BEHIND = r"(?:[.,;:!?)\]’”]|-\w+)"  # also "n-th"
 _ADDRESS = re.compile(r"(?<=>)[^<>\s]+/[^<>\s]+(?=</a>)")
-_NAME = re.compile(r'(?<=<span class="pre">)[\w.]{30,}(?=(?:\(\))?</span>)')
+_NAME = re.compile(r'(?<=<span class="pre">)[^<>\s]{30,}(?=</span>)')
 _TOGETHER = re.compile(rf"(\({_FORMULA}{_BEHIND}*|{_FORMULA}{_BEHIND}+)")
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # the bibliography's roles are no longer roles, and a signature is no list of definitions
@@ -64,7 +64,7 @@ def fix_text(html: str, licences: dict[str, str] | None = None) -> str:
         html = re.sub(written, meant, html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     html = re.sub(r">[^<]+<", _chinese, html)
-    html = _NAME.sub(lambda name: name[0].replace(".", "<wbr>."), html)
+    html = _NAME.sub(lambda name: re.sub(r"(?<=[\w)])(?=[./])", "<wbr>", name[0]), html)
     html = _ADDRESS.sub(lambda text: re.sub(r"(?<=\w)(?=[./?_#])", "<wbr>", text[0]), html)
     return FIGURE.sub(pictured, html)
 
