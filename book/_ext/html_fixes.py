@@ -2,8 +2,8 @@
 
 :func:`fix_text` is for the text of a page: a figure is drawn by lines, and the line under it says
 how it may be used again; a formula keeps the bracket before it and the comma behind it; Chinese
-words say that they are Chinese; an address, or a long name, is broken between its parts; a screen
-reader is told rightly what the theme shows; and under its title a page says when its outputs were
+words say that they are Chinese; a long address or name is broken between its parts; a screen reader
+is told rightly what the theme shows; and under its title a page says when its outputs were
 compared.
 :func:`fix_page` is for a page as it is stored: the reader's colours before anything is painted,
 scripts that it needs, at its end, and pictures with their sizes, large ones stored again without
@@ -28,7 +28,7 @@ _HAN = re.compile(
 )
 _FORMULA = r'<span class="math[^>]*>(?:(?!</span>).)*</span>'
 _BEHIND = r"(?:[.,;:!?)\]’”]|-\w+)"  # also "n-th"
-_ADDRESS = re.compile(r"(?<=>)[^<>\s]+/[^<>\s]+(?=</a>)")
+_ADDRESS = re.compile(r"(?<=>)(?=[^<>\s]{34})[^<>\s]+/[^<>\s]+(?=</a>)")
 _NAME = re.compile(r'(?<=<span class="pre">)[^<>\s]{30,}(?=</span>)')
 _TOGETHER = re.compile(rf"(\({_FORMULA}{_BEHIND}*|{_FORMULA}{_BEHIND}+)")
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
