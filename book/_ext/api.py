@@ -109,15 +109,15 @@ def _told(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: li
     lines[:] = text.split("\n")
 
 
-def short(signature: str) -> str:
-    """A signature that Sphinx cannot read, for its defaults, without the modules of its types."""
-    return re.sub(r"~(?:\w+\.)+", "", signature) if "<factory>" in signature else signature
+def readable(signature: str) -> str:
+    """A signature in which the default of a list is an empty one, which Sphinx can read."""
+    return re.sub(r"(?<=\] = )<factory>", "[]", signature)
 
 
-def _shortened(
+def _readable(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str, returned: str
 ) -> tuple[str, str] | None:
-    return signature and (short(signature), returned)
+    return signature and (readable(signature), returned)
 
 
 def _named_as_documented(app: Sphinx, env: Any, node: pending_xref, shown: nodes.Element) -> None:
@@ -134,6 +134,6 @@ def setup(app: Sphinx) -> dict:
     """Register with Sphinx."""
     app.connect("builder-inited", _begin)
     app.connect("autodoc-process-docstring", _told, priority=600)  # after napoleon
-    app.connect("autodoc-process-signature", _shortened)
+    app.connect("autodoc-process-signature", _readable)
     app.connect("missing-reference", _named_as_documented, priority=400)  # before intersphinx
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

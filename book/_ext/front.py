@@ -42,8 +42,8 @@ def figure(name: str, cells: dict[str, list]) -> dict:
 
 
 def title(cells: list) -> str:
-    """The heading of a page."""
-    return cells[0]["source"].partition("\n")[0].removeprefix("# ")
+    """The heading of a page, with the apostrophes that it has there."""
+    return cells[0]["source"].partition("\n")[0].removeprefix("# ").replace("'", "’")
 
 
 def needs(cells: list) -> tuple[str, str]:

@@ -2,8 +2,9 @@
 
 :func:`fix_text` is for the text of a page: a figure is drawn by lines, and the line under it says
 how it may be used again; a formula keeps the bracket before it and the comma behind it; Chinese
-words say that they are Chinese; a screen reader is told rightly what the theme shows; and under
-its title a page says when its outputs were compared.
+words say that they are Chinese; a long address or name is broken between its parts; a screen reader
+is told rightly what the theme shows; and under its title a page says when its outputs were
+compared.
 :func:`fix_page` is for a page as it is stored: the reader's colours before anything is painted,
 scripts that it needs, at its end, and pictures with their sizes, large ones stored again without
 loss; :func:`fix_script` silences the theme's scripts, :func:`fix_styles` leaves one stylesheet.
@@ -27,6 +28,8 @@ _HAN = re.compile(
 )
 _FORMULA = r'<span class="math[^>]*>(?:(?!</span>).)*</span>'
 _BEHIND = r"(?:[.,;:!?)\]’”]|-\w+)"  # also "n-th"
+_ADDRESS = re.compile(r"(?<=>)(?=[^<>\s]{34})[^<>\s]+/[^<>\s]+(?=</a>)")
+_NAME = re.compile(r'(?<=<span class="pre">)[^<>\s]{30,}(?=</span>)')
 _TOGETHER = re.compile(rf"(\({_FORMULA}{_BEHIND}*|{_FORMULA}{_BEHIND}+)")
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # the bibliography's roles are no longer roles, and a signature is no list of definitions
@@ -61,6 +64,8 @@ def fix_text(html: str, licences: dict[str, str] | None = None) -> str:
         html = re.sub(written, meant, html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     html = re.sub(r">[^<]+<", _chinese, html)
+    html = _NAME.sub(lambda name: re.sub(r"(?<=[\w)])(?=[./])", "<wbr>", name[0]), html)
+    html = _ADDRESS.sub(lambda text: re.sub(r"(?<=\w)(?=[./?_#])", "<wbr>", text[0]), html)
     return FIGURE.sub(pictured, html)
 
 

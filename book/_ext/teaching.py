@@ -28,6 +28,7 @@ LEADS = {
     "solutions": 'For <a href="../teach/$nn-exercises.html">these exercises</a>. '
     "There are other right answers; the notebook of the chapter checks them.",
 }
+CODE = '<pre tabindex="0">'  # for who scrolls it by keyboard
 HERE = Path(__file__).parent
 
 
@@ -73,7 +74,7 @@ def inside(part: Tag, page: str) -> str:
 
 def code(part: Tag) -> str:
     """Code, in one colour."""
-    return f"<pre>{html.escape(part.select_one('pre').get_text().strip())}</pre>"
+    return f"{CODE}{html.escape(part.select_one('pre').get_text().strip())}</pre>"
 
 
 def question(article: Tag) -> Tag:

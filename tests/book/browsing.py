@@ -3,11 +3,13 @@
 import contextlib
 import fcntl
 import functools
+import gzip
 import http.server
 import os
 import re
 import shutil
 import threading
+from pathlib import Path
 
 import checked
 import pages
@@ -45,11 +47,26 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def served(site):
-    """The same pages from a server on this machine."""
+    """The same pages from a server on this machine, which zips texts as others do."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def log_message(self, *args):
             pass
+
+        def do_GET(self):
+            path = Path(self.translate_path(self.path))
+            if path.suffix not in (".html", ".css", ".js", ".svg") or not path.is_file():
+                super().do_GET()
+                return
+            body = gzip.compress(path.read_bytes())
+            self.send_response(200)
+            self.send_header("Content-Type", self.guess_type(path))
+            self.send_header("Content-Encoding", "gzip")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     handler = functools.partial(Quiet, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -3,8 +3,11 @@
 Three pages in a browser, all with ``--everything``; what the text of a page tells, of all of them.
 """
 
+import colorsys
 import io
+import itertools
 import re
+from hashlib import sha256
 
 import checked
 import front
@@ -21,6 +24,8 @@ NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 SOME = ["book/04_scaling.html", "book/notation.html", "book/five_posts.html"]
 SOME += ["book/attn_check.html"]
 SECOND = 1_600_000 // 8  # bytes, on a slow line
+# what cannot be zipped: a second of the line
+NOISE = "".join(sha256(str(n).encode()).hexdigest() for n in range(SECOND // 32))
 SIZE = r' width="\d+" height="\d'  # of a picture
 
 
@@ -242,6 +247,84 @@ def test_the_contents_of_a_page_close_when_an_entry_is_chosen(browser, site):
             assert 0 <= heading.bounding_box()["y"] < 300
 
 
+# addresses and names broken between two letters; rows whose cells do not begin on one line
+TORN = """() => [...document.querySelectorAll("article :is(a, code .pre)")].filter(link => {
+  const top = (text, i) => {
+    const range = document.createRange();
+    range.setStart(text, i);
+    range.setEnd(text, i + 1);
+    return range.getBoundingClientRect().top;
+  };
+  const torn = text => [...text.data].some((letter, i) =>
+    /[a-z]{2}/i.test(text.data.slice(i, i + 2)) && top(text, i + 1) > top(text, i) + 5);
+  const texts = [...link.childNodes].filter(part => part.nodeType === 3);
+  return /^\\S+[/.]\\S+$/.test(link.textContent) && texts.some(torn);
+}).map(link => link.textContent)"""
+UNEVEN = """() => [...document.querySelectorAll(".printed-table tbody tr")].filter(row => {
+  const tops = [...row.cells].filter(cell => cell.innerText.trim()).map(cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getClientRects()[0].top;
+  });
+  return Math.max(...tops) > Math.min(...tops) + 5;
+}).map(row => row.innerText)"""
+
+
+def test_addresses_and_names_are_broken_between_their_parts(browser, site):
+    for name in ("known_mistakes", "bibliography", "notation", "attn_lib.models"):
+        with loaded(browser, site, name, 390) as page:
+            assert page.evaluate(TORN) == [], name
+            page.evaluate("document.querySelectorAll('article wbr').forEach(one => one.remove())")
+            page.evaluate("document.querySelector('article').normalize()")
+            assert page.evaluate(TORN) != [], name
+
+
+def test_the_cells_of_a_row_begin_on_one_line(browser, site):
+    """Beside a name that takes two."""
+    with loaded(browser, site, "scoreboard", 390) as page:
+        assert page.evaluate(UNEVEN) == []
+        with styled(page, ".printed-table tbody td { vertical-align: bottom !important }"):
+            assert page.evaluate(UNEVEN) != []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_link_in_a_table_looks_like_a_link(browser, site, scheme):
+    """It has the hue of the others, a little nearer to the text where a row has a shade."""
+    hues = """() => ["p a", "td a"].map(which => {
+      const link = document.querySelector(`article ${which}`), canvas = new OffscreenCanvas(1, 1);
+      const brush = canvas.getContext("2d");
+      brush.fillStyle = getComputedStyle(link).color;
+      brush.fillRect(0, 0, 1, 1);
+      return [...brush.getImageData(0, 0, 1, 1).data.slice(0, 3)];
+    }).map(rgb => rgb.map(value => value / 255))"""
+    with loaded(browser, site, "teach", 1280, scheme) as page:
+
+        def apart():
+            (one, _, _), (other, _, _) = (colorsys.rgb_to_hls(*rgb) for rgb in page.evaluate(hues))
+            return abs(one - other)
+
+        assert apart() < 0.03
+        with styled(page, "td a { color: var(--pst-color-link-higher-contrast) !important }"):
+            assert apart() > 0.05
+
+
+def test_the_title_of_a_search_looks_like_others(browser, site):
+    title = """() => {
+      const heading = [...document.querySelectorAll("h1")].find(one => one.offsetHeight);
+      const {fontSize, fontWeight, lineHeight} = getComputedStyle(heading);
+      return [fontSize, fontWeight, lineHeight, heading.getBoundingClientRect().left];
+    }"""
+    for width in (390, 1280):
+        with opened(browser, site.as_uri()) as page:
+            found = []
+            for name in ("search.html", "book/teach.html"):
+                visit(page, f"{site.as_uri()}/{name}", width)
+                found.append(page.evaluate(title))
+            assert found[0] == found[1], width
+            with styled(page, "h1 { font-weight: 500 !important }"):
+                assert page.evaluate(title) != found[0]
+
+
 # ---------------------------------------------------------------- around the pictures
 
 NOTEBOOKS = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS]
@@ -366,6 +449,36 @@ def test_each_figure_is_one_picture_and_one_caption(browser, site):
             with styled(page, style):
                 seen = {figure: counts for figure, *counts in page.evaluate(VISIBLE)}
                 assert seen["fig-one-head-map"] == counts, style
+
+
+# tables of figures that move: laid out as something else; headings that are not over their bars
+STRAY = """() => {
+  const tables = [...document.querySelectorAll(".live table")].filter(one => one.offsetHeight);
+  const left = cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getBoundingClientRect().left;
+  };
+  return {
+    scattered: tables.filter(one => getComputedStyle(one).display !== "table").length,
+    adrift: tables.filter(one => one.matches(".next, .most")).filter(({tHead, tBodies}) =>
+      [...tHead.rows[0].cells].slice(1).some((head, i) =>
+        Math.abs(left(head) - left(tBodies[0].rows[0].cells[i + 1])) > 3)).length,
+  };
+}"""
+
+
+def test_the_tables_of_moving_figures_are_in_order(browser, site):
+    seen = {"scattered": 0, "adrift": 0}
+    for path in pages.NOTEBOOKS:
+        with loaded(browser, site, path.stem, 390) as page:
+            assert page.evaluate(STRAY) == {"scattered": 0, "adrift": 0}, path.stem
+            with styled(page, ".live .tiles.tiles { display: grid !important }"):
+                seen["scattered"] += page.evaluate(STRAY)["scattered"]
+            with styled(page, ".live thead th[scope] { text-align: center !important }"):
+                seen["adrift"] += page.evaluate(STRAY)["adrift"]
+    assert seen["scattered"] == 1
+    assert seen["adrift"] > 1
 
 
 def test_a_formula_keeps_what_clings_to_it():
@@ -544,6 +657,43 @@ def test_stand_ins_are_as_wide_as_the_typeface(browser, served):
     name = "book/03_many_heads.html"
     assert moved(browser, served, name, UNHELD, SWAPPED) < 0.05
     assert moved(browser, served, name, UNHELD, SWAPPED, ("local(", "local(no-")) > 0.1
+
+
+# 1.6 Mbit/s with a delay of 150 ms; when the first text is painted, and when formulas have letters
+LINE = {"offline": False, "latency": 150, "downloadThroughput": SECOND, "uploadThroughput": SECOND}
+TOLD = """for (const type of ["paint", "resource"]) new PerformanceObserver(list =>
+  list.getEntries().forEach(({name, startTime, responseEnd}) => {
+    if (name === "first-contentful-paint") window.texted = startTime;
+    if (name.endsWith("formulas.woff2")) window.lettered = responseEnd;
+  })).observe({type, buffered: true})"""
+LATE_FACE = ("700) - performance.now()", "3000) - performance.now()")
+
+
+def soon(browser, own, name, width, tries=3) -> bool:
+    """Whether text comes in 1.2 s and formulas in 2 s; on a busy machine not at the first try."""
+    for _ in range(tries):
+        with opened(browser, own, viewport={"width": width, "height": 844}) as page:
+            line = page.context.new_cdp_session(page)
+            line.send("Network.enable")
+            line.send("Network.emulateNetworkConditions", LINE)
+            page.add_init_script(TOLD)
+            page.goto(f"{own}/{name}", wait_until="load")
+            page.wait_for_function("window.texted")
+            texted, lettered = page.evaluate("[window.texted, window.lettered || 0]")
+            if texted <= 1200 and lettered <= 2000:
+                return True
+    return False
+
+
+def test_text_and_formulas_come_soon_on_a_slow_line(browser, site, served, request):
+    asked = list(itertools.product(chosen(request), (390, 1280)))
+    assert [(name, width) for name, width in asked if not soon(browser, served, name, width)] == []
+    shown = (site / SOME[0]).read_text()
+    assert shown.count(LATE_FACE[0]) == 1
+    (site / "book/late_face.html").write_text(shown.replace(*LATE_FACE))
+    (site / "book/late_text.html").write_text(shown.replace("<body", f"<!--{NOISE}--><body", 1))
+    for name in ("late_face", "late_text"):
+        assert not soon(browser, served, f"book/{name}.html", 390, tries=1), name
 
 
 def heavy(html: str, folder) -> list[str]:

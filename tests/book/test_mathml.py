@@ -46,6 +46,19 @@ def written(name: str) -> list[str]:
     return [tex for c in cells if c.cell_type == "markdown" for tex in formulas(c.source)]
 
 
+# a formula that goes on with a sign where the one before it ended: that is no sign of a number
+GOES_ON = re.compile(r"\$ \$\s*[-+]")
+
+
+def test_a_sum_in_two_pieces_keeps_its_distance():
+    told = [cell.source for path in pages.NOTEBOOKS for cell in pages.read(path).cells]
+    told += [path.read_text() for path in pages.TEXTS]
+    assert [text for text in told if GOES_ON.search(text)] == []
+    assert GOES_ON.search("It pays $-a$ $- 3 b$.")
+    assert not GOES_ON.search("It pays $-a$ ${} - 3 b$.")
+    assert "<mrow></mrow><mo>−</mo>" in mathml.to_mathml("{} - 3")  # which sets the sign apart
+
+
 def bare(tex: str) -> str:
     """A formula without its number and its box, which are no MathML."""
     tex = " ".join(re.sub(r"\\tag\{.*?\}", "", tex).split())

@@ -618,7 +618,7 @@ FORMULAS = {
             ),
         ),
         (
-            "$-0.925 \\ln 0.925$ $- 3 \\cdot 0.025 \\ln 0.025$ $= 0.349$",
+            "$-0.925 \\ln 0.925$ ${} - 3 \\cdot 0.025 \\ln 0.025$ $= 0.349$",
             lambda: near(-0.925 * math.log(0.925) - 3 * 0.025 * math.log(0.025), 0.349),
         ),
         ("$1 - \\varepsilon$ for the right character $r$", lambda: near(1 - 0.1 + 0.1 / 4, 0.925)),

@@ -222,6 +222,19 @@ def test_a_click_a_finger_and_an_address_go_to_a_slide(browser, site):
         page.wait_for_function(f"({SEEN})()[0] === '5'")
 
 
+def test_who_loads_slides_again_stays_on_the_slide(browser, site):
+    with projected(browser, site, "01-slides.html#3") as page:
+        for key, slide in (("ArrowRight", "4"), ("End", "8"), ("Home", "1")):
+            after(page, key)
+            page.reload()
+            assert page.evaluate(SEEN) == [slide]
+        after(page, "End")
+        page.route("**/*.html", lambda call: call.fulfill(body=planted, content_type="text/html"))
+        planted = (site / "teach/01-slides.html").read_text().replace("(location.hash)", "(false)")
+        page.reload()
+        assert page.evaluate(SEEN) != ["8"]
+
+
 @for_each((1280, 720), (390, 844), (1920, 1080))
 def test_each_slide_is_whole_on_its_screen(width, height, browser, site):
     with opened(browser, site.as_uri()) as page:
@@ -281,16 +294,16 @@ def sheet_faults(site, path, asked, solved):
     boxes = between('<div class="exercise.*?title">', "</div>", page)
     expected = [(box.partition("</p>")[0], words(box.partition("</p>")[2])) for box in boxes]
     sections = [one.partition("</h2>") for one in between('asked"><h2>', "</section>", asked)]
-    found = [(title, words(re.sub(r"(?s)<pre>.*?</pre>", "", box))) for title, _, box in sections]
+    found = [(title, words(re.sub(r"(?s)<pre .*?</pre>", "", box))) for title, _, box in sections]
     faults += differing(expected, found, "exercise")
     for kind, half in (("exercise", asked), ("solution", solved)):
         cells = [cell for tag, cell in tagged.items() if tag.startswith(f"{kind}-")]
-        blocks = [html.unescape(block) for block in between("<pre>", "</pre>", half)]
+        blocks = [html.unescape(block) for block in between(teaching.CODE, "</pre>", half)]
         wanted = [colab.untitled(cell.source).strip() for cell in cells]
         faults += [f"{kind}: no {source}" for source in wanted if source not in blocks]
     given = [cell.source for tag, cell in tagged.items() if tag.startswith("exercise-")]
     given += between("```python\n", "```", "\n".join(cell.source for cell in notebook.cells))
-    told = html.unescape("\n".join(between("<pre>", "</pre>", asked))).splitlines()
+    told = html.unescape("\n".join(between(teaching.CODE, "</pre>", asked))).splitlines()
     known = "\n".join(given).splitlines()
     faults += [f"told too early: {line}" for line in told if line not in known]
     needed = (AUTHOR, "CC BY 4.0", "MIT", html.escape(front.title(notebook.cells)))
@@ -324,6 +337,26 @@ def test_each_mistake_on_a_sheet_is_seen(fault, site):
     sheets = [taken(site, pages.CHAPTERS[0], kind) for kind in ("exercises", "solutions")]
     faults = sheet_faults(site, pages.CHAPTERS[0], *map(SHEETS[fault], sheets))
     assert [one for one in faults if fault in one] != [], faults
+
+
+def test_the_lines_of_code_on_a_sheet_are_whole(browser, site):
+    """They scroll in their box, also on a phone; on paper nobody can scroll."""
+    broken = """() => [...document.querySelectorAll("pre")].filter(block => {
+      const lines = block.textContent.split("\\n").length, style = getComputedStyle(block);
+      const text = block.clientHeight - 2 * parseFloat(style.paddingTop);
+      return text > (lines + 0.5) * parseFloat(style.lineHeight) || style.overflowX !== "auto";
+    }).length"""
+    with opened(browser, site.as_uri()) as page:
+        for path in pages.CHAPTERS:
+            for kind in ("exercises", "solutions"):
+                visit(page, f"{site.as_uri()}/teach/{path.stem[:2]}-{kind}.html", 390)
+                assert page.evaluate(broken) == 0, (path.stem, kind)
+                assert page.evaluate("document.documentElement.scrollWidth") == 390
+        with styled(page, "pre { white-space: pre-wrap }"):
+            assert page.evaluate(broken) > 0
+        page.emulate_media(media="print")
+        style = "getComputedStyle(document.querySelector('pre')).whiteSpace"
+        assert page.evaluate(style) == "pre-wrap"
 
 
 def test_a_sheet_is_printed_with_room_to_write(browser, site):
