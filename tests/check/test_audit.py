@@ -583,7 +583,7 @@ class Cached(nn.Module):
 
     def step(self, tokens, past):
         if past is not None and tokens.shape[1] > 1:
-            raise NotImplementedError("one token at a time")
+            raise NotImplementedError("one token at a time\nas decoders do")
         return self.inner.step(tokens, past)
 
 
@@ -594,7 +594,12 @@ def test_what_is_refused_or_cannot_be_said():
         "Cached: the answer stays the same; refused: left padding, right padding,\n  chunks."
     )
     assert report["left padding"].verdict == report["chunks"].verdict == "refuses"
-    assert report["chunks"].text == "NotImplementedError: one token at a time"
+    assert report["chunks"].text == (
+        "given tokens (1, 4) and a cache, it raises NotImplementedError: one token at a time"
+    )
+    assert report["left padding"].text == (
+        "given tokens (1, 3) and mask, it raises ValueError: masks are for training"
+    )
     assert report["batch: cache on"].verdict == report["cache"].verdict == "holds"
     assert report["packing"].verdict == "not supported"
     without = audit(built("rope"), properties=["cache"])
