@@ -419,6 +419,10 @@ UNUSUAL = {
     "masks of integers": (lambda: with_integers, {}),
     "padding that is a token": (lambda: known_by_a_token, {"pad": 5}),
     "bfloat16": (lambda: built("rope").bfloat16(), {}),
+    "positions that begin at 2 where none are given": (
+        lambda: built("table", (GIVEN, "            positions = (at + 2).expand(B, T)\n")),
+        {},
+    ),
     "float64": (lambda: built("window").double(), {}),
     "one layer, ten texts long": (lambda: built("sinks and a window", layers=1), {"length": 40}),
 }
