@@ -102,17 +102,17 @@ def _shown(probe: Probe, case: Case, gap: Tensor) -> str:
 
 
 def together(
-    probe: Probe, words: str, number: Tensor, *roles: str, cached: bool = False, **options: Any
+    probe: Probe, words: str, number: Tensor, *roles: str, cached: bool = False, options: Any = None
 ) -> Cases:
-    """Texts in one call, each beside itself alone; ``options`` are of the call together.
+    """Texts in one call, and each of them alone, called in the same way but for ``options``.
 
     ``number`` (B, T) says to which text a token belongs, and is −1 where there is padding. The
     model is passed these ``roles``; where ``cached``, the last three tokens come one by one.
     """
     earlier = (number[:, :, None] == number[:, None]).tril().sum(dim=-1) - 1
     real, place = number >= 0, earlier.masked_fill(number < 0, 0)
-    given: dict[str, Any] = {"mask": real, "positions": place, "segments": number}
-    given = {role: given[role] for role in roles} | options
+    told = {"mask": real, "positions": place, "segments": number}
+    given: dict[str, Any] = {role: told[role] for role in roles} | {"options": options}
     texts = [probe.text(int((number == i).sum()), i) for i in range(int(number.max()) + 1)]
     tokens = torch.full(number.shape, probe.filler)
     for i, text in enumerate(texts):
@@ -224,6 +224,7 @@ def packing(probe: Probe) -> Ways:
 
 
 def _packed(probe: Probe, *ways: str, options: dict[str, Any] | None = None) -> Cases:
+    """Two and three documents in a row; ``options`` are by default that the cache is off."""
     dtype, n = probe.called.weight.dtype, probe.length
     for sizes in ((2, 3), (4, 1, 5), (n, n - 1)):
         number = torch.repeat_interleave(torch.tensor(sizes))[None]
@@ -280,10 +281,9 @@ PROPERTIES: dict[str, Callable[[Probe], Ways]] = {
 
 def measured(probe: Probe) -> Iterator[Finding]:
     """How far another kernel of transformers is, and half precision: numbers, no verdicts."""
-    used = str(getattr(getattr(probe.called.module, "config", None), "_attn_implementation", None))
-    other = {"sdpa": "eager", "eager": "sdpa"}.get(used)
     changes: list[tuple[str, str, Callable[[Any], Any]]] = []
-    if other is not None:
+    used = str(getattr(getattr(probe.called.module, "config", None), "_attn_implementation", None))
+    if other := {"sdpa": "eager", "eager": "sdpa"}.get(used):
         kernel = functools.partial(_set_kernel, name=other)
         changes.append(("kernel", f"{other}, not {used}", kernel))
     for dtype in (torch.bfloat16, torch.float16):
