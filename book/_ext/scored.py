@@ -176,7 +176,7 @@ def described(board: dict[str, Any], notes: dict[str, dict], part: str) -> list[
     if part == "refusals":
         lines = []
         for (ways, text), names in refusals(board).items():
-            lines.append([*_code(names), nodes.Text(f", {ways}: "), _quoted(text)])
+            lines.append([*_code(names), nodes.Text(f" ({ways}): "), _quoted(text)])
         return _items(lines)
     if part == "made":
         words = (
