@@ -2,25 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attn_check import calls
+from attn_check import calls, runs
 from attn_check.called import Called, Probe
-from attn_check.report import wrapped
-from attn_check.runs import (
-    BREAKS,
-    HOLDS,
-    MEASURED,
-    MISSING,
-    PROPERTIES,
-    REFUSES,
-    UNCHECKED,
-    Finding,
-    judged,
-    measured,
-)
+from attn_check.report import Shown
+from attn_check.runs import PROPERTIES, Finding
 from attn_check.subject import module_of
 
 # from each property to what it says, and how to look further where it does not hold
@@ -29,8 +18,8 @@ WORDS: dict[str, dict[str, str]] = json.loads(
 )
 
 
-@dataclass
-class Audit:
+@dataclass(repr=False)
+class Audit(Shown):
     """The result of :func:`attn_check.audit`.
 
     Args:
@@ -60,7 +49,7 @@ class Audit:
     @property
     def broken(self) -> list[Finding]:
         """What does not hold; first what may not change."""
-        return sorted(self.of(BREAKS), key=lambda f: not f.counts)
+        return sorted(self.of(runs.BREAKS), key=lambda f: not f.counts)
 
     def of(self, verdict: str) -> list[Finding]:
         """The findings with this verdict."""
@@ -75,17 +64,7 @@ class Audit:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain lists, strings and dictionaries, for programs."""
-        return {**asdict(self), "ok": self.ok}
-
-    def __str__(self) -> str:
-        """Text for a terminal, or a page, of 79 characters."""
-        return wrapped(self._lines(markdown=False))
-
-    __repr__ = __str__
-
-    def _repr_markdown_(self) -> str:
-        """Markdown for a notebook."""
-        return "\n".join(self._lines(markdown=True))
+        return {**super().as_dict(), "ok": self.ok}
 
     def _headline(self) -> str:
         wrong = ", ".join(dict.fromkeys(f.name for f in self.broken if f.counts))
@@ -93,38 +72,28 @@ class Audit:
         if ways := sum(not f.counts for f in self.broken):
             also = " too" if wrong else ""
             text += f"; it changes{also} in {ways} other way{'s' * (ways > 1)} of calling"
-        if refused := ", ".join(dict.fromkeys(f.name for f in self.of(REFUSES) if f.counts)):
+        if refused := ", ".join(dict.fromkeys(f.name for f in self.of(runs.REFUSES) if f.counts)):
             text += f"; refused: {refused}"
         return f"{self.subject}: {text}."
 
-    def _lines(self, *, markdown: bool) -> list[str]:
-        bold, bullet, gap = ("**", "- ", [""]) if markdown else ("", "  - ", [])
-        start, slanted = ("   - ", "*") if markdown else ("   ", "")
-        lines, told = [f"{bold}{self._headline()}{bold}"], set[str]()
-        for i, f in enumerate(self.broken, start=1):
-            lines += ["", f"{i}. {bold}{f.title[:1].upper()}{f.title[1:]}: {f.verdict}.{bold}"]
-            says, look = WORDS[f.name].values()
-            parts = {"Meant": says, "Size": f.numbers, "Example": f.text, "Look further": look}
-            for label, text in parts.items():
-                if f.name not in told or label in ("Size", "Example"):  # what is meant, once
-                    lines.append(f"{start}{slanted}{label}:{slanted} {text}")
-            told.add(f.name)
-        ways: dict[str, list[str]] = {}
-        for f in self.of(HOLDS):
-            ways.setdefault(f.name, []).extend([f.way] * bool(f.way))
-        held = [
-            f"{n}: {WORDS[n]['says']}" + f" ({'; '.join(w)})" * bool(w) for n, w in ways.items()
-        ]
+    def _parts(self) -> tuple[str, list[tuple[str, dict[str, str]]], dict[str, list[str]]]:
+        wrong, ways = list[tuple[str, dict[str, str]]](), dict[str, list[str]]()
+        for f in self.broken:
+            parts = {"Size": f.numbers, "Example": f.text}
+            if f.name not in {title.partition(":")[0] for title, _ in wrong}:  # it is said once
+                says, look = WORDS[f.name].values()
+                parts = {"Meant": says, **parts, "Look further": look}
+            wrong.append((f"{f.title}: {f.verdict}", parts))
+        for f in self.of(runs.HOLDS):
+            ways.setdefault(f"{f.name}: {WORDS[f.name]['says']}", []).append(f.way)
+        held = [says + f" ({'; '.join(own)})" * any(own) for says, own in ways.items()]
         rounding = f"Differences up to {self.limit:.1g} standard deviations: they may be rounding."
         others = {
             verdict.capitalize(): [f"{f.title}: {f.numbers or f.text}" for f in self.of(verdict)]
-            for verdict in (REFUSES, MISSING, UNCHECKED, MEASURED)
+            for verdict in (runs.REFUSES, runs.MISSING, runs.UNCHECKED, runs.MEASURED)
         }
-        sections = {"Holds": held, **others, "Not known": [rounding, *self.unknown]}
-        for title, texts in sections.items():
-            if texts:
-                lines += ["", f"{bold}{title}{bold}", *gap, *(bullet + text for text in texts)]
-        return lines
+        lists = {"Holds": held, **others, "Not known": [rounding, *self.unknown]}
+        return self._headline(), wrong, lists
 
 
 def audit(
@@ -162,7 +131,7 @@ def audit(
 
     Raises:
         TypeError: a class instead of an instance, or something that cannot be called.
-        ValueError: an unknown property or role; a model that gives no logits (B, T, V).
+        ValueError: an unknown property or role; a model that raises, or gives no logits (B, T, V).
 
     Example:
         >>> from attn_lib import DecoderLM
@@ -184,7 +153,7 @@ def audit(
         report = Audit(getattr(model, "__name__", type(model).__name__), limit=probe.limit)
         for name in PROPERTIES:
             report.findings += _judged(probe, name, properties, report)
-        report.findings += [] if properties is not None else measured(probe)
+        report.findings += [] if properties is not None else runs.measured(probe)
     titles = {name for f in report.findings for name in (f.name, f.title)}
     if absent := set(properties or ()) - titles:
         raise ValueError(f"no way of calling: {', '.join(absent)}; got {', '.join(titles)}")
@@ -210,10 +179,10 @@ def _judged(
     ways = [*PROPERTIES[name](probe)]
     none = asked is not None and not any(counts for _, counts, _ in ways)
     for way, counts, cases in ways:
-        f = Finding(name, way, UNCHECKED, text=reason, counts=counts or none)
-        f = replace(f, counts=f.counts or f.title in (asked or ()))
+        f = Finding(name, way, runs.UNCHECKED, text=reason)
         if asked is None or {f.title, name} & {*asked}:
-            yield f if reason else judged(probe, f, cases)
+            f = replace(f, counts=counts or none or f.title in (asked or ()))
+            yield f if reason else runs.judged(probe, f, cases)
 
 
 def assert_same_answer(
@@ -242,6 +211,6 @@ def assert_same_answer(
     """
     __tracebackhide__ = True  # pytest shows the line of the test
     report = audit(model, properties=properties, **adapter)
-    named = properties is not None
-    if not report.ok or (named and any(f.counts and f.verdict != HOLDS for f in report.findings)):
+    asked = [f for f in report.findings if f.counts and properties is not None]
+    if not report.ok or any(f.verdict != runs.HOLDS for f in asked):
         raise AssertionError(str(report))

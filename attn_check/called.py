@@ -1,26 +1,26 @@
-"""A language model, how it is called, and texts for it: tokens to logits, whole or in pieces."""
+"""A language model, however it is called: from tokens to logits, whole or in pieces."""
 
 import contextlib
 import copy
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attn_check import calls
-from attn_check.subject import module_of
+from attn_check.subject import module_of, quoted
 
 _ROLES = {
     "mask": ("mask", "attention_mask", "padding_mask"),
     "positions": ("positions", "position_ids"),
     "segments": ("segments", "segment_ids", "document_ids"),
 }
+_CACHES = ("past_key_values", "cache_params", "state")  # names in transformers
 _WINDOWS = ("sliding_window", "window", "window_size", "attention_chunk_size")
 REACHED = 64  # windows up to this are shorter than the texts
-_CACHES = ("past_key_values", "cache_params", "state")  # names in transformers
 _FORMS: tuple[Callable[[Tensor], Tensor], ...]  # of a mask (B, S), True = a real token
 _FORMS = (Tensor.bool, Tensor.long, lambda mask: mask[:, None, None])
 
@@ -29,13 +29,27 @@ class NotSupportedError(Exception):
     """The model takes, or returns, nothing for it."""
 
 
+class RefusedError(ValueError):
+    """A sentence: what the model was asked, and what it raises, or gives, instead of logits."""
+
+
+@contextlib.contextmanager
+def asking(words: str) -> Iterator[None]:
+    """What the model raises inside becomes a sentence that begins with these words."""
+    try:
+        yield
+    except NotSupportedError:
+        raise
+    except Exception as error:  # whatever it is
+        raise RefusedError(f"{words}, it raises {quoted(error)}") from error
+
+
 class Called:
     """A copy of a model, in evaluation mode; half precision becomes float32."""
 
     def __init__(self, fn: Callable, arguments: str | None, step: Callable | None) -> None:
         copies = [(f, *calls.copied(f, module_of(f))) for f in (fn, step) if f is not None]
         _, self.fn, self.module = copies[0]
-        self.own_step = None if step is None else copies[1][1]
         modules = [module for _, _, module in copies if module is not None]
         weights = [] if self.module is None else self.module.parameters()
         self.weight = next((p for p in weights if p.is_floating_point()), torch.zeros(()))
@@ -52,14 +66,15 @@ class Called:
         target = self.fn.forward if isinstance(self.fn, nn.Module) else self.fn
         self.parameters = inspect.signature(target).parameters
         stepped = inspect.signature(step).parameters if step else self.parameters
+        self.roles, self.step_roles = _read(self.parameters, arguments), _read(stepped, arguments)
         named = "input_ids" in self.parameters and "decoder_input_ids" not in self.parameters
         self.of_transformers = named and hasattr(self.module, "config")
-        self.roles, self.step_roles = _read(self.parameters, arguments), _read(stepped, arguments)
-        self.cache = next((name for name in _CACHES if name in self.parameters), None)
-        self.new_cache = _class_of_cache(target) if "cache" in self.parameters else None
-        own = self.of_transformers and self.cache
-        self.caches = bool(step or self.new_cache or own)  # a text can be given in pieces
+        cache = next((name for name in _CACHES if name in self.parameters), "")
+        own = cache if self.of_transformers else ""
         self.off = {"use_cache": False} if own else {}
+        self.step = copies[1][1] if step else _step_of(self.fn, _class_of_cache(target), own)
+        # whether a cache is used, in words: with one, a text is given in pieces
+        self.ways = {"cache off": False, "cache on": True} if self.step else {"": False}
         self.form = Tensor.long if self.of_transformers else self._form()
 
     def changed(self, change: Callable[[nn.Module], Any]) -> "Called":
@@ -88,18 +103,21 @@ class Called:
         """
         if pieces is None:
             named = self._named(self.roles, given, 0, tokens.shape[1])
-            return self._call(tokens, **named, **(self.off if options is None else options))[0]
+            named |= self.off if options is None else options
+            return _logits(self._call(self.fn, tokens, **named), tokens)
+        if self.step is None:
+            raise NotSupportedError("takes no cache; if it has one, pass step=")
         outs, cache, start = list[Tensor](), None, 0
-        for length in pieces:
-            named = self._named(self.step_roles, given, start, start + length)
-            piece, start = tokens[:, start : start + length], start + length
-            out, cache = self._step(piece, cache, named)
-            outs.append(out)
+        for stop in torch.tensor(pieces).cumsum(0).tolist():
+            named = self._named(self.step_roles, given, start, stop)
+            piece, start = tokens[:, start:stop], stop
+            out, cache = self._call(self.step, piece, cache, **named)
+            outs.append(_logits(out, piece))
         return torch.cat(outs, dim=1)
 
     def _named(
         self, roles: Mapping[str, str], given: Mapping[str, Tensor], start: int, stop: int
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         """By the names of the parameters: of a mask all so far, of others what is new."""
         if missing := [role for role in given if role not in roles]:
             raise NotSupportedError(f"takes no {missing[0]}")
@@ -108,25 +126,12 @@ class Called:
             cut["mask"] = self.form(given["mask"][:, :stop])
         return {roles[role]: x.to(self.weight.device) for role, x in cut.items()}
 
-    def _call(self, tokens: Tensor, **named: Any) -> tuple[Tensor, Any]:
-        tokens = tokens.to(self.weight.device)
-        out = self.fn(tokens, **named)
-        return _logits(out, tokens), out
-
-    def _step(self, tokens: Tensor, cache: Any, named: dict[str, Tensor]) -> tuple[Tensor, Any]:
-        if self.own_step is not None:
-            out, cache = self.own_step(tokens.to(self.weight.device), cache, **named)
-            return _logits(out, tokens), cache
-        if self.new_cache is not None:
-            cache = self.new_cache() if cache is None else cache
-            return self._call(tokens, cache=cache, **named)[0], cache
-        if not self.of_transformers or self.cache is None:
-            raise NotSupportedError("takes no cache; if it has one, pass step=")
-        past = {} if cache is None else {self.cache: cache}
-        logits, out = self._call(tokens, use_cache=True, **past, **named)
-        if getattr(out, self.cache, None) is None:
-            raise NotSupportedError("returns no cache")
-        return logits, getattr(out, self.cache)
+    def _call(self, fn: Callable, tokens: Tensor, *cache: Any, **named: Any) -> Any:
+        given = [f"tokens {tuple(tokens.shape)}", *("a cache" for one in cache if one is not None)]
+        given += [name if isinstance(x, Tensor) else f"{name}={x}" for name, x in named.items()]
+        *first, last = given
+        with asking(f"given {' and '.join([', '.join(first), last] if first else given)}"):
+            return fn(tokens.to(self.weight.device), *cache, **named)
 
     def _form(self) -> Callable[[Tensor], Tensor]:
         """The first form of a mask that the model takes."""
@@ -159,7 +164,7 @@ def _logits(out: Any, tokens: Tensor) -> Tensor:
     out = out[0] if isinstance(out, tuple | list) else out
     if not isinstance(out, Tensor) or out.dim() != 3 or out.shape[:2] != tokens.shape:
         came = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ValueError(f"tokens {tuple(tokens.shape)} must give logits (B, T, V), got {came}")
+        raise RefusedError(f"tokens {tuple(tokens.shape)} must give logits (B, T, V), got {came}")
     return out.detach().double().cpu()
 
 
@@ -171,6 +176,23 @@ def _class_of_cache(fn: Callable) -> Callable[[], Any] | None:
         return None
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if isinstance(kind, type)]
     return next((kind for kind in kinds if kind.__module__ != "builtins"), None)
+
+
+def _step_of(fn: Callable, kind: Callable[[], Any] | None, own: str) -> Callable | None:
+    """``step(tokens, cache)``, as users write it, of a model with a cache of this class or name."""
+
+    def with_class(tokens: Tensor, cache: Any, **named: Any) -> tuple[Any, Any]:
+        cache = kind() if cache is None and kind is not None else cache
+        return fn(tokens, cache=cache, **named), cache
+
+    def with_name(tokens: Tensor, cache: Any, **named: Any) -> tuple[Any, Any]:
+        past = {} if cache is None else {own: cache}
+        out = fn(tokens, use_cache=True, **past, **named)
+        if (cache := getattr(out, own, None)) is None:
+            raise NotSupportedError("returns no cache")
+        return out, cache
+
+    return with_class if kind else with_name if own else None
 
 
 class Probe:

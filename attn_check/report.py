@@ -49,8 +49,56 @@ class Note:
     text: str
 
 
-@dataclass
-class Report:
+@dataclass(repr=False)
+class Shown:
+    """A report as text, as Markdown and as data: a headline, what is wrong, lists of the rest."""
+
+    def _parts(self) -> tuple[str, list[tuple[str, dict[str, str]]], dict[str, list[str]]]:
+        raise NotImplementedError  # of what is wrong: titles, and texts by labels
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain lists, strings and dictionaries, for programs."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Text of 79 characters a line; what is longer goes on a little more indented."""
+        wrapper = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False)
+        filled = []
+        for line in "\n".join(self._lines(markdown=False)).split("\n"):
+            wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
+            filled.append(wrapper.fill(line))
+        return "\n".join(filled)
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        """Markdown for a notebook."""
+        return "\n".join(self._lines(markdown=True))
+
+    def _lines(self, *, markdown: bool) -> list[str]:
+        bold, slanted, bullet = ("**", "*", "- ") if markdown else ("", "", "  - ")
+        headline, wrong, lists = self._parts()
+        lines = [f"{bold}{headline}{bold}"]
+        for i, (title, parts) in enumerate(wrong, start=1):
+            lines += ["", f"{i}. {bold}{title[:1].upper()}{title[1:]}.{bold}"]
+            for label, text in parts.items():
+                start = f"   {bullet if markdown else ''}{slanted}{label}:{slanted}"
+                if "\n" in text:
+                    body = ["```text", *text.splitlines(), "```"] if markdown else text.splitlines()
+                    lines += [start, *(f"     {line}" for line in body)]
+                elif text:
+                    code = "`" if markdown and label in ("Look for", "Repair") else ""
+                    lines.append(f"{start} {code}{text}{code}")
+        further = "\n  - " if markdown else "\n    "
+        for title, texts in lists.items():
+            if texts:
+                lines += ["", f"{bold}{title}{bold}", *([""] if markdown else [])]
+                lines += [bullet + text.replace("\n", further) for text in texts]
+        return lines
+
+
+@dataclass(repr=False)
+class Report(Shown):
     """The result of :func:`attn_check.diagnose`.
 
     Args:
@@ -93,22 +141,7 @@ class Report:
         """The ids of the failures, None where no known mistake matches."""
         return [failure.mistake for failure in self.failures]
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain lists, strings and dictionaries, for programs."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        """Text for a terminal, or a page, of 79 characters."""
-        return wrapped(self._lines(markdown=False))
-
-    __repr__ = __str__
-
-    def _repr_markdown_(self) -> str:
-        """Markdown for a notebook."""
-        return "\n".join(self._lines(markdown=True))
-
-    def _lines(self, *, markdown: bool) -> list[str]:
-        bold, slanted, bullet = ("**", "*", "- ") if markdown else ("", "", "  - ")
+    def _parts(self) -> tuple[str, list[tuple[str, dict[str, str]]], dict[str, list[str]]]:
         unjudged = [f.name for f in self.failures if f.name.startswith(NOT_JUDGED)]
         n = len(self.failures) - len(unjudged)
         counted = {0: "no mistake found", 1: "one mistake found"}.get(n, f"{n} mistakes found")
@@ -120,34 +153,15 @@ class Report:
             counted += f", {len(warned)} warning{'s' * (len(warned) > 1)}: {', '.join(warned)}"
         if self.limits:
             counted += f"; refused: {', '.join(self.limits)}"
-        lines = [f"{bold}{self.subject}: {counted}.{bold}"]
-        for i, failure in enumerate(self.failures, start=1):
-            names = [failure.name, *(MISTAKES[twin].name for twin in failure.alike)]
-            name = ", or ".join(names)
+        wrong = []
+        for failure in self.failures:
+            name = ", or ".join([failure.name, *(MISTAKES[twin].name for twin in failure.alike)])
             name = f"either {name}: the numbers are the same" if failure.alike else name
             name = NOT_JUDGED if name in unjudged else name  # the first line says it
-            lines += ["", f"{i}. {bold}{name[:1].upper()}{name[1:]}.{bold}"]
-            for label, text in failure.parts().items():
-                start = f"   {bullet if markdown else ''}{slanted}{label}:{slanted}"
-                if "\n" in text:
-                    body = ["```text", *text.splitlines(), "```"] if markdown else text.splitlines()
-                    lines += [start, *(f"     {line}" for line in body)]
-                elif text:
-                    code = "`" if markdown and label in ("Look for", "Repair") else ""
-                    lines.append(f"{start} {code}{text}{code}")
-        for title, texts in (
-            ("Notes", [note.text for note in self.notes]),
-            ("Holds", self.holds),
-            ("Not checked", self.unchecked),
-            ("Assumed", self.assumed),
-        ):
-            if texts:
-                lines += ["", f"{bold}{title}{bold}", *([""] if markdown else [])]
-                further = "\n  - " if markdown else "\n    "
-                lines += [bullet + text.replace("\n", further) for text in texts]
-        return lines
-
-    # ------------------------------------------------------------ while it is being written
+            wrong.append((name, failure.parts()))
+        lists = {"Notes": [note.text for note in self.notes], "Holds": self.holds}
+        lists |= {"Not checked": self.unchecked, "Assumed": self.assumed}
+        return f"{self.subject}: {counted}.", wrong, lists
 
     def known(
         self, mistake: str, example: str, *, alike: tuple[str, ...] = (), form: int = 0
@@ -156,13 +170,9 @@ class Report:
         row = MISTAKES[mistake]
         row = replace(row, **row.words.get(str(form), {}))
         if row.note:
+            more = {"Look for": row.look_for, "Repair": row.repair, "See": row.source}
             texts = [f"{row.likely} {example}".strip()]
-            if row.warns:
-                texts += [
-                    f"Look for: {row.look_for}",
-                    f"Repair: {row.repair}",
-                    f"See: {row.source}",
-                ]
+            texts += [f"{label}: {text}" for label, text in more.items() if row.warns]
             if mistake not in {note.mistake for note in self.notes}:
                 self.notes.append(Note(mistake, "\n".join(texts)))
         elif mistake not in self.mistakes:
@@ -179,15 +189,6 @@ class Report:
     def broken(self, name: str, likely: str, example: str = "") -> None:
         """Add a failure that is not in the table."""
         self.failures.append(Failure(None, name, likely, example=example))
-
-
-def wrapped(lines: list[str]) -> str:
-    """Lines of at most 79 characters; what is longer goes on a little more indented."""
-    wrapper, filled = textwrap.TextWrapper(79, break_long_words=False, break_on_hyphens=False), []
-    for line in "\n".join(lines).split("\n"):
-        wrapper.subsequent_indent = " " * (len(line) - len(line.lstrip()) + 2)
-        filled.append(wrapper.fill(line))
-    return "\n".join(filled)
 
 
 def grouped(texts: list[str]) -> list[str]:

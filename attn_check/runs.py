@@ -1,16 +1,16 @@
-"""What an audit runs: a property yields ways of calling; each has cases, two runs to compare."""
+"""What an audit runs: a property has ways of calling, each with cases: two runs to compare."""
 
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attn_check.called import REACHED, NotSupportedError, Probe
+from attn_check.called import REACHED, NotSupportedError, Probe, RefusedError, asking
 from attn_check.subject import quoted
 
 HOLDS, BREAKS, REFUSES = "holds", "does not hold", "refuses"
@@ -63,11 +63,14 @@ class Case(NamedTuple):
 
 
 Cases = Iterator[Case]
-Ways = Iterator[tuple[str, bool, Cases]]  # the way, whether it counts, its cases
+# in words; whether the answer may not change; its cases, or why it is not supported
+Ways = Iterator[tuple[str, bool, Cases | str]]
 
 
-def judged(probe: Probe, f: Finding, cases: Cases) -> Finding:
+def judged(probe: Probe, f: Finding, cases: Cases | str) -> Finding:
     """A finding, with its verdict on one way of calling."""
+    if isinstance(cases, str):
+        return replace(f, verdict=MISSING, text=cases)
     size, flips, rows, example = 0.0, 0, 0, ""
     try:
         for case in cases:
@@ -80,7 +83,8 @@ def judged(probe: Probe, f: Finding, cases: Cases) -> Finding:
         return replace(f, verdict=MISSING, text=str(missing))
     except Exception as error:  # whatever the model raises
         if not example:
-            return replace(f, verdict=REFUSES, text=quoted(error))
+            text = str(error) if isinstance(error, RefusedError) else quoted(error)
+            return replace(f, verdict=REFUSES, text=text)
     verdict = BREAKS if example else HOLDS
     return replace(f, verdict=verdict, size=size, flips=flips / max(rows, 1), text=example)
 
@@ -97,9 +101,37 @@ def _shown(probe: Probe, case: Case, gap: Tensor) -> str:
     return f"{text} Other tokens beside it change nothing: they are not seen."
 
 
-def _beside(probe: Probe, tokens: Tensor, own: Tensor, **given: Any) -> Callable[[], Tensor]:
-    """The rows of its own tokens (B, T), True = own, with all others changed."""
-    return lambda: probe.run(torch.where(own, tokens, probe.other(tokens)), **given)[own]
+def together(
+    probe: Probe, words: str, number: Tensor, *roles: str, cached: bool = False, options: Any = None
+) -> Cases:
+    """Texts in one call, and each of them alone, called in the same way but for ``options``.
+
+    ``number`` (B, T) says to which text a token belongs, and is −1 where there is padding. The
+    model is passed these ``roles``; where ``cached``, the last three tokens come one by one.
+    """
+    earlier = (number[:, :, None] == number[:, None]).tril().sum(dim=-1) - 1
+    real, place = number >= 0, earlier.masked_fill(number < 0, 0)
+    told = {"mask": real, "positions": place, "segments": number}
+    given: dict[str, Any] = {role: told[role] for role in roles} | {"options": options}
+    texts = [probe.text(int((number == i).sum()), i) for i in range(int(number.max()) + 1)]
+    tokens = torch.full(number.shape, probe.filler)
+    for i, text in enumerate(texts):
+        tokens[number == i] = text[0]
+
+    def run(tokens: Tensor, **given: Any) -> Tensor:
+        pieces = (tokens.shape[1] - 3, 1, 1, 1) if cached else None
+        return probe.run(tokens, pieces=pieces, **given)
+
+    def beside(own: Tensor) -> Tensor:
+        return run(torch.where(own, tokens, probe.other(tokens)), **given)[own]
+
+    out = run(tokens, **given)
+    known = "mask" in roles or bool(real.all())  # else padding is known by its token
+    for i, text in enumerate(texts):
+        own = number == i
+        given_alone = {"positions": place[own][None]} if "positions" in roles else {}
+        moved = functools.partial(beside, own) if known else None
+        yield Case(words.format(i), out[own], run(text, **given_alone)[0], moved)
 
 
 # ---------------------------------------------------------------- the properties
@@ -129,111 +161,85 @@ def causal(probe: Probe) -> Cases:
             yield Case(words, probe.run(changed)[0, :t], whole[:t])
 
 
-def rows(probe: Probe, cached: bool) -> Cases:
-    """Rows together, and each alone, so that their order cannot matter; with a cache, in pieces."""
-    for n, B in ((4, 2), (probe.length, 3)):
-        pieces = (n - 3, 1, 1, 1) if cached else None
-        texts = torch.cat([probe.text(n, i) for i in range(B)])
-        out = probe.run(texts, pieces=pieces)
-        for i in range(B):
-            own = (torch.arange(B) == i)[:, None].expand(B, n)
-            alone = probe.run(texts[i : i + 1], pieces=pieces)[0]
-            moved = _beside(probe, texts, own, pieces=pieces)
-            yield Case(f"{B} rows of {n} tokens, row {i}", out[i], alone, moved)
+def batch(probe: Probe) -> Ways:
+    """Rows together, and each alone, so that their order cannot matter."""
+    for way, cached in probe.called.ways.items():
+        yield way, True, _rows(probe, cached)
 
 
-def _with_cache(probe: Probe, counts: tuple[bool, bool], cases: Callable, *ways: str) -> Ways:
-    """The cases of a way without a cache, and with one."""
-    yield ", ".join([*ways, *["cache off"] * probe.called.caches]), counts[0], cases(False)
-    if probe.called.caches:
-        yield ", ".join([*ways, "cache on"]), counts[1], cases(True)
+def _rows(probe: Probe, cached: bool) -> Cases:
+    for B, T in ((2, 4), (3, probe.length)):
+        number = torch.arange(B)[:, None].expand(B, T)
+        yield from together(probe, f"{B} rows of {T} tokens, row {{}}", number, cached=cached)
 
 
 def padding(probe: Probe, *, left: bool) -> Ways:
     """Rows with padding; with the positions of what is real, where the model takes them."""
-    if "mask" not in probe.called.roles and probe.pad is None:
-        yield "", True, _missing("takes no mask; if padding is a token of its own, pass pad=")
+    roles = [role for role in ("mask", "positions") if role in probe.called.roles]
+    if "mask" not in roles and probe.pad is None:
+        yield "", True, "takes no mask; if padding is a token of its own, pass pad="
         return
-    placed = "positions" in probe.called.roles
-    for given, way in ((True, "mask and positions"), (False, "mask alone"))[not placed :]:
-        counts = given or not placed  # with a cache on the right, few go on after padding
-        cases = functools.partial(_padded, probe, left, given)
-        yield from _with_cache(probe, (counts, counts and left), cases, *[way] * placed)
+    ways = {"": roles}
+    if "positions" in roles:
+        ways = {"mask and positions": roles, "mask alone": roles[:-1]}
+    for given, passed in ways.items():
+        for way, cached in probe.called.ways.items():
+            # with a cache on the right, few go on after padding
+            counts = passed == roles and (left or not cached)
+            cases = _padded(probe, left, passed, cached)
+            yield ", ".join(filter(None, [given, way])), counts, cases
 
 
-def _missing(reason: str) -> Cases:
-    raise NotSupportedError(reason)
-    yield
-
-
-def _padded(probe: Probe, left: bool, positions: bool, cached: bool) -> Cases:
+def _padded(probe: Probe, left: bool, roles: Sequence[str], cached: bool) -> Cases:
     """With a cache, the first piece holds the padding, and three tokens follow it."""
     n, tail = probe.length, 3 if cached else 0
     for sizes in [[(tail + 2, 1)], [(n, 3)], *([[(n, 0), (n - 3, 3)]] * probe.apart)]:
-        texts = [probe.text(length, i) for i, (length, _) in enumerate(sizes)]
-        real = torch.ones(len(sizes), sum(sizes[0]), dtype=torch.bool)
-        for row, (length, pads) in zip(real, sizes, strict=True):
-            start = 0 if left else length - tail
-            row[start : start + pads] = False
-        given: dict[str, Any] = {"mask": real} if "mask" in probe.called.roles else {}
-        given |= {"positions": (real.cumsum(1) - 1).clamp(min=0)} if positions else {}
-        given |= {"pieces": (real.shape[1] - 3, 1, 1, 1)} if cached else {}
-        tokens = torch.full(real.shape, probe.filler)
-        tokens[real] = torch.cat(texts, dim=1)[0]
-        out = probe.run(tokens, **given)
+        rows = []
         for i, (length, pads) in enumerate(sizes):
-            own: dict[str, Any] = {"positions": torch.arange(length)[None]} if positions else {}
-            own |= {"pieces": (length - 3, 1, 1, 1)} if cached else {}
-            alone = probe.run(texts[i], **own)[0]
-            words = f"padding of {pads}, text of {length}" + f", row {i} of 2" * (len(sizes) > 1)
-            row = real & (torch.arange(len(sizes)) == i)[:, None]
-            seen = _beside(probe, tokens, row, **given) if pads and "mask" in given else None
-            yield Case(words, out[row], alone, seen)
+            start = 0 if left else length - tail
+            rows.append([i] * start + [-1] * pads + [i] * (length - start))
+        texts, paddings = (" and ".join(map(str, each)) for each in zip(*sizes, strict=True))
+        words = f"padding of {paddings}, text of {texts}" + ", row {}" * (len(sizes) > 1)
+        yield from together(probe, words, torch.tensor(rows), *roles, cached=cached)
 
 
 def packing(probe: Probe) -> Ways:
     """Documents in one row, in each way in which the model can be told where they begin."""
     called, start, packed = probe.called, "restarted positions", functools.partial(_packed, probe)
     if called.of_transformers and "positions" in called.roles:
-        yield f"{start}, cache off", True, packed(called.off, "positions")
-        yield f"{start}, the default call", False, packed({}, "positions")
+        yield f"{start}, cache off", True, packed("positions")
+        yield f"{start}, the default call", False, packed("positions", options={})
         if "mask" in called.roles:
-            yield f"{start}, mask of ones", False, packed(called.off, "positions", "mask")
-            yield "4-D mask", False, packed(called.off, "positions", "4-D mask")
+            yield f"{start}, mask of ones", False, packed("positions", "mask")
+            yield "4-D mask", False, packed("positions", "4-D mask")
         if "kwargs" in called.parameters:
-            yield "cu_seq_lens", False, packed(called.off, "positions", "cu_seq_lens")
+            yield "cu_seq_lens", False, packed("positions", "cu_seq_lens")
     elif "segments" in called.roles:
         both = [role for role in ("segments", "positions") if role in called.roles]
-        yield " and ".join(both), True, packed({}, *both)
+        yield " and ".join(both), True, packed(*both)
     elif "positions" in called.roles:
-        yield start, False, packed({}, "positions")
+        yield start, False, packed("positions")
     else:
-        yield "", True, _missing("takes neither positions nor segments")
+        yield "", True, "takes neither positions nor segments"
 
 
-def _packed(probe: Probe, options: dict[str, Any], *ways: str) -> Cases:
-    n, dtype = probe.length, probe.called.weight.dtype
+def _packed(probe: Probe, *ways: str, options: dict[str, Any] | None = None) -> Cases:
+    """Two and three documents in a row; ``options`` are by default that the cache is off."""
+    dtype, n = probe.called.weight.dtype, probe.length
     for sizes in ((2, 3), (4, 1, 5), (n, n - 1)):
-        texts = [probe.text(size, i) for i, size in enumerate(sizes)]
-        tokens, ends = torch.cat(texts, dim=1), [0, *itertools.accumulate(sizes)]
-        document = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))[None]
-        positions = torch.cat([torch.arange(size) for size in sizes])[None]
-        roles = {"segments": document, "positions": positions, "mask": document >= 0}
-        given: dict[str, Any] = {role: x for role, x in roles.items() if role in ways}
-        given["options"] = dict(options)
+        number = torch.repeat_interleave(torch.tensor(sizes))[None]
+        given = dict(probe.called.off if options is None else options)
         if "4-D mask" in ways:
-            closed = ~(document.mT == document).tril()[None, None]
+            closed = ~(number.mT == number).tril()[None, None]
             zeros = torch.zeros(closed.shape, dtype=dtype)
-            given["options"]["attention_mask"] = zeros.masked_fill(closed, torch.finfo(dtype).min)
+            given["attention_mask"] = zeros.masked_fill(closed, torch.finfo(dtype).min)
         if "cu_seq_lens" in ways:
-            at = torch.tensor(ends, dtype=torch.int32)
-            given["options"] |= {f"cu_seq_lens_{x}": at for x in "qk"}
-            given["options"] |= {f"max_length_{x}": max(sizes) for x in "qk"}
-        out = probe.run(tokens, **given)
-        for i, text in enumerate(texts):
-            moved = _beside(probe, tokens, document == i, **given)
-            words = f"documents of {', '.join(map(str, sizes))} tokens, document {i}"
-            yield Case(words, out[document == i], probe.run(text)[0], moved)
+            limits = torch.tensor([0, *itertools.accumulate(sizes)], dtype=torch.int32)
+            given |= {"cu_seq_lens_q": limits, "max_length_q": max(sizes)}
+            given |= {"cu_seq_lens_k": limits, "max_length_k": max(sizes)}
+        words = f"documents of {', '.join(map(str, sizes))} tokens, document {{}}"
+        roles = [way for way in ways if way in probe.called.roles]
+        yield from together(probe, words, number, *roles, options=given)
 
 
 def cache(probe: Probe) -> Cases:
@@ -264,7 +270,7 @@ def _one(cases: Callable[[Probe], Cases], probe: Probe) -> Ways:
 PROPERTIES: dict[str, Callable[[Probe], Ways]] = {
     "repeat": functools.partial(_one, repeat),
     "causal": functools.partial(_one, causal),
-    "batch": lambda probe: _with_cache(probe, (True, True), functools.partial(rows, probe)),
+    "batch": batch,
     "left padding": functools.partial(padding, left=True),
     "right padding": functools.partial(padding, left=False),
     "packing": packing,
@@ -275,17 +281,15 @@ PROPERTIES: dict[str, Callable[[Probe], Ways]] = {
 
 def measured(probe: Probe) -> Iterator[Finding]:
     """How far another kernel of transformers is, and half precision: numbers, no verdicts."""
+    changes: list[tuple[str, str, Callable[[Any], Any]]] = []
     used = str(getattr(getattr(probe.called.module, "config", None), "_attn_implementation", None))
-    other = {"sdpa": "eager", "eager": "sdpa"}.get(used)
-    changes: dict[str, Callable[[Any], Any]] = {}
-    if other is not None:
-        changes[f"kernel: {other}, not {used}"] = functools.partial(_set_kernel, name=other)
+    if other := {"sdpa": "eager", "eager": "sdpa"}.get(used):
+        kernel = functools.partial(_set_kernel, name=other)
+        changes.append(("kernel", f"{other}, not {used}", kernel))
     for dtype in (torch.bfloat16, torch.float16):
-        changes[f"dtype: {str(dtype)[6:]}"] = functools.partial(nn.Module.to, dtype=dtype)
-    for title, change in changes.items():
-        name, _, way = title.partition(": ")
-        asked = Finding(name, way, MEASURED, counts=False)
-        found = judged(probe, asked, _changed(probe, change))
+        changes.append(("dtype", str(dtype)[6:], functools.partial(nn.Module.to, dtype=dtype)))
+    for name, way, change in changes:
+        found = judged(probe, Finding(name, way, MEASURED, counts=False), _changed(probe, change))
         yield found if found.size is None else replace(found, verdict=MEASURED, text="")
 
 
@@ -294,6 +298,7 @@ def _changed(probe: Probe, change: Callable[[Any], Any]) -> Cases:
 
 
 def _set_kernel(model: Any, name: str) -> None:
-    model.set_attn_implementation(name)
+    with asking(f"asked for the kernel {name}"):
+        model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
         raise NotSupportedError("its kernel cannot be chosen")

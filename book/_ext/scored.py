@@ -125,6 +125,27 @@ def reasons(board: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
+def refusals(board: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
+    """From the ways of calling that types refuse, and what they say, to the types.
+
+    Without kernels and half precision, of which there are no verdicts.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for name, row in board["types"].items():
+        said: dict[str, list[str]] = {}
+        for way, text in row.get("words", {}).items():
+            if not way.startswith(("kernel", "dtype")):
+                said.setdefault(text, []).append(way)
+        for text, ways in said.items():
+            found.setdefault((" and ".join(ways), text), []).append(name)
+    return found
+
+
+def _quoted(text: str) -> nodes.Node:
+    """Words of a model, whose quotation marks stay as they are."""
+    return nodes.inline(text, text, support_smartquotes=False)
+
+
 def _code(names: list[str]) -> list[nodes.Node]:
     parts = [[nodes.Text(", "), nodes.literal(name, name)] for name in names]
     return [node for part in parts for node in part][1:]
@@ -150,7 +171,12 @@ def described(board: dict[str, Any], notes: dict[str, dict], part: str) -> list[
         found = sorted(reasons(board).items(), key=lambda pair: -len(pair[1]))
         lines = []
         for reason, names in found:
-            lines.append([*_code(names), nodes.Text(": "), nodes.literal(reason, reason)])
+            lines.append([*_code(names), nodes.Text(": "), _quoted(reason)])
+        return _items(lines)
+    if part == "refusals":
+        lines = []
+        for (ways, text), names in refusals(board).items():
+            lines.append([*_code(names), nodes.Text(f" ({ways}): "), _quoted(text)])
         return _items(lines)
     if part == "made":
         words = (
@@ -181,7 +207,7 @@ def _said(note: dict[str, Any]) -> list[nodes.Node]:
 
 
 class Scoreboard(SphinxDirective):
-    """``{scoreboard} PART``: counts, leaks, packing, padding, cache, notes, reasons or made."""
+    """``{scoreboard} PART``: counts, leaks, a table, notes, reasons, refusals or made."""
 
     required_arguments = 1
 

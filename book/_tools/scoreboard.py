@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import resource
 import sys
+import textwrap
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
@@ -24,7 +25,9 @@ from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CLASSES
 
 from attn_check import Audit, audit
+from attn_check.called import RefusedError
 from attn_check.runs import BREAKS, MEASURED, REFUSES
+from attn_check.subject import quoted
 
 RECORD = DATA / "scoreboard.json"
 SECONDS = 60  # of a processor, for one type
@@ -135,16 +138,26 @@ def cells(report: Audit) -> dict[str, Any]:
             tried = [value for words, value in seen.items() if f.text.endswith(words)]
             found["cells"][f.title] = [size, flips, *(tried or [None])]
         elif f.verdict == REFUSES:
-            found["words"][f.title] = f.text[:120]
+            found["words"][f.title] = shortened(f.text)
     return found
 
 
 def judged(name: str) -> dict[str, Any]:
-    """What an audit says of a type, or why it says nothing."""
+    """What an audit says of a type, or in a sentence why it says nothing."""
     try:
-        return cells(audit(built(name)))
+        model = built(name)
     except Exception as error:  # whatever its code raises
-        return {"reason": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
+        return {"reason": shortened(f"building it raises {type(error).__name__}: {error}")}
+    try:
+        return cells(audit(model))
+    except Exception as error:
+        said = str(error) if isinstance(error, RefusedError) else quoted(error)
+        return {"reason": shortened(said)}
+
+
+def shortened(text: str) -> str:
+    """In one line, with the words that fit."""
+    return textwrap.shorten(text, 240, placeholder=" …")
 
 
 def in_time(name: str) -> dict[str, Any]:

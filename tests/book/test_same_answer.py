@@ -7,8 +7,10 @@ import re
 import pages
 import pytest
 import torch
+from tables import for_each
 from transformers import (
     AttentionInterface,
+    AttentionMaskInterface,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -17,6 +19,7 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+import attn_check
 from attn_lib import masks
 
 PAGE = pages.read(pages.BOOK / "11_same_answer.ipynb")
@@ -145,6 +148,51 @@ def test_an_attention_without_a_registered_mask_is_not_causal():
         model.set_attn_implementation(name)
         moved[name] = gap(model(row).logits[0, 0], model(other).logits[0, 0])
     assert moved["sdpa"] < 1e-4 < 0.01 < moved["plain_here"]
+
+
+def clinic(**changes):
+    """What the clinic's table prints of a custom attention, with other mask functions."""
+    cells = {cell.id: cell.source for cell in pages.read(pages.BOOK / "17_clinic.ipynb").cells}
+    told, space = [], {"torch": torch, "F": torch.nn.functional, "attn_check": attn_check}
+    space |= {"LlamaConfig": LlamaConfig, "LlamaForCausalLM": LlamaForCausalLM}
+    space |= {"AttentionInterface": AttentionInterface, "diagnose": attn_check.diagnose}
+    space |= {"AttentionMaskInterface": AttentionMaskInterface, "print": told.append}
+    exec(cells["ch17-custom"], space)  # noqa: S102 - the page's own
+    mask_functions = {name: getattr(masking_utils, name) for name in ("sdpa_mask", "eager_mask")}
+    exec(cells["ch17-custom-said"], {**space, **mask_functions, **changes})  # noqa: S102
+    return told
+
+
+@for_each(
+    {"eager_mask": masking_utils.sdpa_mask},  # the mask is left out
+    {"sdpa_mask": masking_utils.eager_mask},  # it is built
+    {"diagnose": lambda f: attn_check.diagnose(f, causal=True)},  # the function is accused
+)
+def test_a_changed_mask_function_turns_the_clinic_red(changes):
+    assert clinic()[1:4] == [
+        "none           1.23  does not hold",
+        "sdpa_mask      1.23  does not hold",
+        "eager_mask     0.00  holds",
+    ]
+    with pytest.raises(AssertionError):
+        clinic(**changes)
+
+
+@torch.no_grad()
+def test_an_attention_that_wraps_the_usual_one_stays_causal():
+    """With one token changed: and yet it does not close padding."""
+    AttentionInterface.register("wrapped_here", sdpa_attention_forward)
+    model, row = tiny(LlamaForCausalLM, 0), torch.tensor([[5, 9, 40]])
+    padded = torch.tensor([[0, 1, 1]])
+    moved = {}
+    for name in ("sdpa", "wrapped_here"):
+        model.set_attn_implementation(name)
+        later, first = torch.tensor([[5, 9, 41]]), torch.tensor([[6, 9, 40]])
+        causal = gap(model(later).logits[0, :2], model(row).logits[0, :2])
+        seen = [model(x, attention_mask=padded).logits[0, 1:] for x in (row, first)]
+        moved[name] = causal, gap(*seen)
+    assert max(moved["sdpa"]) < 1e-4
+    assert moved["wrapped_here"][0] < 1e-4 < 0.01 < moved["wrapped_here"][1]
 
 
 def _plain(module, query, key, value, attention_mask, **kwargs):

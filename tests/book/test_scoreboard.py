@@ -174,6 +174,8 @@ def test_what_leaks_and_what_could_not_be_judged_is_listed(site):
     assert len(re.findall(r"\(\d+%\)", shown)) == len(leaking())
     for row in BOARD["types"].values():
         assert row.get("reason", "") in shown
+        for way, text in row.get("words", {}).items():
+            assert (text in shown) is not way.startswith(("kernel", "dtype")), text
     assert BOARD["command"] in shown
     assert f"Made on {BOARD['date']}" in shown
 

@@ -419,6 +419,10 @@ UNUSUAL = {
     "masks of integers": (lambda: with_integers, {}),
     "padding that is a token": (lambda: known_by_a_token, {"pad": 5}),
     "bfloat16": (lambda: built("rope").bfloat16(), {}),
+    "positions that begin at 2 where none are given": (
+        lambda: built("table", (GIVEN, "            positions = (at + 2).expand(B, T)\n")),
+        {},
+    ),
     "float64": (lambda: built("window").double(), {}),
     "one layer, ten texts long": (lambda: built("sinks and a window", layers=1), {"length": 40}),
 }
@@ -583,7 +587,7 @@ class Cached(nn.Module):
 
     def step(self, tokens, past):
         if past is not None and tokens.shape[1] > 1:
-            raise NotImplementedError("one token at a time")
+            raise NotImplementedError("one token at a time\nas decoders do")
         return self.inner.step(tokens, past)
 
 
@@ -594,7 +598,12 @@ def test_what_is_refused_or_cannot_be_said():
         "Cached: the answer stays the same; refused: left padding, right padding,\n  chunks."
     )
     assert report["left padding"].verdict == report["chunks"].verdict == "refuses"
-    assert report["chunks"].text == "NotImplementedError: one token at a time"
+    assert report["chunks"].text == (
+        "given tokens (1, 4) and a cache, it raises NotImplementedError: one token at a time"
+    )
+    assert report["left padding"].text == (
+        "given tokens (1, 3) and mask, it raises ValueError: masks are for training"
+    )
     assert report["batch: cache on"].verdict == report["cache"].verdict == "holds"
     assert report["packing"].verdict == "not supported"
     without = audit(built("rope"), properties=["cache"])
