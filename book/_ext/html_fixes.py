@@ -18,6 +18,7 @@ from pathlib import Path
 from checked import checked_on
 from docutils import nodes
 from line_figures import FIGURE, in_page
+from mathml import as_text
 from PIL import Image
 from sphinx.application import Sphinx
 
@@ -31,6 +32,7 @@ _BEHIND = r"(?:[.,;:!?)\]’”]|-\w+)"  # also "n-th"
 _ADDRESS = re.compile(r"(?<=>)(?=[^<>\s]{34})[^<>\s]+/[^<>\s]+(?=</a>)")
 _NAME = re.compile(r'(?<=<span class="pre">)[^<>\s]{30,}(?=</span>)')
 _TOGETHER = re.compile(rf"(\({_FORMULA}{_BEHIND}*|{_FORMULA}{_BEHIND}+)")
+_CITED = re.compile(r'(?s)<div class="citation".*?</div>')
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # the bibliography's roles are no longer roles, and a signature is no list of definitions
 _THEME = {
@@ -64,9 +66,15 @@ def fix_text(html: str, licences: dict[str, str] | None = None) -> str:
         html = re.sub(written, meant, html)
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     html = re.sub(r">[^<]+<", _chinese, html)
+    html = _CITED.sub(_typed, html)
     html = _NAME.sub(lambda name: re.sub(r"(?<=[\w)])(?=[./])", "<wbr>", name[0]), html)
     html = _ADDRESS.sub(lambda text: re.sub(r"(?<=\w)(?=[./?_#])", "<wbr>", text[0]), html)
     return FIGURE.sub(pictured, html)
+
+
+def _typed(work: re.Match) -> str:
+    """A cited work, with the formula in its title as one would type it."""
+    return re.sub(r"\$([^$<>]+)\$", lambda tex: as_text(tex[1]), work[0])
 
 
 def _chinese(text: re.Match) -> str:
