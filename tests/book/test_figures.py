@@ -1137,7 +1137,7 @@ def in_tiles():
 
     def check(moving, size, causal, done):
         cells, classes, kept, sentence = moving.read(
-            ".tiles tbody td", ".tiles tbody td @class", ".ends td", ".say"
+            ".tiles tbody td", ".tiles tbody td @class", ".ends tbody td", ".say"
         )
         order = tiles(size, causal)
         allowed = torch.ones(n, n).tril().bool() if causal else torch.ones(n, n).bool()
@@ -1174,7 +1174,7 @@ def in_tiles():
             compare(kept[2::3], [vector(out, 2) for out in whole])
 
     counts = ["1 tile" if m == 1 else f"{m} tiles" for m in range(n * n + 1)]
-    return Shown([list(map(str, sizes)), kinds, counts], (1, 0, 5), check, follow)
+    return Shown([list(map(str, sizes)), kinds, counts], (1, 0, 3), check, follow)
 
 
 FIGURES = {  # what each has to show, and the pages where it stands
