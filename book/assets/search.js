@@ -24,7 +24,7 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "heads cost": "complexity, flops, quadratic",
     "MultiheadAttention": "mha",
     "same mask six calls": "sdpa",
-    "attention without matrix tiles": "flash attention, tiling",
+    "attention without matrix tiles": "flash attention",
     "trained MiniLM DINOv2 SmolLM2": "load smollm2, use smollm2",
     "future hidden": "leak, leakage, leaking",
     "causal mask": "lookahead mask, look ahead, subsequent mask",
