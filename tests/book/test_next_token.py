@@ -13,7 +13,7 @@ import pytest
 import torch
 from tables import for_each
 
-from attn_lib import exercises, generate, pretrained
+from attn_lib import generate, pretrained
 from attn_lib.exercises import next_token
 
 PAGE = pages.BOOK / "08_next_token.ipynb"
@@ -150,21 +150,16 @@ def test_a_wrong_cache_is_seen(old, new):
 
 
 def test_what_the_solution_of_8_4_says_of_other_forms():
+    """What it says of others is what wrong answers to that exercise are told."""
     question, statement = "Which country has {} as its capital?", "{} is the capital of"
     user = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
     examples = "Oslo is the capital of Norway.\nBern is the capital of Switzerland.\n"
-    forms = {
-        question: 1,
-        user.format(statement): 1,
-        user.format(question): 16,
-        examples + statement: 19,
-    }
+    forms = {user.format(question): 16, examples + statement: 19}
     facts = next_token._FACTS
     for form, count in forms.items():
         texts = next_token._written(tuple(form.format(city) for city in facts))
         found = sum(country in text for country, text in zip(facts.values(), texts, strict=True))
         assert abs(found - count) <= 1, form  # one may be a toss-up elsewhere
-    assert exercises.check("8.4", user.format(question).format)
 
 
 def test_the_cut_by_hand_does_not_know_contractions(tokenizer):
