@@ -14,7 +14,6 @@ import torch
 from tables import for_each
 
 from attn_lib import generate, pretrained
-from attn_lib.exercises import next_token
 
 PAGE = pages.BOOK / "08_next_token.ipynb"
 LEAD = 0.005  # rounding moves these logits by less than 0.0005
@@ -147,19 +146,6 @@ def test_the_cache_of_the_page_writes_what_the_library_writes():
 def test_a_wrong_cache_is_seen(old, new):
     assert CELLS[CACHE].source.count(old) == 1
     assert not streamed(CELLS[CACHE].source.replace(old, new))
-
-
-def test_what_the_solution_of_8_4_says_of_other_forms():
-    """What it says of others is what wrong answers to that exercise are told."""
-    question, statement = "Which country has {} as its capital?", "{} is the capital of"
-    user = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    examples = "Oslo is the capital of Norway.\nBern is the capital of Switzerland.\n"
-    forms = {user.format(question): 16, examples + statement: 19}
-    facts = next_token._FACTS
-    for form, count in forms.items():
-        texts = next_token._written(tuple(form.format(city) for city in facts))
-        found = sum(country in text for country, text in zip(facts.values(), texts, strict=True))
-        assert abs(found - count) <= 1, form  # one may be a toss-up elsewhere
 
 
 def test_the_cut_by_hand_does_not_know_contractions(tokenizer):
