@@ -9,9 +9,10 @@ from browsing import browser, served, site  # noqa: F401, fixtures of the pages'
 
 from attn_lib import files
 
-# files that take minutes begin first, or the last of them runs alone
-LONGEST = ("test_figures.py", "test_site.py", "test_access.py", "test_checks.py", "test_records.py")
-LONGEST += ("test_mutation.py", "test_alone.py")
+# files that take long begin first, or the last of them runs alone
+LONGEST = [f"test_{name}.py" for name in "figures records unfamiliar alone looks checks".split()]
+LONGEST += [f"test_{name}.py" for name in "circuit diagnose exercises next_token dark".split()]
+LONGEST += [f"test_{name}.py" for name in "planted rename mutation access modules site pdf".split()]
 
 # the same examples everywhere, so that a red run can be repeated
 hypothesis.settings.register_profile("book", derandomize=True, deadline=None, max_examples=60)
@@ -45,6 +46,11 @@ def one_thread():
 def pytest_addoption(parser):
     what = "each form of a mistake, each setting"
     parser.addoption("--everything", action="store_true", help=what)
+
+
+@pytest.fixture
+def everything(request):
+    return request.config.getoption("--everything")
 
 
 def pytest_collection_modifyitems(items):

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from tables import for_each
 
 import attn_lib
 
@@ -112,15 +113,12 @@ def test_neither_package_imports_the_other(path):
     assert not [name for name in named if name.split(".")[0] == other]
 
 
-@pytest.mark.parametrize(
-    ("name", "line", "message"),
-    [
-        ("masks", "from attn_lib.layers import split_heads", "masks imports layers"),
-        ("masks", "def f():\n    import attn_lib.functional", "masks imports functional"),
-        ("layers", "from attn_lib import models", "layers imports models"),
-        ("layers", "import attn_lib.exercises.masks", "layers imports exercises"),
-        ("layers", "from attn_lib import attention", "layers imports __init__"),
-    ],
+@for_each(
+    ("masks", "from attn_lib.layers import split_heads", "masks imports layers"),
+    ("masks", "def f():\n    import attn_lib.functional", "masks imports functional"),
+    ("layers", "from attn_lib import models", "layers imports models"),
+    ("layers", "import attn_lib.exercises.masks", "layers imports exercises"),
+    ("layers", "from attn_lib import attention", "layers imports __init__"),
 )
 def test_a_planted_import_is_found(name, line, message):
     (fault,) = faults("attn_lib", name, line)

@@ -1,6 +1,7 @@
 """Rules for tests, read off their syntax: each test can fail, and none gets weaker unseen."""
 
 import ast
+import functools
 import json
 import math
 import re
@@ -17,6 +18,11 @@ DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 # of pytest, torch and numpy
 COMPARING = {"equal", "allclose", "isclose", "assert_close", "array_equal", "assert_allclose"}
 CHECKING = ("assert", "check", "raises", "warns", "fail", "expect")
+
+
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text()) for path in FILES}
 
 
 def name_of(node: ast.AST) -> str:
@@ -146,7 +152,7 @@ RULES += (computed_twice, passing_all, always_full)
 @pytest.mark.parametrize("rule", RULES)
 def test_each_test_can_fail(rule):
     assert len(FILES) > 50
-    broken = {path: rule(ast.parse(path.read_text())) for path in FILES}
+    broken = {path: rule(tree) for path, tree in trees().items()}
     assert {path: lines for path, lines in broken.items() if lines} == {}
 
 
@@ -267,7 +273,7 @@ def asked(tree: ast.Module) -> int:
 
 def count() -> dict[str, int]:
     """Of each file of tests, and the words of each table beside them."""
-    found = {path: asked(ast.parse(path.read_text())) for path in FILES}
+    found = {path: asked(tree) for path, tree in trees().items()}
     for path in sorted({*TESTS.rglob("*.csv"), *TESTS.rglob("*.json")} - {WRITTEN}):
         found[path] = len(path.read_text().split())
     return {str(path.relative_to(TESTS)): number for path, number in found.items()}

@@ -160,6 +160,9 @@ def _cut_where(z, cut):
     return z.masked_fill(cut, -math.inf)
 
 
+_asked = "Which country has {} as its capital?".format
+
+
 def _marked(question):
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
@@ -1184,15 +1187,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([2, 3], "times tokens, divided by bytes"),
     ],
     "8.4": [
-        (
-            lambda city: f"Which country has {city} as its capital?",
-            "of 1 of 24, .* add the markers",
-        ),
+        (_asked, "of 1 of 24, .* add the markers"),
         (lambda city: _marked(f"{city} is the capital of"), "of 1 of 24, .* put a question there"),
-        (
-            lambda city: _spoken(f"Which country has {city} as its capital?"),
-            "of 14 of 24, .* without a system message",
-        ),
+        (lambda city: _spoken(_asked(city)), "of 14 of 24, .* without a system message"),
         (lambda city: f"{city} is the capital of", "of 6 of 24, .* by examples"),
         (lambda city: len(city), "must return a text"),
         (lambda city: "Paris is the capital of", "does not name Vienna"),
@@ -1514,11 +1511,8 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     ],
     "8.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
     "8.4": [
-        lambda city: _marked(f"Which country has {city} as its capital?"),
-        lambda city: (
-            "Which country has Oslo as its capital? Norway.\nWhich country has Bern as its "
-            f"capital? Switzerland.\nWhich country has {city} as its capital?"
-        ),
+        lambda city: _marked(_asked(city)),
+        lambda city: f"{_asked('Oslo')} Norway.\n{_asked('Bern')} Switzerland.\n{_asked(city)}",
     ],
     "13.1": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),

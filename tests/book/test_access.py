@@ -14,8 +14,8 @@ KINDS = ("slides", "exercises", "solutions")
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html", "404.html"]
 NAMES += [f"teach/{path.stem[:2]}-{kind}.html" for path in pages.CHAPTERS for kind in KINDS]
-SOME = [f"book/{name}.html" for name in ("index", "02_masks", "15_large_vision", "notation")]
-SOME += ["book/conventions.html", "book/attn_lib.masks.html", "search.html?q=per-head weights"]
+SOME = [f"book/{name}.html" for name in ("index", "02_masks", "notation", "attn_lib.masks")]
+SOME += ["search.html?q=per-head weights"]
 SOME += ["book/teach.html", "teach/01-slides.html", "teach/01-exercises.html"]
 SETTINGS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
 
@@ -61,9 +61,8 @@ def unseen(page) -> Iterator[str]:
     yield "the end is not reached"
 
 
-def test_axe_finds_nothing(browser, site, request):
+def test_axe_finds_nothing(browser, site, everything):
     """On a few pages of each kind, taking turns with the settings; on all in all weekly."""
-    everything = request.config.getoption("--everything")
     assert set(SOME) < set(NAMES)
     with opened(browser, site.as_uri()) as page:
         for n, name in enumerate(NAMES if everything else SOME):

@@ -89,7 +89,7 @@ def glaring(page) -> list[str]:
 
 
 def brightness(picture) -> float:
-    shot = Image.open(io.BytesIO(picture.screenshot())).convert("L")
+    shot = Image.open(io.BytesIO(picture.screenshot(type="jpeg"))).convert("L")
     return ImageStat.Stat(shot).median[0]
 
 

@@ -12,7 +12,7 @@ import torch
 from tables import for_each
 
 from attn_lib import exercises, masks
-from attn_lib.exercises import _verdict
+from attn_lib.exercises import _verdict, next_token
 
 
 @functools.cache
@@ -75,6 +75,16 @@ def test_a_wrong_answer_is_named(number, answer, message):
 def test_a_right_answer_of_another_kind_passes(number, answer):
     verdict = exercises.check(number, answer)
     assert verdict, verdict.message
+
+
+def test_the_counts_that_the_solution_of_8_4_names():
+    """The first two are what wrong answers are told."""
+    examples = "Oslo is the capital of Norway.\nBern is the capital of Switzerland.\n"
+    forms = {answers.RIGHT["8.4"][0]: 16, f"{examples}{{}} is the capital of".format: 19}
+    for ask, count in forms.items():
+        texts = next_token._written(tuple(map(ask, next_token._FACTS)))  # already, for the check
+        found = sum(map(str.__contains__, texts, next_token._FACTS.values()))
+        assert abs(found - count) <= 1, ask  # one may be a toss-up elsewhere
 
 
 GARBAGE = [

@@ -630,9 +630,14 @@ def test_the_hands_of_the_dial_can_be_dragged(browser, site, width, scheme):
 
 
 @functools.cache
+def smollm2():
+    return pretrained.smollm2_tokenizer(), pretrained.smollm2()
+
+
+@functools.cache
 def next_token():
     """A temperature and a cut: the shares of the likeliest tokens, and three texts drawn so."""
-    tokenizer, model = pretrained.smollm2_tokenizer(), pretrained.smollm2()
+    tokenizer, model = smollm2()
     ids = torch.tensor([tokenizer.encode("The cat drank the warm").ids])
     heats, cuts = [n / 4 for n in range(1, 9)], ["no cut", "top-k 5", "top-p 0.7", "min-p 0.1"]
 
@@ -695,22 +700,22 @@ PROMPTS = [
 @functools.cache
 def lens():
     """Each prompt after each number of blocks: the best tokens of a model cut off there."""
-    tokenizer, model = pretrained.smollm2_tokenizer(), pretrained.smollm2()
-    blocks, found = list(model.decoder.blocks), []
+    tokenizer, model = smollm2()
+    rows = [torch.tensor(tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # nobody attends to the padding
+    last, blocks, found = [len(row) - 1 for row in rows], model.decoder.blocks, []
     with torch.no_grad():
-        for prompt in PROMPTS:
-            ids = torch.tensor([tokenizer.encode(prompt).ids])
-            found.append([])
-            for k in range(31):
-                model.decoder.blocks = torch.nn.ModuleList(blocks[:k])
-                found[-1].append(model(ids)[0, -1].softmax(dim=-1))
-    ends = [int(rows[30].argmax()) for rows in found]
+        for k in range(31):
+            model.decoder.blocks = blocks[:k]
+            found.append(model(ids)[range(len(rows)), last].softmax(dim=-1))
+    model.decoder.blocks = blocks
+    ends = found[30].argmax(dim=-1).tolist()
 
     def name(i):
         return tokenizer.decode([i]).replace(" ", "␣").replace("\n", "⏎")
 
     def check(moving, which, k):
-        best, end = found[which][k].topk(5), ends[which]
+        best, end = found[k][which].topk(5), ends[which]
         names, cells, widths, sentence = moving.read(
             *("tbody th", "td.share", "td.share @--w", ".say")
         )
@@ -718,7 +723,7 @@ def lens():
         compare(cells, formatted(best.values, 3), within=0.61)
         assert floats(widths) == pytest.approx(best.values.tolist(), abs=1e-4)
         words = f"If SmolLM2 stopped after {k} of 30 blocks, it would say {names[0]}, with "
-        rest = f" In the end it says {name(end)}, which has {found[which][k][end]:.6f} here."
+        rest = f" In the end it says {name(end)}, which has {found[k][which][end]:.6f} here."
         if k == 30:
             words, rest = f"After all 30 blocks SmolLM2 says {names[0]}, with ", ""
         compare(sentence, [f"{words}{best.values[0]:.6f}.{rest}"], within=0.61)
@@ -739,7 +744,7 @@ def guess():
     with record.experiment(pages.BOOK / "09_language_model.ipynb") as page, torch.no_grad():
         questions, names = page["QUESTIONS"], list(page["errors"])
         tokens = page["ids_of"](page["TEXTS"][0])
-        right, rows = pretrained.smollm2()(tokens), []
+        right, rows = smollm2()[1](tokens), []
         for name in names:
             model, cache = page["planted"](name), Cache()
             whole = model(tokens)
@@ -1202,14 +1207,14 @@ PLACES = [(name, page) for name, (_, *places) in FIGURES.items() for page in pla
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 @pytest.mark.parametrize(("name", "page"), PLACES)
 def test_every_setting_shows_the_numbers_of_the_library(
-    browser, site, name, page, width, scheme, request
+    browser, site, name, page, width, scheme, everything
 ):
     """By mouse or finger, and by keyboard; in all combinations, where they are not too many.
 
     On the second screen the same script computes the same numbers: there each control goes through
-    all its values, and combinations are left to ``--everything``.
+    eight of its values, and the rest is left to ``--everything``.
     """
-    everything = (width, scheme) == SCREENS[0] or request.config.getoption("--everything")
+    everything = everything or (width, scheme) == SCREENS[0]
     with figure(browser, site, name, width, scheme, page) as moving:
         moving.check()
         counts = list(map(len, moving.shown.names))
@@ -1222,7 +1227,7 @@ def test_every_setting_shows_the_numbers_of_the_library(
         else:
             for n, count in enumerate(counts):
                 moving.again()
-                for value in range(count):
+                for value in range(0, count, 1 if everything else -(-count // 8)):
                     moving.set(n, value, by_hand=by_hand[n])
         for n, count in enumerate(counts):  # the other way
             for value in range(moving.settings[n])[::-1] if by_hand[n] else (count - 1, 0):

@@ -13,8 +13,7 @@ import pytest
 import torch
 from tables import for_each
 
-from attn_lib import exercises, generate, pretrained
-from attn_lib.exercises import next_token
+from attn_lib import generate, pretrained
 
 PAGE = pages.BOOK / "08_next_token.ipynb"
 LEAD = 0.005  # rounding moves these logits by less than 0.0005
@@ -25,20 +24,26 @@ ANSWER = (
 )
 
 
+CELLS = {cell.id: cell for cell in pages.code_cells(pages.read(PAGE))}
+CACHE, STREAM = "ch08-code-84", "ch08-code-88"
+
+
+def execute(source: str, names: dict) -> None:
+    # how tensors are printed is the page's own affair
+    source = re.sub(r"(?m)^( *)(?:%|torch.set_printoptions).*", r"\1pass", source)
+    exec(compile(source, PAGE, "exec"), names)  # noqa: S102 - the page's own
+
+
 @functools.cache
-def run_to(last: str, changes=()) -> dict:
-    """What the page's visible cells define up to this one; each change is (old, new)."""
+def page() -> dict:
+    """What the page's visible cells define, up to the one that streams."""
     names = {}
-    for cell in pages.code_cells(pages.read(PAGE)):
-        # how tensors are printed is the page's own affair
-        source = re.sub(r"(?m)^( *)(?:%|torch.set_printoptions).*", r"\1pass", cell.source)
-        for old, new in changes:
-            source = source.replace(old, new)
+    for name, cell in CELLS.items():
         if "hide-input" not in pages.tags(cell) or not names:
-            exec(compile(source, cell.id, "exec"), names)  # noqa: S102 - the page's own
-        if cell.id == last:
+            execute(cell.source, names)
+        if name == STREAM:
             return names
-    raise AssertionError(last)
+    raise AssertionError(STREAM)
 
 
 @pytest.fixture(scope="module")
@@ -97,37 +102,34 @@ def test_a_toss_up_is_seen(model, tokenizer):
 
 
 def test_the_chat_function_is_the_template_of_the_file():
-    page = run_to("ch08-code-72")
-    template = jinja2.Template(page["template"])
+    template = jinja2.Template(page()["template"])
     for question in (QUESTION, "", "Hi\nthere"):
         messages = [{"role": "user", "content": question}]
         options = {"messages": messages, "add_generation_prompt": True}
-        assert page["chat"](question) == template.render(**options) == chat(question)
-    assert page["chat"]("Hi").replace(">\n<", "><") != template.render(**options)
-
-
-CACHE = "ch08-code-88"
+        assert page()["chat"](question) == template.render(**options) == chat(question)
+    assert page()["chat"]("Hi").replace(">\n<", "><") != template.render(**options)
 
 
 def test_the_cache_gives_the_logits_of_one_pass_over_the_whole_answer():
-    page = run_to(CACHE)
-    found, new = [], page["prompt"]
+    found, new = [], page()["prompt"]
 
     def noted(logits):
         found.append(logits)
-        return page["greedy"](logits)
+        return page()["greedy"](logits)
 
-    answer = torch.cat([new, *page["stream"](new, 60, noted)], dim=1)
-    whole = page["model"](answer)[0, new.shape[1] - 1 : -1]
+    answer = torch.cat([new, *page()["stream"](new, 60, noted)], dim=1)
+    whole = page()["model"](answer)[0, new.shape[1] - 1 : -1]
     assert len(whole) == len(found) == 36
     assert (torch.cat(found) - whole).abs().max() < 0.0005
     assert (torch.cat(found[1:]) - whole[:-1]).abs().max() > 1  # of the token before
 
 
-def streamed(changes=()):
-    page = run_to(CACHE, changes)
-    new = [token.item() for token in page["stream"](page["prompt"], 12)]
-    expected = generate(page["model"], page["prompt"], max_new_tokens=12)[0, -12:].tolist()
+def streamed(source=CELLS[CACHE].source):
+    """Whether the page, with this cell, writes what the library writes."""
+    execute(source, page())
+    new = [token.item() for token in page()["stream"](page()["prompt"], 12)]
+    execute(CELLS[CACHE].source, page())
+    expected = generate(page()["model"], page()["prompt"], max_new_tokens=12)[0, -12:].tolist()
     return new == expected
 
 
@@ -142,28 +144,11 @@ def test_the_cache_of_the_page_writes_what_the_library_writes():
     ids=["positions", "keys", "values"],
 )
 def test_a_wrong_cache_is_seen(old, new):
-    assert not streamed(((old, new),))
-
-
-def test_what_the_solution_of_8_4_says_of_other_forms():
-    question, statement = "Which country has {} as its capital?", "{} is the capital of"
-    user = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-    examples = "Oslo is the capital of Norway.\nBern is the capital of Switzerland.\n"
-    forms = {
-        question: 1,
-        user.format(statement): 1,
-        user.format(question): 16,
-        examples + statement: 19,
-    }
-    facts = next_token._FACTS
-    for form, count in forms.items():
-        texts = next_token._written(tuple(form.format(city) for city in facts))
-        found = sum(country in text for country, text in zip(facts.values(), texts, strict=True))
-        assert abs(found - count) <= 1, form  # one may be a toss-up elsewhere
-    assert exercises.check("8.4", user.format(question).format)
+    assert CELLS[CACHE].source.count(old) == 1
+    assert not streamed(CELLS[CACHE].source.replace(old, new))
 
 
 def test_the_cut_by_hand_does_not_know_contractions(tokenizer):
-    by_hand = run_to("ch08-code-14")["by_hand"]
+    by_hand = page()["by_hand"]
     for text, same in {"it is": True, "it's": False, "I'll": False}.items():
         assert (by_hand(text) == tokenizer.encode(text).ids) is same, text

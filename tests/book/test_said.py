@@ -87,252 +87,172 @@ def hides(q, k, v):
     return functional.attention(q, k, v, causal=True)[0]
 
 
-README = [
-    (
-        "Attention is a few lines of code, and they go wrong in silence.",
-        lambda: (
-            has("index", "Attention goes wrong in silence.")
-            and len(inspect.getsource(hides).splitlines()) < 5
-        ),
+README = {
+    "Attention is a few lines of code, and they go wrong in silence.": lambda: (
+        has("index", "Attention goes wrong in silence.")
+        and len(inspect.getsource(hides).splitlines()) < 5
     ),
-    (
-        "and teaches the checks that notice. Beside its small library, `attn_lib`, stands "
-        "`attn_check`, which says in words what is wrong with an attention of your own.",
-        lambda: (
-            has("index", "brings the checks that notice.", "which comes with the small library")
-            and has(
-                "attn_check/__init__.py", "Say in words what is wrong with somebody's attention"
-            )
-        ),
+    "and teaches the checks that notice. Beside its small library, `attn_lib`, stands "
+    "`attn_check`, which says in words what is wrong with an attention of your own.": lambda: (
+        has("index", "brings the checks that notice.", "which comes with the small library")
+        and has("attn_check/__init__.py", "Say in words what is wrong with somebody's attention")
     ),
-    (
-        "![The front page of the book: what you will be able to do, beside a figure of one head "
-        "whose query can be dragged](book/assets/page.png)",
-        lambda: has(
-            "index", "You will be able to", "front-figure} fig-one-head-drag", "The **query**"
-        ),
+    "![The front page of the book: what you will be able to do, beside a figure of one head "
+    "whose query can be dragged](book/assets/page.png)": lambda: has(
+        "index", "You will be able to", "front-figure} fig-one-head-drag", "The **query**"
     ),
-    (
-        "in this folder",
-        lambda: (pages.ROOT / "pyproject.toml").is_file(),
+    "in this folder": lambda: (pages.ROOT / "pyproject.toml").is_file(),
+    "In a test, use `attn_check.assert_attention` (for RoPE `assert_rope`);": lambda: (
+        {"assert_attention", "assert_rope"} <= {*attn_check.__all__}
     ),
-    (
-        "In a test, use `attn_check.assert_attention` (for RoPE `assert_rope`);",
-        lambda: {"assert_attention", "assert_rope"} <= {*attn_check.__all__},
+    "The first time they fetch about 290 MB of trained weights into the cache folder; the "
+    "packages take 1.9 GB with PyTorch for processors alone (the same flag). On two cores the "
+    "website took us 6 minutes, half of them for running every page.": lambda: (
+        0.45 < took()[1] / sum(took()) < 0.55 and round(sum(took()) / 60) == 6
     ),
-    (
-        "The first time they fetch about 290 MB of trained weights into the cache folder; the "
-        "packages take 1.9 GB with PyTorch for processors alone (the same flag). On two cores the "
-        "website took us 6 minutes, half of them for running every page.",
-        lambda: 0.45 < took()[1] / sum(took()) < 0.55 and round(sum(took()) / 60) == 6,
+    "**Every claim is executed, compared with something independent, and "
+    "shown able to fail.**": lambda: has(
+        "CONTRIBUTING.md", "**every claim is executed, compared with something indep"
     ),
-    (
-        "**Every claim is executed, compared with something independent, and shown able to fail.**",
-        lambda: has("CONTRIBUTING.md", "**every claim is executed, compared with something indep"),
+    "The whole list, with reasons: [How this book is checked](book/how_checked.md).": lambda: has(
+        "how_checked", "# How this book is checked"
     ),
-    (
-        "The whole list, with reasons: [How this book is checked](book/how_checked.md).",
-        lambda: has("how_checked", "# How this book is checked"),
+    "Code under MIT, text and figures under CC BY 4.0; see [LICENSE](LICENSE).": lambda: has(
+        "LICENSE", "under the MIT License below", "(CC BY 4.0)"
     ),
-    (
-        "Code under MIT, text and figures under CC BY 4.0; see [LICENSE](LICENSE).",
-        lambda: has("LICENSE", "under the MIT License below", "(CC BY 4.0)"),
+    "What changed is in the [changelog](CHANGELOG.md).": lambda: has(
+        "CHANGELOG.md", "What changes for readers", attn_lib.__version__
     ),
-    (
-        "What changed is in the [changelog](CHANGELOG.md).",
-        lambda: has("CHANGELOG.md", "What changes for readers", attn_lib.__version__),
+    "This book takes you from one attention head to real language models and Vision "
+    "Transformers, on real sentences and real trained weights,": lambda: (
+        has("README.md", "1. Build one attention head", "a real language model, SmolLM2")
+        and has("README.md", "race a Vision Transformer", "a real sentence encoder, MiniLM")
     ),
-    (
-        "This book takes you from one attention head to real language models and Vision "
-        "Transformers, on real sentences and real trained weights,",
-        lambda: (
-            has("README.md", "1. Build one attention head", "a real language model, SmolLM2")
-            and has("README.md", "race a Vision Transformer", "a real sentence encoder, MiniLM")
-        ),
+    "You come out able to build a head, a Transformer block, a language model and a Vision "
+    "Transformer; to load published weights into code of your own and prove that it is the "
+    "same model; to look into trained heads and tell a finding from a story; and to find what "
+    "is wrong with an attention that runs.": lambda: (
+        has("index", "**build** a head, a block, a language model, a Vision Transformer;")
+        and has("index", "**load** published weights, and prove that it is the same model;")
+        and has("index", "**look** into trained heads, and tell a finding from a story;")
     ),
-    (
-        "You come out able to build a head, a Transformer block, a language model and a Vision "
-        "Transformer; to load published weights into code of your own and prove that it is the "
-        "same model; to look into trained heads and tell a finding from a story; and to find what "
-        "is wrong with an attention that runs.",
-        lambda: (
-            has("index", "**build** a head, a block, a language model, a Vision Transformer;")
-            and has("index", "**load** published weights, and prove that it is the same model;")
-            and has("index", "**look** into trained heads, and tell a finding from a story;")
-        ),
+    "The first command [below](#build-it-test-it) makes it a website, "
+    "`_build/html/index.html`, that needs no server and no network; `python "
+    "book/_tools/pdf.py` then prints the whole as a PDF beside it.": lambda: (
+        has("book/_tools/pdf.py", 'ROOT / "_build" / "html"')
+        and has("README.md", "## Build it, test it")
     ),
-    (
-        "The first command [below](#build-it-test-it) makes it a website, "
-        "`_build/html/index.html`, that needs no server and no network; `python "
-        "book/_tools/pdf.py` then prints the whole as a PDF beside it.",
-        lambda: (
-            has("book/_tools/pdf.py", 'ROOT / "_build" / "html"')
-            and has("README.md", "## Build it, test it")
-        ),
+    "in a shell, `python -m attn_check module:function`.": lambda: has(
+        "attn_check/__main__.py", "module:function"
     ),
-    (
-        "in a shell, `python -m attn_check module:function`.",
-        lambda: has("attn_check/__main__.py", "module:function"),
+    "One runs every page anew, compares its outputs and builds the website; the other tests "
+    "the library and the book": lambda: (
+        [("--nbval" in line, "jupyter-book" in line) for line in COMMANDS]
+        == [(True, True), (False, False)]
     ),
-    (
-        "One runs every page anew, compares its outputs and builds the website; the other tests "
-        "the library and the book",
-        lambda: (
-            [("--nbval" in line, "jupyter-book" in line) for line in COMMANDS]
-            == [(True, True), (False, False)]
-        ),
+    "One that you have downloaded, for Colab or any Jupyter, installs the library from its "
+    "first cell: from a wheel beside it, which the download menu of each page offers.": lambda: all(
+        ".whl" in pages.code_cells(pages.read(p))[0].source for p in pages.NOTEBOOKS
     ),
-    (
-        "One that you have downloaded, for Colab or any Jupyter, installs the library from its "
-        "first cell: from a wheel beside it, which the download menu of each page offers.",
-        lambda: all(".whl" in pages.code_cells(pages.read(p))[0].source for p in pages.NOTEBOOKS),
+    "Every text that a notebook prints and every figure that it draws are compared anew on "
+    "every build; where one of them differs, there is no book. The numbers in the sentences "
+    "are bound to the cells that print them.": lambda: (
+        compare.output_fault(printed("a"), printed("b"))
+        and not compare.output_fault(printed("a"), printed("a"))
+        and pages.numbers_bound in pages.RULES
     ),
-    (
-        "Every text that a notebook prints and every figure that it draws are compared anew on "
-        "every build; where one of them differs, there is no book. The numbers in the sentences "
-        "are bound to the cells that print them.",
-        lambda: (
-            compare.output_fault(printed("a"), printed("b"))
-            and not compare.output_fault(printed("a"), printed("a"))
-            and pages.numbers_bound in pages.RULES
-        ),
+    "with Python 3.10 or later": lambda: has("pyproject.toml", 'requires-python = ">=3.10"'),
+    "in a fresh environment of Python 3.11": lambda: has(CHECK, 'python-version: "3.11"'),
+    "names the mistake, the line to look for, the repair and the smallest example that shows "
+    "it": lambda: all(
+        w in report(peeks) for w in ("No causal mask", "Look for:", "Repair:", "3 pos")
     ),
-    ("with Python 3.10 or later", lambda: has("pyproject.toml", 'requires-python = ">=3.10"')),
-    ("in a fresh environment of Python 3.11", lambda: has(CHECK, 'python-version: "3.11"')),
-    (
-        "names the mistake, the line to look for, the repair and the smallest example that shows "
-        "it",
-        lambda: all(
-            w in report(peeks) for w in ("No causal mask", "Look for:", "Repair:", "3 pos")
-        ),
+    "or says what holds, and what could not be checked": lambda: all(
+        w in report(hides) for w in ("no mistake found", "Holds", "Not checked")
     ),
-    (
-        "or says what holds, and what could not be checked",
-        lambda: all(w in report(hides) for w in ("no mistake found", "Holds", "Not checked")),
+    "in a headless Chromium where there is one": lambda: has(
+        "tests/book/browsing.py", "playwright.chromium.launch(executable_path=found"
     ),
-    (
-        "in a headless Chromium where there is one",
-        lambda: has("tests/book/browsing.py", "playwright.chromium.launch(executable_path=found"),
+    "`jupyter lab book` opens the notebooks (`pip install jupyterlab` first)": lambda: (
+        (pages.BOOK / "01_one_head.ipynb").exists() and not has(PINS, "jupyterlab==")
     ),
-    (
-        "`jupyter lab book` opens the notebooks (`pip install jupyterlab` first)",
-        lambda: (pages.BOOK / "01_one_head.ipynb").exists() and not has(PINS, "jupyterlab=="),
+    "attn_lib/ the library: attention, masks, layers, positions, blocks, images, training, "
+    "figures, trained weights, exercise checks": lambda: (
+        {*LIBRARY} <= {path.stem for path in pages.ROOT.glob("attn_lib/*")}
     ),
-    (
-        "attn_lib/ the library: attention, masks, layers, positions, blocks, images, training, "
-        "figures, trained weights, exercise checks",
-        lambda: {*LIBRARY} <= {path.stem for path in pages.ROOT.glob("attn_lib/*")},
+    "attn_check/ what finds the mistake in somebody's attention; it imports nothing of "
+    "attn_lib": lambda: (
+        not any(
+            re.search(r"(?m)^ *(import|from) attn_lib", path.read_text())
+            for path in pages.ROOT.glob("attn_check/*.py")
+        )
     ),
-    (
-        "attn_check/ what finds the mistake in somebody's attention; it imports nothing of "
-        "attn_lib",
-        lambda: (
-            not any(
-                re.search(r"(?m)^ *(import|from) attn_lib", path.read_text())
-                for path in pages.ROOT.glob("attn_check/*.py")
-            )
-        ),
+    "book/ the pages: notebooks, stored as they ran": lambda: len(pages.NOTEBOOKS) > 10,
+    "We changed one digit that chapter 1 prints, and the first command said:": lambda: has(
+        "tests/book/test_front.py", "test_the_readme_s_red_run_is_a_real_one"
     ),
-    ("book/ the pages: notebooks, stored as they ran", lambda: len(pages.NOTEBOOKS) > 10),
-    (
-        "We changed one digit that chapter 1 prints, and the first command said:",
-        lambda: has("tests/book/test_front.py", "test_the_readme_s_red_run_is_a_real_one"),
+    "Mistakes of each kind are planted by tests, on copies, which expect failure.": lambda: has(
+        "tests/book/test_checks.py", "(checkout", "returncode == 1"
     ),
-    (
-        "Mistakes of each kind are planted by tests, on copies, which expect failure.",
-        lambda: has("tests/book/test_checks.py", "(checkout", "returncode == 1"),
+    "`attn_lib.attention` is compared with plain loops in double precision and with PyTorch's "
+    "own kernel, on inputs drawn by hypothesis, and passes all 93 attention cases that ONNX "
+    "publishes (`python tests/conformance/test_onnx.py`).": lambda: (
+        has("tests/library/oracle.py", "plain Python loops and double precision")
+        and has("tests/library/test_functional.py", "hypothesis", "scaled_dot_product_attention")
     ),
-    (
-        "`attn_lib.attention` is compared with plain loops in double precision and with PyTorch's "
-        "own kernel, on inputs drawn by hypothesis, and passes all 93 attention cases that ONNX "
-        "publishes (`python tests/conformance/test_onnx.py`).",
-        lambda: (
-            has("tests/library/oracle.py", "plain Python loops and double precision")
-            and has(
-                "tests/library/test_functional.py", "hypothesis", "scaled_dot_product_attention"
-            )
-        ),
+    "Random models of Llama, Qwen3, Gemma2, Gemma3, Olmo2 and SmolLM3 become models of this "
+    "library and give the same logits, gradients and texts (`python "
+    "tests/library/test_architectures.py`).": lambda: (
+        re.findall(r'": "(\w+)"', re.search(r"DECODERS = {(.*?)}", ARCHITECTURES)[1])
+        == "Llama Qwen3 Gemma2 Gemma3 Olmo2 SmolLM3".split()
     ),
-    (
-        "Random models of Llama, Qwen3, Gemma2, Gemma3, Olmo2 and SmolLM3 become models of this "
-        "library and give the same logits, gradients and texts (`python "
-        "tests/library/test_architectures.py`).",
-        lambda: (
-            re.findall(r'": "(\w+)"', re.search(r"DECODERS = {(.*?)}", ARCHITECTURES)[1])
-            == "Llama Qwen3 Gemma2 Gemma3 Olmo2 SmolLM3".split()
-        ),
+    "The typefaces, Inter and Fira Math, are under the SIL Open Font License.": lambda: has(
+        "LICENSE",
+        "Inter, copyright The Inter Project Authors, under the SIL Open Font",
+        "Fira Math",
     ),
-    (
-        "The typefaces, Inter and Fira Math, are under the SIL Open Font License.",
-        lambda: has(
-            "LICENSE",
-            "Inter, copyright The Inter Project Authors, under the SIL Open Font",
-            "Fira Math",
-        ),
+    "The weights of all-MiniLM-L6-v2, DINOv2 and SmolLM2 are fetched, never stored here, and "
+    "are under Apache 2.0": lambda: (
+        TEXTS["LICENSE"].count("under the Apache License 2.0")
+        == len({n.split("/")[0] for n in files.SOURCES})
     ),
-    (
-        "The weights of all-MiniLM-L6-v2, DINOv2 and SmolLM2 are fetched, never stored here, and "
-        "are under Apache 2.0",
-        lambda: (
-            TEXTS["LICENSE"].count("under the Apache License 2.0")
-            == len({n.split("/")[0] for n in files.SOURCES})
-        ),
+    "Fashion-MNIST is under MIT, the photographs are CC0 or public domain: notes stand beside "
+    "them in `attn_lib/data`.": lambda: (
+        has("LICENSE", "fashion.npz: Fashion-MNIST, copyright 2017 Zalando SE, under the MIT")
+        and has("attn_lib/data/photographs.txt", "CC0", "public domain")
     ),
-    (
-        "Fashion-MNIST is under MIT, the photographs are CC0 or public domain: notes stand beside "
-        "them in `attn_lib/data`.",
-        lambda: (
-            has("LICENSE", "fashion.npz: Fashion-MNIST, copyright 2017 Zalando SE, under the MIT")
-            and has("attn_lib/data/photographs.txt", "CC0", "public domain")
-        ),
+}
+LICENSE = {
+    "This project has two parts of its own, under two licences, and data and weights, some of "
+    "others.": lambda: has(
+        "LICENSE", "1. Code:", "2. Text and figures:", "3. Data", "4. Weights of others"
     ),
-]
-LICENSE = [
-    (
-        "This project has two parts of its own, under two licences, and data and weights, some of "
-        "others.",
-        lambda: has(
-            "LICENSE", "1. Code:", "2. Text and figures:", "3. Data", "4. Weights of others"
-        ),
+    "under the Creative Commons Attribution 4.0 International License (CC BY 4.0), "
+    "https://creativecommons.org/licenses/by/4.0/legalcode": lambda: has(
+        "CITATION.cff", "license: [MIT, CC-BY-4.0]"
     ),
-    (
-        "under the Creative Commons Attribution 4.0 International License (CC BY 4.0), "
-        "https://creativecommons.org/licenses/by/4.0/legalcode",
-        lambda: has("CITATION.cff", "license: [MIT, CC-BY-4.0]"),
+    "weather.csv: NOAA, public domain, by way of vega_datasets 0.9.0, whose package is under "
+    "the MIT License, copyright 2018 Jake Vanderplas.": lambda: has(
+        "attn_lib/datasets.py", "NOAA, public domain, from the package vega_datasets."
     ),
-    (
-        "weather.csv: NOAA, public domain, by way of vega_datasets 0.9.0, whose package is under "
-        "the MIT License, copyright 2018 Jake Vanderplas.",
-        lambda: has("attn_lib/datasets.py", "NOAA, public domain, from the package vega_datasets."),
+    "weights.txt, a list of packages: as the code.": lambda: all(
+        name.replace("==", " ") in TEXTS["LICENSE"]
+        for name in re.findall(r"(?m)^(\S+==\S+)", (files.DATA / "weights.txt").read_text())
     ),
-    (
-        "weights.txt, a list of packages: as the code.",
-        lambda: all(
-            name.replace("==", " ") in TEXTS["LICENSE"]
-            for name in re.findall(r"(?m)^(\S+==\S+)", (files.DATA / "weights.txt").read_text())
-        ),
+    "Inter, copyright The Inter Project Authors, under the SIL Open Font License 1.1; it "
+    "stands in inter.txt.": lambda: all(
+        words in (files.DATA / "inter.txt").read_text()
+        for words in ("The Inter Project Authors", "SIL OPEN FONT LICENSE Version 1.1")
     ),
-    (
-        "Inter, copyright The Inter Project Authors, under the SIL Open Font License 1.1; it "
-        "stands in inter.txt.",
-        lambda: all(
-            words in (files.DATA / "inter.txt").read_text()
-            for words in ("The Inter Project Authors", "SIL OPEN FONT LICENSE Version 1.1")
-        ),
+    "book/assets/fonts/formulas.woff2 is a part of Fira Math 0.3.4, under the SIL Open Font "
+    "License 1.1; it stands in formulas.txt beside it.": lambda: all(
+        words in (pages.BOOK / "assets/fonts/formulas.txt").read_text()
+        for words in ("Fira Math 0.3.4,", "Version 1.1 - 26")
     ),
-    (
-        "book/assets/fonts/formulas.woff2 is a part of Fira Math 0.3.4, under the SIL Open Font "
-        "License 1.1; it stands in formulas.txt beside it.",
-        lambda: all(
-            words in (pages.BOOK / "assets/fonts/formulas.txt").read_text()
-            for words in ("Fira Math 0.3.4,", "Version 1.1 - 26")
-        ),
+    "4. Weights of others, fetched at run time, never stored here:": lambda: (
+        not [*pages.ROOT.glob("attn_lib/data/*minilm*"), *pages.ROOT.glob("**/*.gguf")]
     ),
-    (
-        "4. Weights of others, fetched at run time, never stored here:",
-        lambda: not [*pages.ROOT.glob("attn_lib/data/*minilm*"), *pages.ROOT.glob("**/*.gguf")],
-    ),
-]
+}
 
 # ---------------------------------------------------------------- docstrings
 
@@ -362,271 +282,192 @@ def mode_after_training() -> bool:
 
 
 DOCSTRINGS = {
-    "functional": [
-        (
-            "A query that may attend to nothing gets a row of zeros, never NaN and never uniform",
-            lambda: functional.attention_weights(Q, K, mask=CLOSED).eq(0).all(),
+    "functional": {
+        "A query that may attend to nothing gets a row of zeros, never NaN and "
+        "never uniform": lambda: functional.attention_weights(Q, K, mask=CLOSED).eq(0).all(),
+        "query i of T attends to the keys up to position i + S − T": lambda: torch.equal(
+            functional.attention_weights(Q, K, causal=True)[0] > 0,
+            torch.tensor([[j <= i + 7 - 5 for j in range(7)] for i in range(5)]),
         ),
-        (
-            "query i of T attends to the keys up to position i + S − T",
-            lambda: torch.equal(
-                functional.attention_weights(Q, K, causal=True)[0] > 0,
-                torch.tensor([[j <= i + 7 - 5 for j in range(7)] for i in range(5)]),
+        "scores become softcap · tanh(scores / softcap)": lambda: near(
+            functional.attention_weights(Q, K, softcap=0.7),
+            (0.7 * (Q @ K.mT / 8**0.5 / 0.7).tanh()).softmax(dim=-1),
+        ),
+        "rows sum to 1, or to 0 where nothing may be attended to": lambda: near(
+            functional.attention_weights(Q, K).sum(dim=-1), torch.ones(2, 5)
+        ),
+        "The weights are returned before dropout, so their rows still sum to 1 "
+        "in training.": lambda: near(
+            functional.attention(Q, K, V, dropout_p=0.5)[1].sum(dim=-1), torch.ones(2, 5)
+        ),
+        "``-inf`` closes a cell, as False does in ``mask``": lambda: near(
+            functional.attention_weights(
+                Q, K, attn_bias=masks.to_additive(OPEN.tril(), dtype=torch.float64)
             ),
+            functional.attention_weights(Q, K, mask=OPEN.tril()),
         ),
-        (
-            "scores become softcap · tanh(scores / softcap)",
-            lambda: near(
-                functional.attention_weights(Q, K, softcap=0.7),
-                (0.7 * (Q @ K.mT / 8**0.5 / 0.7).tanh()).softmax(dim=-1),
-            ),
+    },
+    "layers": {
+        "head h holds channels h · d to (h + 1) · d of each position": lambda: torch.equal(
+            split_heads(Q, 4)[:, 2], Q[..., 4:6]
         ),
-        (
-            "rows sum to 1, or to 0 where nothing may be attended to",
-            lambda: near(functional.attention_weights(Q, K).sum(dim=-1), torch.ones(2, 5)),
+        "number of positions that each query may attend to: its own and those "
+        "just before it": lambda: moved(1, window=3) == [1, 2, 3],
+        'with ``"silu"`` SwiGLU, which at the same d_ff has half as many '
+        "parameters again": lambda: (
+            [
+                sum(
+                    p.numel()
+                    for p in FeedForward(d_model=4, d_ff=6, gated=g, bias=False).parameters()
+                )
+                for g in (True, False)
+            ]
+            == [72, 48]
         ),
-        (
-            "The weights are returned before dropout, so their rows still sum to 1 in training.",
-            lambda: near(
-                functional.attention(Q, K, V, dropout_p=0.5)[1].sum(dim=-1), torch.ones(2, 5)
-            ),
+        "for a query that may attend to nothing, the output projection of zeros, which is its "
+        "bias": lambda: near(
+            layer()(draw(1, 5, 12), mask=CLOSED[:, :5]), layer().out_proj.bias.expand(1, 5, 12)
         ),
-        (
-            "``-inf`` closes a cell, as False does in ``mask``",
-            lambda: near(
-                functional.attention_weights(
-                    Q, K, attn_bias=masks.to_additive(OPEN.tril(), dtype=torch.float64)
-                ),
-                functional.attention_weights(Q, K, mask=OPEN.tril()),
-            ),
+        "if True, the queries are the last T of S positions and see no later key": lambda: (
+            moved(2) == [2, 3, 4, 5]
         ),
-    ],
-    "layers": [
-        (
-            "head h holds channels h · d to (h + 1) · d of each position",
-            lambda: torch.equal(split_heads(Q, 4)[:, 2], Q[..., 4:6]),
+    },
+    "masks": {
+        "The token itself is counted, as in Mistral and Keras: with ``window=3`` a query "
+        'attends to three keys. Longformer\'s "w on each side" is ``window=w + '
+        "1, right=w``.": lambda: (
+            masks.window_mask(9, window=3)[5].sum() == 3
+            and masks.window_mask(9, window=3, right=2)[4].tolist()
+            == [abs(j - 4) <= 2 for j in range(9)]
         ),
-        (
-            "number of positions that each query may attend to: its own and those just before it",
-            lambda: moved(1, window=3) == [1, 2, 3],
+        "Let query i, at position i + offset, attend to every key up to and including its "
+        "position.": lambda: torch.equal(
+            masks.causal_mask(5, 7, offset=1),
+            torch.tensor([[j <= i + 1 for j in range(7)] for i in range(5)]),
         ),
-        (
-            'with ``"silu"`` SwiGLU, which at the same d_ff has half as many parameters again',
-            lambda: (
-                [
-                    sum(
-                        p.numel()
-                        for p in FeedForward(d_model=4, d_ff=6, gated=g, bias=False).parameters()
-                    )
-                    for g in (True, False)
-                ]
-                == [72, 48]
-            ),
+        "Close the padding after the end of each example": lambda: (
+            masks.padding_mask(torch.tensor([2]), 4).flatten().tolist() == [1, 1, 0, 0]
         ),
-        (
-            "for a query that may attend to nothing, the output projection of zeros, which is its "
-            "bias",
-            lambda: near(
-                layer()(draw(1, 5, 12), mask=CLOSED[:, :5]), layer().out_proj.bias.expand(1, 5, 12)
-            ),
+        "0 where open, −inf where closed": lambda: (
+            masks.to_additive(OPEN).eq(0).all() and masks.to_additive(CLOSED).eq(-math.inf).all()
         ),
-        (
-            "if True, the queries are the last T of S positions and see no later key",
-            lambda: moved(2) == [2, 3, 4, 5],
+        "int64 (B, S): 1 = may be attended to, 0 = padding": lambda: (
+            masks.to_binary(masks.padding_mask(torch.tensor([1]), 2)).tolist() == [[1, 0]]
         ),
-    ],
-    "masks": [
-        (
-            "The token itself is counted, as in Mistral and Keras: with ``window=3`` a query "
-            'attends to three keys. Longformer\'s "w on each side" is ``window=w + 1, right=w``.',
-            lambda: (
-                masks.window_mask(9, window=3)[5].sum() == 3
-                and masks.window_mask(9, window=3, right=2)[4].tolist()
-                == [abs(j - 4) <= 2 for j in range(9)]
-            ),
+        "bool of the same shape, True = blocked": lambda: torch.equal(
+            masks.to_blocked(OPEN), CLOSED
         ),
-        (
-            "Let query i, at position i + offset, attend to every key up to and including its "
-            "position.",
-            lambda: torch.equal(
-                masks.causal_mask(5, 7, offset=1),
-                torch.tensor([[j <= i + 1 for j in range(7)] for i in range(5)]),
-            ),
+    },
+    "positions": {
+        "column 2i is sin(p / base^(2i/d_model)) and column 2i + 1 the cosine of the same "
+        "angle": lambda: near(
+            positions.sinusoidal(4, 6)[3, 2:4],
+            [f(3 / 1e4 ** (2 / 6)) for f in (math.sin, math.cos)],
         ),
-        (
-            "Close the padding after the end of each example",
-            lambda: masks.padding_mask(torch.tensor([2]), 4).flatten().tolist() == [1, 1, 0, 0],
+        "each pair keeps its length": lambda: near(
+            positions.apply_rope(Q, torch.arange(5)).view(2, 5, 2, 4).norm(dim=2),
+            Q.view(2, 5, 2, 4).norm(dim=2),
         ),
-        (
-            "0 where open, −inf where closed",
-            lambda: (
-                masks.to_additive(OPEN).eq(0).all()
-                and masks.to_additive(CLOSED).eq(-math.inf).all()
-            ),
+        "−slope · distance for keys at or before the query, and 0 for later keys": lambda: near(
+            positions.alibi_bias(2, 3)[0, 1], [-1 / 16, 0.0, 0.0]
         ),
-        (
-            "int64 (B, S): 1 = may be attended to, 0 = padding",
-            lambda: masks.to_binary(masks.padding_mask(torch.tensor([1]), 2)).tolist() == [[1, 0]],
+    },
+    "vision": {
+        "row i gives the share of each input in position i. Rows sum to 1, also for a query "
+        "that may attend to nothing": lambda: near(
+            vision.attention_rollout([torch.zeros(1, 2, 3, 3)])[0], torch.eye(3)
         ),
-        (
-            "bool of the same shape, True = blocked",
-            lambda: torch.equal(masks.to_blocked(OPEN), CLOSED),
-        ),
-    ],
-    "positions": [
-        (
-            "column 2i is sin(p / base^(2i/d_model)) and column 2i + 1 the cosine of the same "
-            "angle",
-            lambda: near(
-                positions.sinusoidal(4, 6)[3, 2:4],
-                [f(3 / 1e4 ** (2 / 6)) for f in (math.sin, math.cos)],
-            ),
-        ),
-        (
-            "each pair keeps its length",
-            lambda: near(
-                positions.apply_rope(Q, torch.arange(5)).view(2, 5, 2, 4).norm(dim=2),
-                Q.view(2, 5, 2, 4).norm(dim=2),
-            ),
-        ),
-        (
-            "−slope · distance for keys at or before the query, and 0 for later keys",
-            lambda: near(positions.alibi_bias(2, 3)[0, 1], [-1 / 16, 0.0, 0.0]),
-        ),
-    ],
-    "vision": [
-        (
-            "row i gives the share of each input in position i. Rows sum to 1, also for a query "
-            "that may attend to nothing",
-            lambda: near(vision.attention_rollout([torch.zeros(1, 2, 3, 3)])[0], torch.eye(3)),
-        ),
-    ],
-    "training": [
-        (
-            "trained in place, in training mode; afterwards each module has its earlier mode",
-            mode_after_training,
-        ),
-    ],
+    },
+    "training": {
+        "trained in place, in training mode; afterwards each module has its "
+        "earlier mode": mode_after_training,
+    },
 }
 
 # ---------------------------------------------------------------- formulas inside sentences
 
 MILK = torch.tensor([[0.0, 0], [2, 0], [1, 1]])  # keys of *the*, *cat* and *drank*
 FORMULAS = {
-    "01_one_head": [
-        (
-            "Its vector $(2, 0)$ times $W^Q$ is the query $(0, 2)$",
-            lambda: (torch.tensor([2, 0]) @ torch.tensor([[0, 1], [1, 0]])).tolist() == [0, 2],
+    "01_one_head": {
+        "Its vector $(2, 0)$ times $W^Q$ is the query $(0, 2)$": lambda: (
+            (torch.tensor([2, 0]) @ torch.tensor([[0, 1], [1, 0]])).tolist() == [0, 2]
         ),
-        (
-            "Entry $(t, s)$ of $QK^\\top$ is query $t$ times key $s$.",
-            lambda: near((Q @ K.mT)[0, 3, 6], Q[0, 3] @ K[0, 6]),
+        "Entry $(t, s)$ of $QK^\\top$ is query $t$ times key $s$.": lambda: near(
+            (Q @ K.mT)[0, 3, 6], Q[0, 3] @ K[0, 6]
         ),
-        (
-            "Divide by $\\sqrt{d_k}$, where $d_k = 2$",
-            lambda: near(
-                attn_lib.attention(MILK, MILK, MILK)[1], (MILK @ MILK.mT / 2**0.5).softmax(dim=-1)
+        "Divide by $\\sqrt{d_k}$, where $d_k = 2$": lambda: near(
+            attn_lib.attention(MILK, MILK, MILK)[1], (MILK @ MILK.mT / 2**0.5).softmax(dim=-1)
+        ),
+        "$e^{1000}$ is infinite for a computer": lambda: torch.tensor(1000.0).exp() == math.inf,
+    },
+    "02_masks": {
+        "makes $e^{-\\infty} = 0$ of it": lambda: math.exp(-math.inf) == 0,
+        "Its query is $(2, 1)$, their keys are $(0, 0)$, $(2, 0)$ and $(1, 1)$: the "
+        "products are $0$, $4$ and $3$.": lambda: (
+            (MILK @ torch.tensor([2.0, 1])).tolist() == [0, 4, 3]
+        ),
+        "on average $(1 + \\frac13 + \\frac12 + 1 + \\frac13 + \\frac13 + 1)/7 = 0.643$.": lambda: (
+            near((1 + 1 / 3 + 1 / 2 + 1 + 1 / 3 + 1 / 3 + 1) / 7, 0.643)
+        ),
+        "That is a loss of $\\log 54$ for its 7 guesses, or $\\log(54)/7$ for each.": lambda: near(
+            sum(-math.log(1 / n) for n in (1, 3, 2, 1, 3, 3, 1)), math.log(54)
+        ),
+        "$0 \\cdot \\text{NaN}$ is NaN, and our head": lambda: math.isnan(0 * math.nan),
+        "the mean of $-\\log(\\text{chance of the right word})$": lambda: near(
+            F.cross_entropy(Q[0], torch.arange(5)),
+            -Q[0].softmax(-1).diag().log().mean(),
+        ),
+    },
+    "03_many_heads": {
+        "$0.7 \\cdot 0 + 0.3 \\cdot 1 = 0.3$": lambda: near(0.7 * 0 + 0.3 * 1, 0.3),
+        "One usually makes each head $d_\\text{model} / H$ wide": lambda: (
+            MultiHeadAttention(12, 3).d_k == 12 / 3
+        ),
+        "The four matrices hold $d_\\text{model}^2$ numbers each": lambda: all(
+            p.weight.numel() == 12**2
+            for p in (layer().q_proj, layer().k_proj, layer().v_proj, layer().out_proj)
+        ),
+    },
+    "07_real_encoder": {
+        "GELU as $x\\,\\Phi(x)$": lambda: near(F.gelu(Q), Q * torch.special.ndtr(Q)),
+        "in every LayerNorm $\\varepsilon = 10^{-12}$": lambda: (
+            signature(SentenceEncoder).parameters["eps"].default == 10**-12
+        ),
+    },
+    "09_language_model": {
+        "multiplying by $e^{i\\theta}$ rotates it by $\\theta$": lambda: near(
+            torch.angle(
+                torch.polar(torch.tensor(2.0), torch.tensor(0.3)) * torch.exp(torch.tensor(0.4j))
             ),
+            0.7,
         ),
-        ("$e^{1000}$ is infinite for a computer", lambda: torch.tensor(1000.0).exp() == math.inf),
-    ],
-    "02_masks": [
-        ("makes $e^{-\\infty} = 0$ of it", lambda: math.exp(-math.inf) == 0),
-        (
-            "Its query is $(2, 1)$, their keys are $(0, 0)$, $(2, 0)$ and $(1, 1)$: the "
-            "products are $0$, $4$ and $3$.",
-            lambda: (MILK @ torch.tensor([2.0, 1])).tolist() == [0, 4, 3],
+    },
+    "08_next_token": {
+        "The **surprise** is $-\\log_2 p$, in bits: 1 for the toss of a": lambda: (
+            -math.log2(1 / 2) == 1
         ),
-        (
-            "on average $(1 + \\frac13 + \\frac12 + 1 + \\frac13 + \\frac13 + 1)/7 = 0.643$.",
-            lambda: near((1 + 1 / 3 + 1 / 2 + 1 + 1 / 3 + 1 / 3 + 1) / 7, 0.643),
+        "**Perplexity** is $2^{\\bar s}$": lambda: near(
+            2 ** (-torch.tensor([0.5, 0.25]).log2()).mean(),
+            (-torch.tensor([0.5, 0.25]).log().mean()).exp(),
         ),
-        (
-            "That is a loss of $\\log 54$ for its 7 guesses, or $\\log(54)/7$ for each.",
-            lambda: near(sum(-math.log(1 / n) for n in (1, 3, 2, 1, 3, 3, 1)), math.log(54)),
+        "the sum of the smaller of the two, over all tokens. It is 1 if they are equal": lambda: (
+            near(torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1]))
         ),
-        ("$0 \\cdot \\text{NaN}$ is NaN, and our head", lambda: math.isnan(0 * math.nan)),
-        (
-            "the mean of $-\\log(\\text{chance of the right word})$",
-            lambda: near(
-                F.cross_entropy(Q[0], torch.arange(5)),
-                -Q[0].softmax(-1).diag().log().mean(),
-            ),
+    },
+    "13_encoder_decoder": {
+        "The weights are $4/5$ and $1/5$, so $(4, 2)$ is added": lambda: near(
+            torch.tensor([math.log(4), 0]).softmax(0) @ torch.tensor([[5.0, 0], [0, 10]]),
+            [4, 2],
         ),
-    ],
-    "03_many_heads": [
-        ("$0.7 \\cdot 0 + 0.3 \\cdot 1 = 0.3$", lambda: near(0.7 * 0 + 0.3 * 1, 0.3)),
-        (
-            "One usually makes each head $d_\\text{model} / H$ wide",
-            lambda: MultiHeadAttention(12, 3).d_k == 12 / 3,
+        "$-0.925 \\ln 0.925$ ${} - 3 \\cdot 0.025 \\ln 0.025$ $= 0.349$": lambda: near(
+            -0.925 * math.log(0.925) - 3 * 0.025 * math.log(0.025), 0.349
         ),
-        (
-            "The four matrices hold $d_\\text{model}^2$ numbers each",
-            lambda: all(
-                p.weight.numel() == 12**2
-                for p in (layer().q_proj, layer().k_proj, layer().v_proj, layer().out_proj)
-            ),
-        ),
-    ],
-    "07_real_encoder": [
-        (
-            "GELU as $x\\,\\Phi(x)$",
-            lambda: near(F.gelu(Q), Q * torch.special.ndtr(Q)),
-        ),
-        (
-            "in every LayerNorm $\\varepsilon = 10^{-12}$",
-            lambda: signature(SentenceEncoder).parameters["eps"].default == 10**-12,
-        ),
-    ],
-    "09_language_model": [
-        (
-            "multiplying by $e^{i\\theta}$ rotates it by $\\theta$",
-            lambda: near(
-                torch.angle(
-                    torch.polar(torch.tensor(2.0), torch.tensor(0.3))
-                    * torch.exp(torch.tensor(0.4j))
-                ),
-                0.7,
-            ),
-        ),
-    ],
-    "08_next_token": [
-        (
-            "The **surprise** is $-\\log_2 p$, in bits: 1 for the toss of a",
-            lambda: -math.log2(1 / 2) == 1,
-        ),
-        (
-            "**Perplexity** is $2^{\\bar s}$",
-            lambda: near(
-                2 ** (-torch.tensor([0.5, 0.25]).log2()).mean(),
-                (-torch.tensor([0.5, 0.25]).log().mean()).exp(),
-            ),
-        ),
-        (
-            "the sum of the smaller of the two, over all tokens. It is 1 if they are equal",
-            lambda: near(
-                torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1])
-            ),
-        ),
-    ],
-    "13_encoder_decoder": [
-        (
-            "The weights are $4/5$ and $1/5$, so $(4, 2)$ is added",
-            lambda: near(
-                torch.tensor([math.log(4), 0]).softmax(0) @ torch.tensor([[5.0, 0], [0, 10]]),
-                [4, 2],
-            ),
-        ),
-        (
-            "$-0.925 \\ln 0.925$ ${} - 3 \\cdot 0.025 \\ln 0.025$ $= 0.349$",
-            lambda: near(-0.925 * math.log(0.925) - 3 * 0.025 * math.log(0.025), 0.349),
-        ),
-        ("$1 - \\varepsilon$ for the right character $r$", lambda: near(1 - 0.1 + 0.1 / 4, 0.925)),
-    ],
+        "$1 - \\varepsilon$ for the right character $r$": lambda: near(1 - 0.1 + 0.1 / 4, 0.925),
+    },
 }
-ROWS = [("README.md", *row) for row in README] + [("LICENSE", *row) for row in LICENSE]
-ROWS += [(f"attn_lib/{name}.py", *row) for name, rows in DOCSTRINGS.items() for row in rows]
-ROWS += [(name, *row) for name, rows in FORMULAS.items() for row in rows]
+TABLES = {"README.md": README, "LICENSE": LICENSE, **FORMULAS}
+TABLES |= {f"attn_lib/{name}.py": table for name, table in DOCSTRINGS.items()}
+ROWS = [(name, *row) for name, table in TABLES.items() for row in table.items()]
 
 
 @for_each(*ROWS, ids=lambda part: " ".join(part.split()[:6]) if isinstance(part, str) else "")
@@ -679,7 +520,7 @@ def unheld(text: str) -> list[str]:
     """Words of the README outside of its tables, its code and all rows."""
     text = re.sub(r"(?ms)^\|[^\n]*$|^#+ [^\n]*$|```.*?```|<!--.*?-->", "", text)
     text = " ".join(text.split())
-    for words in sorted((row[0] for row in README), key=len, reverse=True):
+    for words in sorted(README, key=len, reverse=True):
         text = text.replace(words, " ")
     return re.findall(r"\w[\w.]*", text)
 

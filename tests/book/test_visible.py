@@ -29,9 +29,8 @@ def plant(notebook):
     notebook.cells[after:after] = [FOLDED, *cells]
 
 
-def test_what_one_sees_runs_by_itself(checkout, request):
+def test_what_one_sees_runs_by_itself(checkout, everything):
     """Of one page on every change, of all weekly: what is planted is red, and nothing else."""
-    everything = request.config.getoption("--everything")
     chosen = [f"book/{name}" for name in (REWRITTEN if everything else REWRITTEN[:1])]
     for name in chosen:
         page = pages.read(checkout / name)

@@ -34,6 +34,7 @@ from subjects import (
     where_lengths_agree,
     words_of,
 )
+from tables import for_each
 from torch import nn
 
 import attn_lib
@@ -247,12 +248,9 @@ def test_every_layout_can_be_given(layout):
     assert diagnose(fn, layout=layout, arguments="q, k, v").ok
 
 
-@pytest.mark.parametrize(
-    ("fn", "guess", "options"),
-    [
-        (closes_where_true, "mask_means='attend'", {"mask_means": "blocked"}),
-        (causal, "causal", {"causal": True}),
-    ],
+@for_each(
+    (closes_where_true, "mask_means='attend'", {"mask_means": "blocked"}),
+    (causal, "causal", {"causal": True}),
 )
 def test_nothing_is_right_without_what_was_guessed(fn, guess, options):
     report = diagnose(fn)
@@ -414,18 +412,15 @@ def test_usual_fills_that_are_too_small_are_named(number):
         assert diagnose(fn).mistakes == ["mask_small_fill"]
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [
-        (lambda: filled(-7.3), {"mask_means": "attend"}),
-        (lambda: filled(-30.0), {"mask_means": "attend"}),
-        (lambda: filled(-41.0), {}),
-        (LearnedFill, {"mask_means": "attend"}),
-        (lambda: causally_filled(-6.2), {"causal": True}),
-        (lambda: causally_filled(-7.3), {"causal": True}),
-        (lambda: causally_filled(-30.0), {"causal": True}),
-        (lambda: causally_filled(-200.0), {}),
-    ],
+@for_each(
+    (lambda: filled(-7.3), {"mask_means": "attend"}),
+    (lambda: filled(-30.0), {"mask_means": "attend"}),
+    (lambda: filled(-41.0), {}),
+    (LearnedFill, {"mask_means": "attend"}),
+    (lambda: causally_filled(-6.2), {"causal": True}),
+    (lambda: causally_filled(-7.3), {"causal": True}),
+    (lambda: causally_filled(-30.0), {"causal": True}),
+    (lambda: causally_filled(-200.0), {}),
 )
 def test_other_fills_are_shown_to_leak_in_numbers(make, options):
     (failure,) = diagnose(make(), **options).failures
@@ -605,13 +600,10 @@ def decays(q, k, v):
     return (q @ k.mT / math.sqrt(q.shape[-1]) - 0.3 * distance.abs()).softmax(dim=-1) @ v
 
 
-@pytest.mark.parametrize(
-    ("fn", "words"),
-    [
-        (lambda q, k, v, mask=None: sdpa(q, k, v, mask) * (1 + (mask is not None)), "without a"),
-        (lambda q, k, v: plain(q, k, v) * (1 + (q.shape[2] != k.shape[2])), "all with T = S."),
-        (lambda q, k, v: plain(q, k, v) * (1 + (max(q.shape[2], k.shape[2]) > 64)), "up to 7 pos"),
-    ],
+@for_each(
+    (lambda q, k, v, mask=None: sdpa(q, k, v, mask) * (1 + (mask is not None)), "without a"),
+    (lambda q, k, v: plain(q, k, v) * (1 + (q.shape[2] != k.shape[2])), "all with T = S."),
+    (lambda q, k, v: plain(q, k, v) * (1 + (max(q.shape[2], k.shape[2]) > 64)), "up to 7 pos"),
 )
 def test_what_the_calls_that_agree_have_in_common(fn, words):
     (failure,) = diagnose(fn, layout="BHTd", causal=False, mask_means="attend").failures

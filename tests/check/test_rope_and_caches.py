@@ -28,6 +28,7 @@ from subjects import (
     where_lengths_agree,
     words_of,
 )
+from tables import for_each
 from torch import nn
 
 import attn_lib
@@ -463,24 +464,21 @@ class Turning(nn.Module):
         return halves(xq, at), halves(xk, at)
 
 
-@pytest.mark.parametrize(
-    ("fn", "options", "assumed"),
-    [
-        (positions_second, {}, ["layout is 'BTHd'"]),
-        (positions_second, {"layout": "BTHd"}, []),
-        (lambda x: halves(x, torch.arange(x.shape[-2])), {}, ["layout is 'BHTd'"]),
-        (lambda x, p: neighbours(x, p), {"rope_pairing": None}, ["'neighbours'", "'BHTd'"]),
-        (of_tables, {"rope_base": 500.0}, ["'BHTd'", "(B, T, d)"]),
-        (of_longer_tables, {}, ["'BHTd'", "tables"]),
-        (of_complex, {"rope_pairing": "neighbours"}, ["'BTHd'", "(T, d/2)"]),
-        (by_rows, {}, ["'BHTd'"]),
-        (attn_lib.positions.apply_rope, {"rope_pairing": None}, ["'half'", "'BHTd'"]),
-        (Turning(), {}, ["'BHTd'"]),
-        (lambda x: halves(x, torch.arange(x.shape[-2])), {"layout": "Td"}, []),
-        (Fixed(), {}, ["'BHTd'", "d_k = 16"]),
-        (Fixed(20), {"d_k": 20}, ["'BHTd'"]),
-        (Fixed(8, 32), {}, ["'BHTd'", "d_k = 8"]),
-    ],
+@for_each(
+    (positions_second, {}, ["layout is 'BTHd'"]),
+    (positions_second, {"layout": "BTHd"}, []),
+    (lambda x: halves(x, torch.arange(x.shape[-2])), {}, ["layout is 'BHTd'"]),
+    (lambda x, p: neighbours(x, p), {"rope_pairing": None}, ["'neighbours'", "'BHTd'"]),
+    (of_tables, {"rope_base": 500.0}, ["'BHTd'", "(B, T, d)"]),
+    (of_longer_tables, {}, ["'BHTd'", "tables"]),
+    (of_complex, {"rope_pairing": "neighbours"}, ["'BTHd'", "(T, d/2)"]),
+    (by_rows, {}, ["'BHTd'"]),
+    (attn_lib.positions.apply_rope, {"rope_pairing": None}, ["'half'", "'BHTd'"]),
+    (Turning(), {}, ["'BHTd'"]),
+    (lambda x: halves(x, torch.arange(x.shape[-2])), {"layout": "Td"}, []),
+    (Fixed(), {}, ["'BHTd'", "d_k = 16"]),
+    (Fixed(20), {"d_k": 20}, ["'BHTd'"]),
+    (Fixed(8, 32), {}, ["'BHTd'", "d_k = 8"]),
 )
 def test_a_right_rotation_is_passed_and_what_was_found_out_is_assumed(fn, options, assumed):
     report = diagnose_rope(fn, **options)
@@ -508,30 +506,25 @@ def in_place(q, k, positions):
     return q, halves(k, positions)
 
 
-@pytest.mark.parametrize(
-    ("fn", "options", "mistakes", "words"),
-    [
-        (mixed, {}, ["rope_pairing"], "order of neighbours (2i, 2i + 1)"),
-        (lambda x, p: neighbours(x, p), {}, ["rope_pairing"], "RoPE turns neighbours"),
-        (lambda x, p: halves(x, p, 7e5), {}, ["rope_base"], "base 700000, where 10000 is meant"),
-        (lambda x, p: halves(x, p, 100.0), {}, ["rope_base"], "i / d instead of 2 i / d"),
-        (lambda x, p: halves(x, p + 1), {}, [None], "positions 1, 2, ..."),
-        pytest.param(
-            lambda x, p: neighbours(x, p - p[0]), {}, BOTH, "where halves (i, i + d/2) are meant"
-        ),
-        (lambda x, p: halves(x, -p, 777.0), {}, ["rope_direction", "rope_base"], "direction"),
-        (positions_second, {"layout": "BHTd"}, ["rope_over_heads"], "the head for the position"),
-        (Fixed(8, keep=True), {}, ["state_between_calls"], "something is kept"),
-        (in_place, {}, ["inplace_arguments"], "changes a tensor that was passed"),
-        (lambda x, p: 1.5 * halves(x, p), {}, [None], "length of a row changes by up to 50 %"),
-        (lambda x, p: halves(x, 3 * p + 2), {}, [None], "Position 0 is changed"),
-        (lambda x, p: x[..., :4], {}, [None], "has the shape"),
-        (partly_turned, {"rope_pairing": "neighbours"}, [None], "No known mistake"),
-        (lambda x, p: halves(x, p) * float("nan"), {}, [None], "No known mistake"),
-        (lambda x, p: torch.rand_like(x), {}, [None], "No known mistake"),
-        (lambda x, p: halves(x, p / 8), {}, [None], "angles 0.125, 0.0125"),
-        pytest.param(lambda q, k: (Turning()(q, k)[0], k.flip(-1)), {}, [None], "Only k is wrong"),
-    ],
+@for_each(
+    (mixed, {}, ["rope_pairing"], "order of neighbours (2i, 2i + 1)"),
+    (lambda x, p: neighbours(x, p), {}, ["rope_pairing"], "RoPE turns neighbours"),
+    (lambda x, p: halves(x, p, 7e5), {}, ["rope_base"], "base 700000, where 10000 is meant"),
+    (lambda x, p: halves(x, p, 100.0), {}, ["rope_base"], "i / d instead of 2 i / d"),
+    (lambda x, p: halves(x, p + 1), {}, [None], "positions 1, 2, ..."),
+    (lambda x, p: neighbours(x, p - p[0]), {}, BOTH, "where halves (i, i + d/2) are meant"),
+    (lambda x, p: halves(x, -p, 777.0), {}, ["rope_direction", "rope_base"], "direction"),
+    (positions_second, {"layout": "BHTd"}, ["rope_over_heads"], "the head for the position"),
+    (Fixed(8, keep=True), {}, ["state_between_calls"], "something is kept"),
+    (in_place, {}, ["inplace_arguments"], "changes a tensor that was passed"),
+    (lambda x, p: 1.5 * halves(x, p), {}, [None], "length of a row changes by up to 50 %"),
+    (lambda x, p: halves(x, 3 * p + 2), {}, [None], "Position 0 is changed"),
+    (lambda x, p: x[..., :4], {}, [None], "has the shape"),
+    (partly_turned, {"rope_pairing": "neighbours"}, [None], "No known mistake"),
+    (lambda x, p: halves(x, p) * float("nan"), {}, [None], "No known mistake"),
+    (lambda x, p: torch.rand_like(x), {}, [None], "No known mistake"),
+    (lambda x, p: halves(x, p / 8), {}, [None], "angles 0.125, 0.0125"),
+    (lambda q, k: (Turning()(q, k)[0], k.flip(-1)), {}, [None], "Only k is wrong"),
 )
 def test_what_is_wrong_is_named(fn, options, mistakes, words):
     report = diagnose_rope(fn, **options)
@@ -553,24 +546,21 @@ def test_the_example_names_the_entry_and_its_rows_differ():
     assert actual != expected
 
 
-@pytest.mark.parametrize(
-    ("fn", "options", "error", "words"),
-    [
-        (Turning, {}, TypeError, "an instance"),
-        (halves, {"rope_pairing": "other"}, ValueError, "'neighbours'"),
-        (halves, {"layout": "BSHD"}, ValueError, "'BTHd'"),
-        (halves, {"d_k": 7}, ValueError, "d_k must be even"),
-        (
-            lambda q, k: broken(q, k, k),
-            {},
-            ValueError,
-            r"first, 4 .*\(2, 3, 4, 8\): RuntimeError: sh",
-        ),
-        (lambda q, k, rotary: q, {}, ValueError, "needs rotary.*wrap it"),
-        (lambda q, k, cos: q, {}, ValueError, "cos and sin together"),
-        (lambda q, k: q, {}, ValueError, "returns one tensor"),
-        (lambda q: "q", {}, ValueError, "returns str"),
-    ],
+@for_each(
+    (Turning, {}, TypeError, "an instance"),
+    (halves, {"rope_pairing": "other"}, ValueError, "'neighbours'"),
+    (halves, {"layout": "BSHD"}, ValueError, "'BTHd'"),
+    (halves, {"d_k": 7}, ValueError, "d_k must be even"),
+    (
+        lambda q, k: broken(q, k, k),
+        {},
+        ValueError,
+        r"first, 4 .*\(2, 3, 4, 8\): RuntimeError: sh",
+    ),
+    (lambda q, k, rotary: q, {}, ValueError, "needs rotary.*wrap it"),
+    (lambda q, k, cos: q, {}, ValueError, "cos and sin together"),
+    (lambda q, k: q, {}, ValueError, "returns one tensor"),
+    (lambda q: "q", {}, ValueError, "returns str"),
 )
 def test_what_cannot_be_called_is_an_error(fn, options, error, words):
     with pytest.raises(error, match=words):

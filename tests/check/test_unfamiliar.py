@@ -323,6 +323,9 @@ def test_a_learned_scale_is_found(ways):
         report = diagnose(Biased(cosine=True, ways=ways), causal=False, **options)
         assert report.ok, report
         assert any("a scale of its own" in text for text in report.assumed)
+
+
+def test_a_scale_that_no_usual_function_learns_is_not_passed():
     assert not diagnose(Biased(cosine=True, ways=lambda x: 3.0 * x), qk_norm="l2").ok
 
 
@@ -517,8 +520,9 @@ def test_a_module_with_parts_that_are_not_known_is_not_judged():
     assert report.mistakes == ["softmax_over_queries"]
     cubed = Biased(lambda T: 0.0)
     cubed.proj = nn.Sequential(cubed.proj, nn.Sigmoid())
-    assert "not judged" not in str(diagnose(cubed))
-    assert "one mistake found" in headline(diagnose(cubed))
+    report = diagnose(cubed)
+    assert "not judged" not in str(report)
+    assert "one mistake found" in headline(report)
 
 
 class TwoMasks(nn.Module):

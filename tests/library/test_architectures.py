@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 import torch
 import transformers
+from tables import for_each
 from torch import nn
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention, GptOssRotaryEmbedding
 
@@ -380,17 +381,14 @@ SMALL |= {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("llama", {"hidden_act": "tanh"}, "^the activation must be one of silu, .*, got 'tanh'$"),
-        ("llama", {"rope_parameters": LINEAR}, "^rope_type must be 'default', got 'linear'$"),
-        (
-            "gemma3_text",
-            {"use_bidirectional_attention": True, "sliding_window": 4, "head_dim": 4},
-            "^use_bidirectional_attention has no counterpart: a DecoderLM is causal$",
-        ),
-    ],
+@for_each(
+    ("llama", {"hidden_act": "tanh"}, "^the activation must be one of silu, .*, got 'tanh'$"),
+    ("llama", {"rope_parameters": LINEAR}, "^rope_type must be 'default', got 'linear'$"),
+    (
+        "gemma3_text",
+        {"use_bidirectional_attention": True, "sliding_window": 4, "head_dim": 4},
+        "^use_bidirectional_attention has no counterpart: a DecoderLM is causal$",
+    ),
 )
 def test_what_has_no_counterpart_is_named(kind, options, message):
     witness = model_of(kind, **{**SMALL, **options})
