@@ -21,6 +21,7 @@ from torch import Tensor
 from attn_check.reference import Change, NotMeant, Run, Step, both, closed, cut, repeated, triangle
 
 Forms = list[Change]
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # of blocks
 
 
 def _of(step: str, *ways: Step) -> Forms:
@@ -125,7 +126,7 @@ def _within(n: int, r: Run) -> Tensor:
 
 
 def _blocks(size: int) -> Forms:
-    """The keys, or the queries, of a last block that is not whole are left out."""
+    """The keys, or the queries, of a last block that is not whole are left out; or of any such."""
 
     def whole(n: int) -> Tensor:
         return torch.arange(n) < (n - n % size or n)
@@ -133,20 +134,23 @@ def _blocks(size: int) -> Forms:
     def queries(left: float, r: Run) -> Tensor:
         return (r.weights @ r.v).masked_fill(~whole(r.T)[:, None], left)
 
+    def first(n: int, r: Run) -> Tensor:  # with none, the output is 0
+        return _bare(r)[..., :n].softmax(dim=-1) @ r.v[..., :n, :]
+
     keys = _of("reach", lambda r: both(r.reach, whole(r.S).expand(r.T, r.S)))
+    keys += _of("mix", lambda r: first(r.S - r.S % size, r))
     return keys + _with("mix", queries, 0.0, math.nan)
 
 
-def _unrescaled(choice: tuple[int, bool], r: Run) -> Tensor:
-    """Blocks of keys one after the other; what was summed before keeps its old maximum."""
-    size, sums_too = choice
+def _online(choice: tuple[int, tuple[float | None, ...]], r: Run) -> Tensor:
+    """Blocks of keys in turn; what was summed before is kept by these factors, None for right."""
     out, total = torch.zeros_like(r.q[..., :1] * r.v[..., :1, :]), torch.zeros_like(r.q[..., :1])
-    top = torch.full_like(total, -math.inf)
+    top, (size, factors) = torch.full_like(total, -math.inf), choice
     for scores, v in zip(_bare(r).split(size, dim=-1), r.v.split(size, dim=-2), strict=True):
         new = torch.maximum(top, scores.amax(-1, keepdim=True)).clamp(min=-1e30)
-        powers = (scores - new).exp()
-        kept = 1.0 if sums_too else (top - new).exp()
-        out, total, top = out + powers @ v, total * kept + powers.sum(-1, keepdim=True), new
+        kept, other = ((top - new).exp() if factor is None else factor for factor in factors)
+        powers, top = (scores - new).exp(), new
+        out, total = out * kept + powers @ v, total * other + powers.sum(-1, keepdim=True)
     return out / total
 
 
@@ -388,15 +392,16 @@ FORMS: dict[str, Forms] = {
     ),
     "window_ignored": _of("window", lambda r: r.reach),
     "online_softmax_not_rescaled": _with(
-        "mix", _unrescaled, *product((1, 2, 4, 8, 16, 32, 64), (False, True))
+        "mix", _online, *product(SIZES, ((1.0, None), (1.0, 1.0), (None, 1.0)))
     ),
+    "online_softmax_last_sum": _with("mix", _online, *product(SIZES, ((None, 0.0),))),
     "block_padding_counts": _with(
         "softmax",
         lambda n, r: F.pad(r.scores, (0, -r.S % n)).softmax(-1)[..., : r.S],
         *(4, 8, 16, 32, 64, 128),
     ),
     "parts_averaged": _with("mix", _averaged, 2, 4),
-    "block_remainder_dropped": [f for n in (2, 4, 8, 16, 32, 64, 128) for f in _blocks(n)],
+    "block_remainder_dropped": [f for n in (*SIZES[1:], 128) for f in _blocks(n)],
     "sinks_dropped": _of(
         "softmax", lambda r: _meant(r.intent.sinks is not None) and r.scores.softmax(-1)
     ),

@@ -59,15 +59,16 @@ def whole_blocks_of_keys(q, k, v, block=16):
     return out / total
 
 
-def by_blocks(q, k, v, block, rescales):
+def by_blocks(q, k, v, block, rescales, forgets=False):
     top = q.new_full((*q.shape[:-1], 1), -torch.inf)
     total, out = torch.zeros_like(top), 0.0
     for keys, values in zip(k.split(block, dim=-2), v.split(block, dim=-2), strict=True):
         s = q @ keys.mT / math.sqrt(q.size(-1))
         new = torch.maximum(top, s.amax(-1, keepdim=True))
         e, shrink = (s - new).exp(), (top - new).exp()
-        out = out + e @ values
-        total, top = total * (shrink if rescales else 1.0) + e.sum(-1, keepdim=True), new
+        out = out * (shrink if forgets else 1.0) + e @ values
+        total = total * (0.0 if forgets else shrink if rescales else 1.0)
+        total, top = total + e.sum(-1, keepdim=True), new
     return out / total
 
 
@@ -79,6 +80,19 @@ def output_of_an_old_maximum(q, k, v):
 @planted("online_softmax_not_rescaled", plain, "stale")
 def all_of_an_old_maximum(q, k, v):
     return by_blocks(q, k, v, block=16, rescales=False)
+
+
+@planted("online_softmax_last_sum", plain)
+def sum_of_the_last_four(q, k, v):
+    return by_blocks(q, k, v, block=4, rescales=True, forgets=True)
+
+
+@planted("online_softmax_last_sum", behind, "einsum", layout="BTHd")
+def normalised_by_the_last_sixteen(q, k, v):
+    scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
+    powers = (scores - scores.amax(-1, keepdim=True)).exp()
+    powers = powers / powers.split(16, dim=-1)[-1].sum(-1, keepdim=True)
+    return torch.einsum("bhts,bshd->bthd", powers, v)
 
 
 @planted("parts_averaged", plain)
