@@ -15,6 +15,7 @@ ORDER = {
         "masks",
         "functional",
         "fused",
+        "recurrent",
         "recording",
         "positions",
         "_embedding",
