@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from attn_lib._checks import check_at_least_one, check_bool, check_device, check_finite, check_float
@@ -270,13 +271,32 @@ def _products(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
 
     The difference is never positive: exp(−total_j) alone would overflow.
     """
+    if total.shape[-1] > 1:
+        return _products_of_channels(a, b, total)
+    later = torch.ones(a.shape[-2], a.shape[-2], dtype=torch.bool, device=a.device).triu(1)
+    gap = (total - total.transpose(-1, -2)).masked_fill(later, -math.inf)
+    return (a @ b.transpose(-1, -2)) * gap.exp().to(a.dtype)
+
+
+def _products_of_channels(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
+    """The same with a decay of each channel: blocks of 1, 2, 4, … tokens, two joined at a time.
+
+    From j in one block to i in the next the decay has two factors, from j to the first block's end
+    and from there to i, and neither is above 1. So a product of two matrices is enough.
+    """
     C = a.shape[-2]
-    later = torch.ones(C, C, dtype=torch.bool, device=a.device).triu(1)
-    if total.shape[-1] == 1:  # the same for every channel
-        gap = (total - total.transpose(-1, -2)).masked_fill(later, -math.inf)
-        return (a @ b.transpose(-1, -2)) * gap.exp().to(a.dtype)
-    gap = (total.unsqueeze(-2) - total.unsqueeze(-3)).masked_fill(later[..., None], -math.inf)
-    return torch.einsum("...id,...jd,...ijd->...ij", a, b, gap.to(a.dtype).exp())
+    more = (1 << (C - 1).bit_length()) - C  # to the next power of two
+    a, b, total = (F.pad(x, (0, 0, 0, more)) for x in (a, b, total))
+    blocks = (a * b).sum(dim=-1)[..., None, None]  # (..., C, 1, 1)
+    while blocks.shape[-1] < C:
+        pair = (-1, 2, blocks.shape[-1])
+        sums, (upper, lower) = total.unflatten(-2, pair), blocks.unflatten(-3, (-1, 2)).unbind(-3)
+        end = sums[..., 0, -1:, :]
+        of_a = a.unflatten(-2, pair)[..., 1, :, :] * (sums[..., 1, :, :] - end).exp().to(a.dtype)
+        of_b = b.unflatten(-2, pair)[..., 0, :, :] * (end - sums[..., 0, :, :]).exp().to(a.dtype)
+        rows = torch.cat([of_a @ of_b.transpose(-1, -2), lower], dim=-1)
+        blocks = torch.cat([F.pad(upper, (0, upper.shape[-1])), rows], dim=-2)
+    return blocks.squeeze(-3)[..., :C, :C]
 
 
 def _shape(x: Any) -> Any:

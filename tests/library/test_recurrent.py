@@ -212,9 +212,8 @@ def test_a_chunk_has_no_loop_over_its_tokens(monkeypatch):
 
 # ---------------------------------------------------------------- planted mistakes
 
-SOURCE = {
-    name: inspect.getsource(getattr(recurrent, name)) for name in ("_chunk", "_token", "_products")
-}
+NAMES = ("_chunk", "_token", "_products", "_products_of_channels")
+SOURCE = {name: inspect.getsource(getattr(recurrent, name)) for name in NAMES}
 MISTAKES = """
 decay after the write | _token | return q | state = log_decay.mT.exp() * state; return q
 a decay twice | _token | return q | return q * log_decay.exp().mean()
@@ -239,6 +238,9 @@ no sums | _chunk | .cumsum(dim=-2) | + 0
 the future is read | _products | .triu(1) | .triu(2)
 the own token is not read | _products | .triu(1) | .triu()
 the gap the other way | _products | total - total.transpose(-1, -2) | total.mT - total
+no decay up to a block's end | _products_of_channels | (end - sums[..., 0, :, :]) | (0 * end)
+a block that is left out | _products_of_channels | , lower], dim=-1) | , 0 * lower], dim=-1)
+decays from the chunk's start | _products_of_channels | 1, :, :] - end | 1, :, :]
 no decay within a chunk | _products | * gap.exp().to(a.dtype) | * (gap == gap.clamp(min=-1e9))
 """
 MISTAKES = [[x.strip() for x in line.split("|")] for line in MISTAKES.strip().splitlines()]
@@ -250,7 +252,8 @@ def test_planted_mistakes_are_seen(monkeypatch, mistake, name, old, new):
     space = dict(vars(recurrent))
     exec(SOURCE[name].replace(old, new), space)  # noqa: S102
     monkeypatch.setattr(recurrent, name, space[name])
-    given, chunk_size = drawn(), None if name == "_token" else 4
+    given = drawn(decay="channel" if "channel" in name else "head")
+    chunk_size = None if name == "_token" else 4
     made = gated_delta_rule(**given, chunk_size=chunk_size)
     assert not close(made, by_loops(**given), tolerance=1e-3)
 
