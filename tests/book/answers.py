@@ -523,6 +523,31 @@ def _swaps(model, patches):
     return np.True_
 
 
+def _streamed(blocks, *, rescale=True, first=-math.inf, guarded=True, over_all=True):
+    """Log-sum-exp of blocks, or what one gets who forgets something."""
+    m, total = torch.tensor(first).double(), torch.tensor(0.0).double()
+    for block in blocks:
+        new = torch.maximum(m, block.max()) if over_all else block.max()
+        base = torch.tensor(0.0) if guarded and new == -math.inf else new
+        total = total * (torch.exp(m - base) if rescale else 1) + torch.exp(block - base).sum()
+        m = new
+    return m + total.log()
+
+
+def _tiles(T, S, block, window, *, late=0, left=True, rows=None):
+    rows = block if rows is None else rows
+    found = set()
+    for t in range(T):
+        at = t + (S - T if not late else 0)
+        for s in range(max(at - window + 1, 0) if left else 0, min(at, S - 1) + 1):
+            found.add((t // rows, s // block))
+    return len(found)
+
+
+def _by_scores(slopes, change):
+    return lambda s, i, j: s - change(slopes[:, None, None], i, j)
+
+
 WRONG = {  # exercise -> mistakes that somebody makes, each with the words that must come back
     "1.1": [
         ([0.49, 0.49, 0.02], "lack the scale"),
@@ -966,6 +991,54 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda x, s: torch.where(_begins(s), x, x.roll(1, 1)), "keeps itself"),
         (lambda x, s: x[:, :-1], "the shape"),
     ],
+    "12.1": [
+        (lambda b: torch.cat(b).exp().sum().log(), "it overflows"),
+        (lambda b: _streamed(b, rescale=False), "the old sum must be multiplied"),
+        (lambda b: _streamed(b, guarded=False), "it gives NaN"),
+        (lambda b: _streamed(b, over_all=False), "it overflows"),
+        (lambda b: sum(x.logsumexp(0) for x in b), "instead of|must be multiplied"),
+        (lambda b: b[-1].logsumexp(0), "instead of|must be multiplied"),
+        (lambda b: max(x.max() for x in b), "instead of"),
+        (lambda b: torch.tensor([0.0, 1.0]), "one number is wanted"),
+        (lambda b: torch.stack([x.exp().sum() for x in b]).sum(), "instead of"),
+        (lambda b: torch.cat(b).clamp(max=700).exp().sum().log(), "scores that fall far"),
+        (lambda b: torch.cat(b).sub(1001).exp().sum().log() + 1001, "it gives −∞"),
+    ],
+    "12.2": [
+        (lambda T, S, b, w: _tiles(T, S, b, w, left=False), "closes on the left"),
+        (lambda T, S, b, w: _tiles(T, S, b, w, late=1), "position t"),
+        (lambda T, S, b, w: _tiles(T, S, b, w + 1), "counts the token itself"),
+        (lambda T, S, b, w: _tiles(T, S, b, w - 1), "instead of"),
+        (lambda T, S, b, w: math.ceil(T / b) * math.ceil(S / b), "instead of"),
+        (lambda T, S, b, w: _tiles(T, S, b, w, rows=1), "instead of"),
+        (lambda T, S, b, w: (T // b) * (S // b), "instead of"),
+        (lambda T, S, b, w: [1, 2], "one number is wanted"),
+    ],
+    "12.3": [
+        (lambda out, log, sink: out, "the sink changes nothing"),
+        (lambda out, log, sink: out * torch.sigmoid(sink - log), "the share of the sink"),
+        (lambda out, log, sink: out * log.exp() / (log.exp() + math.exp(min(sink, 700))), "NaN"),
+        (lambda out, log, sink: out / (1 + math.exp(min(sink, 700))), "difference"),
+        (lambda out, log, sink: out * log / (log + sink), "difference"),
+        (lambda out, log, sink: (out * torch.sigmoid(log - sink))[..., 0], "the shape is"),
+        (lambda out, log, sink: out * torch.sigmoid(log - sink) + sink, "difference"),
+        (lambda out, log, sink: None, "a tensor is wanted"),
+    ],
+    "12.4": [
+        (lambda m: _by_scores(m, lambda m, i, j: m * (j - i)), "the sign"),
+        (
+            lambda m: _by_scores(
+                m, lambda m, i, j: m * (torch.arange(len(i))[:, None] - torch.arange(len(j)))
+            ),
+            "not in the tile",
+        ),
+        (lambda m: _by_scores(m, lambda m, i, j: m.mean() * (i - j)), "difference"),
+        (lambda m: _by_scores(m, lambda m, i, j: m * (i - j).abs()), "difference"),
+        (lambda m: lambda s, i, j: s * (1 - m[:, None, None] * (i - j)), "difference"),
+        (lambda m: lambda s, i, j: -m[:, None, None] * (i - j), "the shape is|difference"),
+        (lambda m: m, "a function that returns a function"),
+        (lambda m: lambda s, i, j: None, "a tensor is wanted"),
+    ],
     "10.2": [
         (lambda T: _near_mask(T, 0), "it closes the word itself"),
         (lambda T: _near_mask(T, 2), "two before"),
@@ -1375,6 +1448,22 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
                 [row[t - 1] if t and d[t] == d[t - 1] else 0 * row[t] for t in range(len(row))]
                 for row, d in zip(x.numpy(), s.tolist(), strict=True)
             ]
+        ),
+    ],
+    "12.1": [
+        _streamed,
+        lambda b: np.logaddexp.reduce([x.logsumexp(0).item() for x in b]),
+        lambda b: float(torch.stack([x.logsumexp(0) for x in b]).logsumexp(0)),
+    ],
+    "12.2": [_tiles, lambda T, S, b, w: torch.tensor(_tiles(T, S, b, w))],
+    "12.3": [
+        lambda out, log, sink: (out / (1 + (sink - log).exp())).numpy(),
+        lambda out, log, sink: out * (log - torch.logaddexp(log, torch.full_like(log, sink))).exp(),
+    ],
+    "12.4": [
+        lambda m: _by_scores(m, lambda m, i, j: m * (i - j)),
+        lambda m: (
+            lambda s, i, j: torch.stack([s[:, h] + m[h] * (j - i) for h in range(len(m))], dim=1)
         ),
     ],
     "10.2": [

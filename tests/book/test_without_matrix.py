@@ -1,0 +1,332 @@
+"""The page on attention without the matrix: its functions, at more sizes than it has time for.
+
+`tiled_attention`, `Recomputed`, `merge` and `most_memory` are taken from the page's own cells.
+"""
+
+import functools
+import math
+import re
+
+import pages
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import for_each
+
+from attn_lib import attention
+
+PAGE = pages.BOOK / "12_without_matrix.ipynb"
+IMPORTS = """import math
+from itertools import accumulate
+import torch
+import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
+"""
+CELLS = ("ch12-code-12", "ch12-code-18", "ch12-code-21", "ch12-code-25", "ch12-code-30")
+
+
+@functools.cache
+def cells() -> dict[str, str]:
+    return {cell.id: cell.source for cell in pages.code_cells(pages.read(PAGE))}
+
+
+def run(*changes: tuple[str, str]) -> dict:
+    """What these cells of the page define; each change must be of something that stands there."""
+    source = IMPORTS + "\n".join(cells()[name] for name in CELLS)
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    names: dict = {}
+    exec(compile(source, PAGE.name, "exec"), names)  # noqa: S102 - the page's own
+    return names
+
+
+OWN = run()
+
+
+def drawn(seed, *sizes, dtype=torch.float64, spread=1.0):
+    """Queries, keys and values of (B, H, T, S, d_k, d_v)."""
+    B, H, T, S, d_k, d_v = sizes
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((B, H, T, d_k), (B, H, S, d_k), (B, H, S, d_v))
+    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    made[0] = made[0] * spread
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def gradients(out, inputs):
+    generator = torch.Generator().manual_seed(1)
+    way = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
+    return torch.autograd.grad(out, inputs, way)
+
+
+def largest(ones, others):
+    """The largest difference; NaN where there is one."""
+    pairs = zip(ones, others, strict=True)
+    found = [(a - b).detach().abs().amax() for a, b in pairs if a.numel()]
+    return float(torch.stack(found).amax()) if found else 0.0
+
+
+SIZES = st.tuples(
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.integers(1, 23),
+    st.integers(1, 29),
+    st.integers(1, 5),
+    st.integers(1, 7),
+)
+
+
+def judged(page, seed, sizes, block, causal, spread=1.0):
+    """How far the output, the log-sum-exp and both ways to gradients are from `attention`."""
+    inputs = drawn(seed, *sizes, spread=spread)
+    q, k, _ = inputs
+    expected, _ = attention(*inputs, causal=causal)
+    out, log = page["tiled_attention"](*inputs, block=block, causal=causal)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        T, S = scores.shape[-2:]
+        scores = scores.masked_fill(~torch.ones(T, S).tril(S - T).bool(), -math.inf)
+    whole = scores.logsumexp(-1, keepdim=True)
+    is_open = whole.isfinite()
+    off = [largest([out], [expected]), largest([log[is_open]], [whole[is_open]])]
+    assert bool((log[~is_open] == -math.inf).all())
+    kept = page["Recomputed"].apply(*inputs, block, causal)
+    right = gradients(expected, inputs)
+    off.append(largest([kept], [expected]))
+    off += [largest(gradients(made, inputs), right) for made in (out, kept)]
+    return off
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.booleans())
+def test_tiles_of_any_size_are_attention(seed, sizes, block, causal):
+    """Output, log-sum-exp and gradients, in double precision; some rows are empty."""
+    off = judged(OWN, seed, sizes, block, causal)
+    assert max(off) <= 1e-12  # NaN is not
+    assert not any(map(math.isnan, off))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.booleans())
+def test_large_scores_lose_no_digits(seed, sizes, block, causal):
+    """Scores up to about 1e4, beside a reference that is one softmax in double precision."""
+    with torch.no_grad():
+        q, k, v = drawn(seed, *sizes, spread=4e3)
+        out, _ = OWN["tiled_attention"](q, k, v, block=block, causal=causal)
+        expected, _ = attention(q, k, v, causal=causal)
+        size = expected.abs().amax().clamp(min=1.0)
+        assert float((out - expected).abs().amax() / size) <= 1e-9
+    low = [x.detach().float() for x in (q, k, v)]
+    wide = [x.double() for x in low]
+    out, _ = OWN["tiled_attention"](*low, block=block, causal=causal)
+    assert out.dtype == torch.float32
+    assert out.isfinite().all()
+    expected, _ = attention(*wide, causal=causal)
+    scores = (wide[0] @ wide[1].mT).abs().amax() / math.sqrt(sizes[4])
+    # a score of s has an error of s · 2⁻²³ or so, and the weights have it relatively
+    bound = 16 * float(scores.clamp(min=1.0)) * 2**-23 * float(wide[2].abs().amax())
+    assert largest([out.double()], [expected]) <= bound
+
+
+@for_each((torch.float16,), (torch.bfloat16,))
+def test_half_precision_is_within_two_rounding_steps(dtype):
+    for seed, block in enumerate((1, 3, 8, 50)):
+        q, k, v = (x.detach() for x in drawn(seed, 2, 3, 19, 23, 16, 8, dtype=dtype, spread=3.0))
+        out, log = OWN["tiled_attention"](q, k, v, block=block, causal=True)
+        expected, _ = attention(q.double(), k.double(), v.double(), causal=True)
+        assert (out.dtype, log.dtype) == (dtype, torch.float32)
+        exponent = expected.abs().clamp(min=torch.finfo(dtype).tiny).log2().floor()
+        step = torch.finfo(dtype).eps * 2.0**exponent
+        assert float(((out.double() - expected).abs() / step).amax()) <= 2
+
+
+@for_each((1,), (4,), (9,), (40,))
+def test_empty_rows_give_zeros_and_no_gradient(block):
+    """By causality, and by a score function that closes everything to one query."""
+    inputs = drawn(0, 2, 1, 13, 6, 4, 3)
+    ways = [OWN["tiled_attention"](*inputs, block=block, causal=True)[0]]
+    ways.append(OWN["Recomputed"].apply(*inputs, block, True))
+    for out in ways:
+        assert (out[:, :, :7] == 0).all()
+        assert (out[:, :, 7:] != 0).all()
+        d_q, d_k, d_v = gradients(out, inputs)
+        assert (d_q[:, :, :7] == 0).all()
+        assert all(bool(d.isfinite().all()) for d in (d_q, d_k, d_v))
+    closed = lambda s, i, j: s.masked_fill(i == 2, -math.inf)  # noqa: E731
+    inputs = drawn(0, 2, 1, 6, 6, 4, 3)
+    out, log = OWN["tiled_attention"](*inputs, block=block, score=closed)
+    d_q, d_k, d_v = gradients(out, inputs)
+    assert (out[:, :, 2] == 0).all()
+    assert (log[:, :, 2] == -math.inf).all()
+    assert (d_q[:, :, 2] == 0).all()
+    assert all(bool(d.isfinite().all()) for d in (d_q, d_k, d_v))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.integers(0, 29))
+def test_shards_merge(seed, sizes, block, cut):
+    with torch.no_grad():
+        q, k, v = drawn(seed, *sizes)
+        cut = min(cut, sizes[3])  # a shard may be empty, as a cache is at first
+        whole, log = OWN["tiled_attention"](q, k, v, block=block)
+        first = OWN["tiled_attention"](q, k[:, :, :cut], v[:, :, :cut], block=block)
+        second = OWN["tiled_attention"](q, k[:, :, cut:], v[:, :, cut:], block=block)
+        for a, b in ((first, second), (second, first)):
+            out, joined = OWN["merge"](*a, *b)
+            assert largest([out, joined], [whole, log]) <= 1e-12
+
+
+def test_a_score_function_is_given_positions_and_closed_tiles_are_skipped():
+    q, k, v = (x.detach() for x in drawn(0, 1, 1, 5, 11, 3, 3))
+    met = torch.zeros(5, 11)
+
+    def note(scores, i, j):
+        assert scores.shape[-2:] == (len(i), len(j))
+        met[i - 6, j] += 1
+        assert torch.allclose(scores, q[..., i[:, 0] - 6, :] @ k[..., j, :].mT / math.sqrt(3))
+        return scores
+
+    OWN["tiled_attention"](q, k, v, block=3, causal=True, score=note)
+    blocks = [[8, 8, 8, 9, 9]]  # the last query of each block stands at 8, and at 10
+    last = torch.tensor([8, 8, 8, 10, 10])[:, None]
+    first_of_tile = torch.arange(11) // 3 * 3
+    assert len(blocks) == 1
+    assert torch.equal(met, (first_of_tile <= last).float())
+
+
+def test_working_memory_is_a_fortieth_of_the_matrix():
+    """Forward, and forward with backward, at 8,192 tokens; every allocation is counted."""
+    T = 8192
+    q, k, v = (x.float().detach().requires_grad_() for x in drawn(0, 1, 1, T, T, 16, 16))
+    matrix = T * T * 4 / 1e6
+    forward = lambda: [OWN["tiled_attention"](*map(torch.Tensor.detach, (q, k, v)), **options)[0]]  # noqa: E731
+    options = {"block": 256, "causal": True}
+
+    def both():
+        out = OWN["Recomputed"].apply(q, k, v, 256, True)
+        return [out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))]
+
+    for step in (forward, both):
+        assert OWN["most_memory"](step) <= matrix / 40
+    # the measure sees a matrix where there is one
+    small = q[:, :, :1024]
+    seen = OWN["most_memory"](lambda: [(small @ small.mT).sum(-1)])
+    assert seen >= 1024 * 1024 * 4 / 1e6
+
+
+def test_the_least_memory_is_seen_from_inside_pytorch_too():
+    """What the profiler adds up is what a tensor of known size takes."""
+    assert OWN["most_memory"](lambda: [torch.ones(1000)]) == 0
+    seen = OWN["most_memory"](lambda: [torch.ones(1000).sum()])
+    assert 0.004 <= seen <= 0.0042
+
+
+# ---------------------------------------------------------------- mistakes, planted
+
+OUT = "out = out * rescale + powers"
+MISTAKES = {
+    "online softmax without rescaling the output": [(OUT, "out = out + powers")],
+    "the sum is not rescaled": [("total = total * rescale +", "total = total +")],
+    "neither is rescaled": [("rescale = torch.exp(m - base)", "rescale = torch.ones_like(m)")],
+    "the factor is turned round": [("rescale = torch.exp(m - base)", "rescale = (base - m).exp()")],
+    "the maximum of the last tile only": [
+        ("torch.maximum(m, scores.amax(-1, keepdim=True))", "scores.amax(-1, keepdim=True)"),
+        ("torch.exp(m - base)", "torch.where(m > -math.inf, 1.0, 0.0).to(wide)"),
+    ],
+    "one maximum for all rows": [("scores.amax(-1, keepdim=True)", "scores.amax().expand_as(m)")],
+    "the denominator of the last tile only": [("total = total * rescale +", "total =")],
+    "the ragged end of the keys is lost": [
+        ("for left in range(0, S, block):", "for left in range(0, S - S % block, block):")
+    ],
+    "the ragged end of the queries is lost": [
+        ("result = q.new_empty(", "result = q.new_zeros("),
+        ("in torch.arange(T).split(block):", "in torch.arange(T - T % block).split(block):"),
+    ],
+    "the base of a row without keys": [("new.masked_fill(new == -math.inf, 0)", "new")],
+    "tiles are skipped one too early": [
+        ("if causal and j[0] > i[-1]:", "if causal and j[-1] > i[-1]:")
+    ],
+    "causal by the place in the tile": [
+        ("scores.masked_fill(j > i,", "scores.masked_fill(j - j[0] > i - i[0],")
+    ],
+    "queries stand first, not last": [("rows[:, None] + S - T", "rows[:, None]")],
+    "not divided by the sum": [("out = out / total.masked_fill(total == 0, 1)", "")],
+    "divided at every step": [
+        (f"{OUT} @ v[..., j, :].to(wide)", f"{OUT} @ v[..., j, :].to(wide) / total")
+    ],
+    "the log-sum-exp without the maximum": [("= m + total.log()", "= total.log()")],
+    "the scale is of the keys' number": [("math.sqrt(q.shape[-1])", "math.sqrt(k.shape[-2])")],
+    "backward: the mean is left out": [("d_w - mean[..., rows, :]", "d_w")],
+    "backward: the scale is left out": [("d_scores = d_scores / math.sqrt(q.shape[-1])", "")],
+    "backward: only the last tile's queries": [("d_q[..., rows, :] +=", "d_q[..., rows, :] =")],
+    "backward: only the last rows' values": [("d_v[..., j, :] +=", "d_v[..., j, :] =")],
+    "backward: no guard for empty rows": [("log.masked_fill(log == -math.inf, 0)", "log")],
+}
+# shapes at which each is seen: rising scores, ragged ends, more queries than keys
+SHAPES = [((2, 2, 11, 11, 4, 3), 3), ((1, 2, 4, 13, 3, 2), 5), ((1, 1, 12, 7, 3, 3), 4)]
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_is_seen(name):
+    page = run(*MISTAKES[name])
+    worst = 0.0
+    for seed, (sizes, block) in enumerate(SHAPES):
+        for causal, spread in ((False, 1.0), (True, 1.0), (True, 1e3)):
+            try:
+                off = judged(page, seed, sizes, block, causal, spread)
+            except (AssertionError, RuntimeError):
+                return
+            worst = math.nan if any(map(math.isnan, off)) else max(worst, *off)
+            if not worst <= 1e-6:
+                return
+    pytest.fail(f"{name}: {worst}")
+
+
+@for_each(
+    ("share_a = torch.exp(log_a - log)", "share_a = 0.5"),
+    ("torch.logaddexp(log_a, log_b)", "torch.maximum(log_a, log_b)"),
+    (
+        "return out_a * share_a + out_b * share_b, log",
+        "return out_a * share_b + out_b * share_a, log",
+    ),
+    ("share_b = torch.exp(log_b - log)", "share_b = torch.exp(log_b)"),
+)
+def test_a_wrong_merge_is_seen(old, new):
+    page = run((old, new))
+    q, k, v = (x.detach() for x in drawn(0, 1, 2, 5, 12, 4, 3))
+    whole, log = page["tiled_attention"](q, k, v, block=4)
+    parts = [page["tiled_attention"](q, k[:, :, a], v[:, :, a], block=4)
+             for a in (slice(0, 4), slice(4, 12))]  # fmt: skip
+    out, joined = page["merge"](*parts[0], *parts[1])
+    assert largest([out, joined], [whole, log]) > 0.01
+
+
+# ---------------------------------------------------------------- which kernel
+
+
+def test_the_name_of_a_kernel_is_not_guessed():
+    """Both names are PyTorch's own; a call without either is none."""
+    q, k, v = torch.randn(3, 1, 2, 16, 8)
+    assert OWN["kernel_of"](lambda: F.scaled_dot_product_attention(q, k, v)) == "flash"
+    slow = lambda: F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)  # noqa: E731
+    assert OWN["kernel_of"](slow) == "math"
+    assert OWN["kernel_of"](lambda: q @ k.mT) == "unknown"
+
+
+def test_the_loop_fits_a_screen():
+    """At most 30 lines that are not blank, and what it calls is shown above it."""
+    source = cells()["ch12-code-12"]
+    body = source[source.index("def tiled_attention") :]
+    assert len([line for line in body.splitlines() if line.strip()]) <= 30
+    assert set(re.findall(r"\b(tile_\w+)\(", body)) == {"tile_scores"}
+
+
+def test_the_kernel_of_the_examples_is_as_short_as_the_page_says():
+    source = (pages.BOOK / "examples" / "flash_kernel.py").read_text()
+    body = source[source.index("    head = tl.program_id(1)") : source.index("def flash_attention")]
+    assert 24 <= len([line for line in body.splitlines() if line.strip()]) <= 29
+    assert 'input_precision="ieee"' in body
+    assert "triton" not in (pages.ROOT / "requirements.txt").read_text()
