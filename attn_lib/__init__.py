@@ -21,7 +21,8 @@ attend to whom; :mod:`attn_lib.layers` makes a trainable layer of them and
 :mod:`attn_lib.positions` tells it the position of each token; :mod:`attn_lib.transformer` stacks
 such layers, :mod:`attn_lib.models` builds whole models for text from them,
 :mod:`attn_lib.generation` writes with them, and :mod:`attn_lib.vision` is one for images.
-:mod:`attn_lib.recording` shows the attention weights of any PyTorch model.
+:mod:`attn_lib.recording` shows the attention weights of any PyTorch model, and
+:mod:`attn_lib.recurrent` is attention without the softmax, with one state in place of a cache.
 :mod:`attn_lib.pretrained` fills these models with real trained weights, and
 :mod:`attn_lib.interop` with those of your own models in PyTorch or transformers. Beside them,
 :mod:`attn_lib.training` and :mod:`attn_lib.datasets` train on small data, :mod:`attn_lib.records`

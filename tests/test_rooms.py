@@ -16,6 +16,7 @@ ORDER = {
         "masks",
         "functional",
         "fused",
+        "recurrent",
         "recording",
         "positions",
         "_embedding",

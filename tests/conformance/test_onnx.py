@@ -1,5 +1,7 @@
-"""The cases that ONNX publishes: 93 of `Attention` and 3 of `SwiGLU`, through public names only,
-and 10 of `FlexAttention` through the page's own tiles.
+"""The cases that ONNX publishes, through public names only.
+
+93 of `Attention`, 3 of `SwiGLU`, 14 of `LinearAttention`, 13 of `CausalConvWithState`, and 10 of
+`FlexAttention` through the page's own tiles.
 
 The `onnx` package makes the cases, inputs and expected outputs, with a reference in NumPy. What
 the operator does around attention (splitting heads, repeating shared keys, joining a cache) is
@@ -28,16 +30,17 @@ import torch.nn.functional as F
 from onnx.backend.test.case import node as operators
 
 from attn_lib import FeedForward, attention, causal_mask, padding_mask, window_mask
+from attn_lib.recurrent import gated_delta_rule, linear_attention, short_convolution
 
 OUTPUTS = ("Y", "present_key", "present_value", "scores")
 SCORES_AFTER_SOFTMAX = 3  # qk_matmul_output_mode
 
 
-def published_cases(operator) -> list:
+def published_cases(operator, module=None) -> list:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporters overflow on purpose
         # the module of this operator; collect_testcases() runs those of all of them
-        import_module(f"{operators.__name__}.{operator.lower()}")
+        import_module(f"{operators.__name__}.{module or operator.lower()}")
     cases = operators._NodeTestCases
     return [case for case in cases if [n.op_type for n in case.model.graph.node] == [operator]]
 
@@ -231,6 +234,73 @@ def test_three_of_three_cases_of_swiglu():
         assert error_in_steps(gated(a, b, alpha, "silu"), expected) <= 1.0, case.name
         for wrong in (gated(b, a, alpha, "silu"), gated(a, b, alpha, "gelu")):
             assert error_in_steps(wrong, expected) > 1.0, case.name
+
+
+# ---------------------------------------------------------------- one state, short convolutions
+
+
+def of_one_state(case, chunk_size, rule=gated_delta_rule) -> list[tuple[torch.Tensor, ...]]:
+    """(made, published) for the output and the state."""
+    node = case.model.graph.node[0]
+    options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    arrays, expected = case.data_sets[0]
+    given = dict(zip([i for i in node.input if i], map(tensor, arrays), strict=True))
+    q, k, v, state, decay, beta = map(given.get, [*node.input, *3 * [""]][:6])
+    H, H_kv = options["q_num_heads"], options["kv_num_heads"]
+    q, k, v = (x.unflatten(2, (h, -1)).transpose(1, 2) for x, h in ((q, H), (k, H_kv), (v, H_kv)))
+    if decay is not None:
+        of_channels = decay.shape[2] != H_kv
+        decay = decay.unflatten(2, (H_kv, -1)).transpose(1, 2)  # (B, H_kv, T, d_k or 1)
+        decay = decay if of_channels else decay[..., 0]
+    more = {"scale": options.get("scale") or None, "log_decay": decay, "state": state}
+    if beta is None:
+        out, last = linear_attention(q, k, v, chunk_size=chunk_size, **more)
+    else:
+        beta = beta.mT.expand(-1, H_kv, -1)  # one of all heads, or one of each
+        out, last = rule(q, k, v, beta, chunk_size=chunk_size, **more)
+    made = (out.transpose(1, 2).flatten(2), last.to((q if state is None else state).dtype))
+    return list(zip(made, map(tensor, expected), strict=True))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 3, 64])
+def test_fourteen_of_fourteen_cases_of_linear_attention(chunk_size):
+    cases = published_cases("LinearAttention", "linear_attention")
+    assert len(cases) == 14
+    for case in cases:
+        for made, published in of_one_state(case, chunk_size):
+            assert within_ours(made, published), case.name
+
+    def without_beta(q, k, v, beta, **more):
+        return linear_attention(q, k, v, **more)
+
+    wrong = [of_one_state(case, chunk_size, without_beta) for case in cases]
+    seen = [not all(within_ours(*pair) for pair in pairs) for pairs in wrong]
+    assert sum(seen) == sum("beta" in case.model.graph.node[0].input for case in cases) == 10
+
+
+def of_convolution(case, shift=0) -> list[tuple[torch.Tensor, ...]]:
+    node = case.model.graph.node[0]
+    options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    arrays, expected = case.data_sets[0]
+    given = dict(zip([i for i in node.input if i], map(tensor, arrays), strict=True))
+    x, weight, bias, state = map(given.get, [*node.input, *2 * [""]][:4])
+    before = None if state is None else state.mT
+    weight = weight[:, 0].roll(shift, dims=1)
+    out, last = short_convolution(x.mT, weight, bias=bias, state=before)
+    if options.get("activation", b"none") != b"none":
+        out = F.silu(out.float()).to(out.dtype)
+    return list(zip((out.mT, last.mT), map(tensor, expected), strict=True))
+
+
+def test_thirteen_of_thirteen_cases_of_the_convolution_with_a_state():
+    cases = published_cases("CausalConvWithState", "causal_conv_with_state")
+    assert len(cases) == 13
+    for case in cases:
+        for made, published in of_convolution(case):
+            assert made.shape == published.shape
+            assert not made.numel() or within_ours(made, published), case.name
+    seen = [not within_ours(*of_convolution(case, shift=1)[0]) for case in cases]
+    assert seen.count(False) == 1  # the kernel of size 1
 
 
 # ---------------------------------------------------------------- FlexAttention

@@ -15,6 +15,7 @@ import torch
 
 import attn_lib
 from attn_lib import functional, fused, generation, masks, models, plotting, positions, vision
+from attn_lib import recurrent as one_state
 from attn_lib.layers import FeedForward, MultiHeadAttention, merge_heads, split_heads
 from attn_lib.training import train
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
@@ -71,6 +72,14 @@ def calls() -> None:
         attend(q, k, v, mask=masks.padding_mask(torch.tensor([7, 4]), 7))
     functional.attention_weights(q, k)
     fused.fused_attention(draw(2, 6, 5, 11), k, v)
+    heads, some = draw(2, 3, 5, 11), masks.padding_mask(torch.tensor([5, 4]), 5)
+    options = {"mask": some, "state": draw(2, 3, 11, 13)}
+    for decay in (-draw(2, 3, 5).exp(), -draw(2, 3, 5, 11).exp()):
+        given = (draw(2, 6, 5, 11), heads, draw(2, 3, 5, 13))
+        one_state.linear_attention(*given, log_decay=decay, **options)
+        one_state.gated_delta_rule(*given, draw(2, 3, 5).sigmoid(), log_decay=decay, **options)
+    taps = {"bias": draw(21), "mask": some, "state": draw(2, 3, 21)}
+    one_state.short_convolution(draw(2, 5, 21), draw(21, 4), **taps)
     merge_heads(split_heads(draw(2, 5, 21), 3))
     masks.causal_mask(5, 7)
     masks.window_mask(5, 7, window=3)
@@ -285,7 +294,7 @@ def broken_bounds(doc: str, thing, given: dict) -> list[str]:
 
 def test_no_bound_is_put_into_other_words():
     """How many there are in all docstrings: a word that was changed is no bound any more."""
-    assert sum(len(bounds(doc)) for _, doc, _ in SAID.values()) == 24
+    assert sum(len(bounds(doc)) for _, doc, _ in SAID.values()) == 25
 
 
 def test_bounds_are_those_that_are_refused(made):
@@ -374,7 +383,7 @@ def test_no_refusal_is_put_into_other_words():
     """How many clauses are of a kind that is tried: what was changed is none any more."""
     parts = [part(doc, "Raises") for _, doc, _ in SAID.values()]
     clauses = [" ".join(c.split()) for text in parts for c in re.split(r"; |\.\n", text)]
-    assert sum(any(re.search(p, clause) for p in WRONG) for clause in clauses) == 47
+    assert sum(any(re.search(p, clause) for p in WRONG) for clause in clauses) == 53
 
 
 def test_another_error_is_seen(made):
@@ -392,7 +401,7 @@ def test_another_error_is_seen(made):
 # of files and of other libraries
 ELSEWHERE = """NN_name book share usr mnist pre aten sublayer _tools freqs_cis Attention ForCausalLM
 BertModel Dinov2Model ViTModel LlamaModel Qwen3Attention last_hidden_state rotate_half
-IMAGENET_DEFAULT_MEAN IMAGENET_DEFAULT_STD causal_lower_right"""
+IMAGENET_DEFAULT_MEAN IMAGENET_DEFAULT_STD causal_lower_right CausalConvWithState"""
 
 
 def strange(sources: list[str]) -> set[str]:
