@@ -18,7 +18,7 @@ def record(name: str) -> dict[str, Any]:
     """The recorded results of a page's training, one for each seed.
 
     Args:
-        name: file name of the page, without its ending, such as ``"16_weather"``.
+        name: file name of the page, without its ending, such as ``"17_weather"``.
 
     Returns:
         ``"torch"``, the version that ran; ``"seeds"``; and for each result a list with one entry
@@ -29,7 +29,7 @@ def record(name: str) -> dict[str, Any]:
         ValueError: the file is damaged or altered; the message says what to do.
 
     Example:
-        >>> record("16_weather")["seeds"]
+        >>> record("17_weather")["seeds"]
         [0, 1, 2, 3, 4]
     """
     found = json.loads(packaged(f"{name}.json"))
@@ -40,7 +40,7 @@ def shipped_tensors(name: str) -> dict[str, Tensor]:
     """Weights that a page of the book trained, and that come with the library.
 
     Args:
-        name: file name of the page, without its ending, such as ``"13_encoder_decoder"``.
+        name: file name of the page, without its ending, such as ``"14_encoder_decoder"``.
 
     Returns:
         A dict from names to tensors, for ``load_state_dict``.
@@ -50,7 +50,7 @@ def shipped_tensors(name: str) -> dict[str, Tensor]:
         ValueError: the file is damaged or altered; the message says what to do.
 
     Example:
-        >>> shipped_tensors("13_encoder_decoder")["output.weight"].shape
+        >>> shipped_tensors("14_encoder_decoder")["output.weight"].shape
         torch.Size([14, 64])
     """
     from safetensors.torch import load  # an extra: the core needs torch, numpy and matplotlib

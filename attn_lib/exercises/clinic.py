@@ -18,7 +18,7 @@ def _alike(out: Tensor, other: Tensor) -> bool:
     return out.shape == other.shape and not differs(out, other)
 
 
-@exercise("17.1")
+@exercise("18.1")
 def scale_and_padding(answer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> str | None:
     """The scores were divided by d_k, and the mask came after the softmax."""
     q, k, v = _draw((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 6))
@@ -50,7 +50,7 @@ def scale_and_padding(answer: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
     return fault
 
 
-@exercise("17.2")
+@exercise("18.2")
 def causal_with_a_cache(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> str | None:
     """The causal mask was aligned at the first key."""
     for T, S in ((5, 5), (1, 4), (3, 7)):
@@ -76,7 +76,7 @@ def causal_with_a_cache(answer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> s
     return None
 
 
-@exercise("17.3")
+@exercise("18.3")
 def heads_in_order(answer: Callable[[Tensor, Tensor, Tensor, int], Tensor]) -> str | None:
     """The heads were cut and merged by reshape alone."""
     for B, T, H, d in ((2, 5, 3, 4), (1, 7, 2, 6)):

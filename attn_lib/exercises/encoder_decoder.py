@@ -9,7 +9,7 @@ from torch import Tensor
 from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of
 
 
-@exercise("13.1")
+@exercise("14.1")
 def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
     """Rows that become keys while n tokens follow a prompt of P."""
     for P, n in ((2, 10), (5, 1), (3, 4)):
@@ -35,7 +35,7 @@ def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
     return None
 
 
-@exercise("13.2")
+@exercise("14.2")
 def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
     """Cross-entropy over the real targets, without the padding."""
     generator = torch.Generator().manual_seed(0)
@@ -65,7 +65,7 @@ def masked_loss(answer: Callable[[Tensor, Tensor, int], Tensor]) -> str | None:
     return None
 
 
-@exercise("13.3")
+@exercise("14.3")
 def greedy(answer: Callable[..., list[int]]) -> str | None:
     """Write until END, or up to a given length, with models that are plain tables."""
     START, END = 5, 6

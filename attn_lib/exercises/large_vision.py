@@ -9,7 +9,7 @@ from torch import Tensor
 from attn_lib.exercises._verdict import differs, exercise, numbers_of, yes_or_no
 
 
-@exercise("15.1")
+@exercise("16.1")
 def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
     """The product of (A + I) / 2, last layer first."""
     generator = torch.Generator().manual_seed(0)
@@ -43,7 +43,7 @@ def rollout(answer: Callable[[list[Tensor]], Tensor]) -> str | None:
     return None
 
 
-@exercise("15.2")
+@exercise("16.2")
 def paired(answer: Callable[[list[int], list[int]], Any]) -> str | None:
     """The mean difference of two lists of 0 and 1, and 1.96 standard errors of it."""
     generator = torch.Generator().manual_seed(0)
@@ -77,7 +77,7 @@ def paired(answer: Callable[[list[int], list[int]], Any]) -> str | None:
     return None
 
 
-@exercise("15.3")
+@exercise("16.3")
 def is_blind(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) -> str | None:
     """A detector of maps that do not depend on the image, tried on known ones."""
     generator = torch.Generator().manual_seed(0)

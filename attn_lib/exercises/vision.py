@@ -10,7 +10,7 @@ from torch import Tensor
 from attn_lib.exercises._verdict import differs, exercise, numbers_of, yes_or_no
 
 
-@exercise("14.1")
+@exercise("15.1")
 def vit_sizes(answer: Any) -> str | None:
     """Images of 224 pixels, patches of 16, three channels, width 768."""
     given = numbers_of(answer)
@@ -30,7 +30,7 @@ def vit_sizes(answer: Any) -> str | None:
     return None
 
 
-@exercise("14.2")
+@exercise("15.2")
 def join(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     """From patches back to images, against fold."""
     for B, channels, side, p in ((2, 1, 3, 2), (2, 3, 2, 5), (3, 2, 1, 4)):
@@ -50,7 +50,7 @@ def join(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     return None
 
 
-@exercise("14.3")
+@exercise("15.3")
 def ignores_order(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) -> str | None:
     """A detector of models that ignore the order of patches, tried on known ones."""
     generator = torch.Generator().manual_seed(0)

@@ -10,7 +10,7 @@ from torch import Tensor
 from attn_lib.exercises._verdict import differs, exercise, one_number, tensor_of
 
 
-@exercise("16.1")
+@exercise("17.1")
 def persistence_on_paper(answer: Any) -> str | None:
     """Mean squared error of "tomorrow is like today" on 10, 12, 11, 15, 14."""
     given = one_number(answer)
@@ -26,7 +26,7 @@ def persistence_on_paper(answer: Any) -> str | None:
     return said.get(round(given, 2), "subtract each day from the next, square, take the mean")
 
 
-@exercise("16.2")
+@exercise("17.2")
 def scale_without_the_future(answer: Callable[[Tensor, int], Tensor]) -> str | None:
     """Standard deviations from the mean of the first n days, feature by feature."""
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def scale_without_the_future(answer: Callable[[Tensor, int], Tensor]) -> str | N
     return None
 
 
-@exercise("16.3")
+@exercise("17.3")
 def windows_of_the_past(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     """All windows of T days and the next, none of which holds a day from ``end`` on."""
     for days, features, T, end in ((11, 3, 4, 8), (9, 2, 2, 9), (7, 5, 5, 6)):
@@ -73,7 +73,7 @@ def windows_of_the_past(answer: Callable[[Tensor, int, int], Tensor]) -> str | N
     return None
 
 
-@exercise("16.4")
+@exercise("17.4")
 def silence(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
     """The output projection, (out, in) as Linear stores it, without one head."""
     generator = torch.Generator().manual_seed(0)

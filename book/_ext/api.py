@@ -33,7 +33,7 @@ _ALIKE = re.compile(r"(\*\*\w+\*\*) -- ([^\n]*)\n *\* ((?:\*\*\w+\*\*(?:, )?)+) 
 
 @cache
 def pages_on() -> dict[str, str]:
-    """What the docstrings call a page -> its file: 13_encoder_decoder is "encoder decoder"."""
+    """What the docstrings call a page -> its file: 14_encoder_decoder is "encoder decoder"."""
     stems = [path.stem for path in BOOK.glob("*.ipynb")]
     return {re.sub(r"^\d+_", "", stem).replace("_", " "): stem for stem in stems}
 

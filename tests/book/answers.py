@@ -1195,7 +1195,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda city: "Paris is the capital of", "does not name Vienna"),
         (lambda city: f"{city} is in Austria or Italy. It is in", "names Austria"),
     ],
-    "13.1": [
+    "14.1": [
         (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
         (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
         (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
@@ -1204,7 +1204,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
         (lambda P, n: (66,), "not 1"),
     ],
-    "13.2": [
+    "14.2": [
         (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
@@ -1214,7 +1214,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, w, f: 0.5, "largest difference"),
         (lambda z, w, f: None, "not NoneType"),
     ],
-    "13.3": [
+    "14.3": [
         (_writer(start=True), "START and END do not belong"),
         (_writer(end=True), "START and END do not belong"),
         (_writer(forget=True), "everything written so far"),
@@ -1227,7 +1227,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
         (lambda f, START, END, longest: _written(f, START, None, longest), "do not belong"),
     ],
-    "14.1": [
+    "15.1": [
         ([196, 590592], "the class token is a token too"),
         ([225, 590592], "patches in a row"),
         ([197, 589824], "biases are missing"),
@@ -1235,14 +1235,14 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([197, 150528], "has a weight for each"),
         ([197], "not 1"),
     ],
-    "14.2": [
+    "15.2": [
         (lambda x, p, c: x.reshape(_joined(x, p, c).shape), "strips"),
         (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
         (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
         (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
         (lambda x, p, c: x.tolist(), "not list"),
     ],
-    "14.3": [
+    "15.3": [
         (lambda model, x: True, "attention with positions: it uses"),
         (lambda model, x: False, "attention, then the mean: it ignores"),
         (_ignores([*range(9)][::-1]), "neighbours multiplied: it uses"),
@@ -1251,7 +1251,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
         (_ignores([1, 0, *range(2, 9)]), "the last patch alone: it uses"),
     ],
-    "15.1": [
+    "16.1": [
         (lambda m: _rolled(m[::-1]), "order is reversed"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1)), "the residual stream"),
         (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
@@ -1259,7 +1259,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda m: _rolled(m[-1:]), "last layer alone"),
         (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
     ],
-    "15.2": [
+    "16.2": [
         (lambda a, b: _apart(b, a), "the second minus the first"),
         (lambda a, b: (abs(_apart(a, b)[0]) + 1, 0.1), "not the difference of the shares"),
         (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / 1.96), "multiply it by 1.96"),
@@ -1269,7 +1269,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda a, b: (_apart(a, b)[0], 0.5), "is not 1.96 standard errors"),
         (lambda a, b: _apart(a, b)[0], "not 1"),
     ],
-    "15.3": [
+    "16.3": [
         (lambda explain, x: True, "a map of each image: it depends"),
         (lambda explain, x: False, "one map for all: it ignores"),
         (lambda f, x: _same(f(x), atol=1e-5), "the mean map of the batch: it depends"),
@@ -1281,7 +1281,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda explain, x: explain(x).shape == explain(x.flip(0)).shape, "it depends"),
         (lambda f, x: _same(_maps(f, x), rtol=1e-4, atol=1e-5), "in tiny numbers: it depends"),
     ],
-    "16.1": [
+    "17.1": [
         (22, "sum of the squares"),
         (4.4, "five days make four forecasts"),
         (2, "square them first"),
@@ -1290,7 +1290,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (7, "subtract each day"),
         ([5, 5], "not 2"),
     ],
-    "16.2": [
+    "17.2": [
         (lambda raw, n: (raw - raw.mean(0)) / raw.std(0), "those of all days"),
         (lambda raw, n: (raw - raw[:n].mean()) / raw[:n].std(), "of its own"),
         (lambda raw, n: raw - raw[:n].mean(0), "now divide"),
@@ -1299,7 +1299,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "largest difference"),
         (lambda raw, n: raw.tolist(), "not list"),
     ],
-    "16.3": [
+    "17.3": [
         (lambda z, T, end: z.unfold(0, T + 1, 1), "the shape is"),
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1), "the days come before"),
         (lambda z, T, end: z.unfold(0, T + 1, 1).mT, "ends with day 10"),
@@ -1309,7 +1309,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), "largest difference"),
         (lambda z, T, end: z[:end].tolist(), "not list"),
     ],
-    "16.4": [
+    "17.4": [
         (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
         (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
         (lambda W, h, H: W, "still contributes"),
@@ -1317,7 +1317,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
         (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
     ],
-    "17.1": [
+    "18.1": [
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1 / 4), "by d_k, not by its root"),
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1.0), "not scaled at all"),
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 2.0), "are multiplied"),
@@ -1328,7 +1328,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, :5, None]), "largest difference"),
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None])[..., :3], "the shape is"),
     ],
-    "17.2": [
+    "18.2": [
         (lambda q, k, v: _causal(q, k, v, 0), "with T=1 and S=4, .* first positions"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] + 1), "one key too many"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] - 1), "its own is closed"),
@@ -1336,7 +1336,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda q, k, v: _causal(q, k, v, 0) + (q.shape[-2] == 3), "with T=1 and S=4"),
         (lambda q, k, v: 2 * _causal(q, k, v, k.shape[-2] - q.shape[-2]), "largest difference"),
     ],
-    "17.3": [
+    "18.3": [
         (lambda q, k, v, H: _headed(q, k, v, H, merged=False), "in another order"),
         (lambda q, k, v, H: _headed(q, k, v, H, cut=False), "mixes positions and heads"),
         (lambda q, k, v, H: _headed(q, k, v, H, cut=False, merged=False), "function as it was"),
@@ -1514,21 +1514,21 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda city: _marked(_asked(city)),
         lambda city: f"{_asked('Oslo')} Norway.\n{_asked('Bern')} Switzerland.\n{_asked(city)}",
     ],
-    "13.1": [
+    "14.1": [
         lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
         lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),
     ],
-    "13.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
-    "13.3": [_written, _stepwise],
-    "14.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
-    "14.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
-    "14.3": [_shuffles, _swaps],
-    "15.1": [
+    "14.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
+    "14.3": [_written, _stepwise],
+    "15.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
+    "15.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
+    "15.3": [_shuffles, _swaps],
+    "16.1": [
         _chained,
         lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
     ],
-    "15.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
-    "15.3": [
+    "16.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
+    "16.3": [
         lambda f, x: np.bool_(np.ptp(m := _maps(f, x).numpy(), axis=0).max() < 1e-6 * m.max()),
         lambda explain, x: all(
             torch.allclose(
@@ -1539,20 +1539,20 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             for i in x
         ),
     ],
-    "16.1": [Fraction(11, 2), np.array([5.5])],
-    "16.2": [
+    "17.1": [Fraction(11, 2), np.array([5.5])],
+    "17.2": [
         lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),
         lambda raw, n: (raw.float() - raw[:n].float().mean(0)) / raw[:n].float().std(0),
     ],
-    "16.3": [
+    "17.3": [
         lambda z, T, end: torch.stack([z[s : s + T + 1] for s in range(end - T)]).int(),
         lambda z, T, end: np.stack([z.numpy()[e - T - 1 : e] for e in range(T + 1, end + 1)]),
     ],
-    "16.4": [
+    "17.4": [
         lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
         lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
     ],
-    "17.1": [
+    "18.1": [
         lambda q, k, v, m: _masked(q.float(), k.float(), v.float(), m[:, None, None]),
         lambda q, k, v, m: torch.stack(
             [
@@ -1561,7 +1561,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             ]
         ).numpy(),
     ],
-    "17.2": [
+    "18.2": [
         lambda q, k, v: _causal(q.float(), k.float(), v.float(), k.shape[-2] - q.shape[-2]),
         lambda q, k, v: torch.cat(
             [
@@ -1571,7 +1571,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
             dim=2,
         ).numpy(),
     ],
-    "17.3": [
+    "18.3": [
         lambda q, k, v, H: _headed(q.float(), k.float(), v.float(), H),
         lambda q, k, v, H: np.concatenate(
             [

@@ -100,7 +100,7 @@ def test_pictures_do_not_glare(dark):
         ("07_real_encoder", "svg { background: #fff }", "fig-real-encoder-diagram"),
         ("07_real_encoder", "svg { --gf: #fff !important }", "fig-real-encoder-shelf"),
         ("07_real_encoder", ".w { --now: #eee !important }", "fig-real-encoder-heads"),
-        ("15_large_vision", ".w { --now: #fff !important }", "fig-large-vision-clothes"),
+        ("16_large_vision", ".w { --now: #fff !important }", "fig-large-vision-clothes"),
     ):
         with styled(page := dark(page), f".drawn {style}"):
             assert name in glaring(page), style

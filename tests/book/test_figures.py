@@ -790,9 +790,9 @@ GROUPS = {"day": "23", "month": "October", "year": "2025", "both spaces": "  "}
 def dates():
     """Each row of a context, and each group of them, exchanged: what is read, written, changed."""
     first, other = DATES
-    with record.experiment(pages.BOOK / "13_encoder_decoder.ipynb") as page:
+    with record.experiment(pages.BOOK / "14_encoder_decoder.ipynb") as page:
         model = page["new_model"](0)
-        model.load_state_dict(shipped_tensors("13_encoder_decoder"))
+        model.load_state_dict(shipped_tensors("14_encoder_decoder"))
         model = model.double().eval()
         places = {name: first.index(part) for name, part in GROUPS.items() if part != "  "}
         rows = [range(at, at + len(GROUPS[name])) for name, at in places.items()]
@@ -829,7 +829,7 @@ def tiles():
     """Any two patches of a picture, exchanged: what the shipped Vision Transformer says of it."""
     sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 4, "num_classes": 10}
     model = VisionTransformer(image_size=28, patch_size=7, in_channels=1, **sizes).eval()
-    weights = shipped_tensors("14_vision")
+    weights = shipped_tensors("15_vision")
     model.load_state_dict({n[4:]: w for n, w in weights.items() if n.startswith("vit.")})
     test, names = datasets.fashion("test"), list(datasets.FASHION_NAMES)
     images = test.images[[0, 2, 1]]
@@ -953,13 +953,13 @@ def test_each_patch_shows_whom_it_attends_to(browser, site, width, scheme):
 @functools.cache
 def clinic():
     """Eight attentions, trained anew by the page's cells: every weight, the curve, both losses."""
-    cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "17_clinic.ipynb"))}
+    cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "18_clinic.ipynb"))}
     space = {"math": math, "torch": torch, "F": torch.nn.functional, "nn": torch.nn}
     sdpa, late = torch.nn.functional.scaled_dot_product_attention, ~masks.causal_mask(12)
     space["future"] = lambda q, k, v: sdpa(q, k, v, late[: q.shape[-2], : q.shape[-2]])
     with torch.random.fork_rng(devices=[]):
         for name in ("mine", "echo", "train", "losses"):
-            exec(cells[f"ch17-{name}"], space)  # noqa: S102 - the page's own
+            exec(cells[f"ch18-{name}"], space)  # noqa: S102 - the page's own
     text, causal = torch.tensor([[0, 1, 2, 0, 3, 4, 0, 1, 2, 0, 3]]), masks.causal_mask(11)
     # what some of them do is attention under some mask, with some scale
     known = {"right": {"mask": causal}, "closes nothing": {}, "inverted": {"mask": ~causal}}
@@ -1196,10 +1196,10 @@ FIGURES = {  # what each has to show, and the pages where it stands
     GROWN: (grown, "10_circuit"),
     PACK: (packed, "11_same_answer"),
     IN_TILES: (in_tiles, "12_without_matrix"),
-    "fig-encoder-decoder-exchange": (dates, "13_encoder_decoder"),
-    SWAP: (tiles, "14_vision"),
-    PATCHES: (patches, "15_large_vision"),
-    "fig-clinic-training": (clinic, "17_clinic"),
+    "fig-encoder-decoder-exchange": (dates, "14_encoder_decoder"),
+    SWAP: (tiles, "15_vision"),
+    PATCHES: (patches, "16_large_vision"),
+    "fig-clinic-training": (clinic, "18_clinic"),
 }
 PLACES = [(name, page) for name, (_, *places) in FIGURES.items() for page in places]
 

@@ -140,13 +140,13 @@ def named_whole(code, said):
 
 
 def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
-    notebook = pages.read(pages.BOOK / "17_clinic.ipynb")
+    notebook = pages.read(pages.BOOK / "18_clinic.ipynb")
     cells = {cell.id: cell for cell in notebook.cells}
-    printed = cells["ch17-report"].outputs[0].text.splitlines()
+    printed = cells["ch18-report"].outputs[0].text.splitlines()
     with loaded(browser, site, "index") as page:
         code = page.locator(".cell_input pre").text_content().splitlines()
         said = page.locator(".cell_output pre").text_content().splitlines()
-    sources = [cells[name].source for name in ("ch17-mine", "ch17-report")]
+    sources = [cells[name].source for name in ("ch18-mine", "ch18-report")]
     start = ["import math", ""]
     assert code == [*start, *"\n\n".join(sources).splitlines()]
     written = io.StringIO()
@@ -161,11 +161,11 @@ def test_what_diagnose_says_is_what_the_clinic_prints(browser, site):
     assert named_whole(code, said) == ["scores.masked_fill(~mask, -math.inf)"]
     assert named_whole([line.replace("math.inf", "torch.inf") for line in code], said) == []
     assert named_whole(code, [line.replace("math.inf", "math…") for line in said]) == []
-    for lost in (["ch17-lost"], ["ch17-mine", "ch17-lost"]):
-        with pytest.raises(ValueError, match="no page has a cell ch17-lost"):
+    for lost in (["ch18-lost"], ["ch18-mine", "ch18-lost"]):
+        with pytest.raises(ValueError, match="no page has a cell ch18-lost"):
             front.quoted(lost, None, CELLS)
     with pytest.raises(ValueError, match="prints no line 'Nothing'"):
-        front.quoted(["ch17-report"], "Nothing", CELLS)
+        front.quoted(["ch18-report"], "Nothing", CELLS)
 
 
 # ---------------------------------------------------------------- whose, which, when

@@ -210,7 +210,7 @@ def shaded(page, box) -> list[bool]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_box_shows_where_it_goes_on(browser, site, scheme):
     """At the end that is out of sight, and there alone."""
-    with loaded(browser, site, "16_weather", 390, scheme) as page:
+    with loaded(browser, site, "17_weather", 390, scheme) as page:
         for kind in ("cell_input", "cell_output"):
             found = page.locator(f"article > section .{kind} pre:visible").all()
             wide = [box for box in found if box.evaluate("b => b.scrollWidth > b.clientWidth + 60")]
@@ -734,7 +734,7 @@ def test_pages_are_light(site):
     ("<h1", "x" * 200_000 + "<h1", "before"),
 )
 def test_what_makes_a_page_heavy_is_seen(old, new, what, site):
-    html = (site / "book/14_vision.html").read_text()
+    html = (site / "book/15_vision.html").read_text()
     assert old in html
     assert any(what in line for line in heavy(html.replace(old, new), site / "book"))
 

@@ -15,10 +15,10 @@ from attn_lib import plotting
 # deciding words that no line holds yet, of each page. The numbers only get smaller.
 UNBOUND = {
     "01_one_head": 2,
-    "13_encoder_decoder": 2,
-    "14_vision": 4,
-    "15_large_vision": 4,
-    "16_weather": 5,
+    "14_encoder_decoder": 2,
+    "15_vision": 4,
+    "16_large_vision": 4,
+    "17_weather": 5,
     "conventions": 1,
 }
 

@@ -173,13 +173,13 @@ def test_every_table_is_whole_on_a_phone_its_numbers_in_columns(browser, site):
             assert page.evaluate(UNEVEN) == 0
             with styled(page, ".printed-table :is(th, td) { padding: 6rem !important }"):
                 assert len(page.evaluate(HIDDEN)) == page.locator(".printed-table").count()
-    with loaded(browser, site, "15_large_vision", 390) as page:
+    with loaded(browser, site, "16_large_vision", 390) as page:
         with styled(page, ".printed-table td { text-align: left !important }"):
             assert page.locator("td.number").count() == page.evaluate(UNEVEN) > 0
 
 
 def test_a_wide_table_scrolls_beside_its_names(browser, site):
-    with loaded(browser, site, "15_large_vision", 390) as page:
+    with loaded(browser, site, "16_large_vision", 390) as page:
         table = page.locator(".printed-table").first
         wide = ".printed-table td { padding: 2rem !important }"
         with styled(page, wide):

@@ -179,7 +179,7 @@ def test_a_page_that_a_docstring_names_is_a_link(site):
     link = 'href="02_masks.html"><span class="doc"'
     assert lost_links(told, page.replace(link, "", 1)) == ["02_masks"]
     assert api.linked("in the book's\npage on masks") == "in :doc:`/book/02_masks`"
-    assert api.linked("in the page on the\nencoder and decoder").endswith("/13_encoder_decoder`")
+    assert api.linked("in the page on the\nencoder and decoder").endswith("/14_encoder_decoder`")
 
 
 def unused(built: str) -> list[str]:

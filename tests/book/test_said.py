@@ -454,7 +454,7 @@ FORMULAS = {
             near(torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1]))
         ),
     },
-    "13_encoder_decoder": {
+    "14_encoder_decoder": {
         "The weights are $4/5$ and $1/5$, so $(4, 2)$ is added": lambda: near(
             torch.tensor([math.log(4), 0]).softmax(0) @ torch.tensor([[5.0, 0], [0, 10]]),
             [4, 2],

@@ -152,14 +152,14 @@ def test_an_attention_without_a_registered_mask_is_not_causal():
 
 def clinic(**changes):
     """What the clinic's table prints of a custom attention, with other mask functions."""
-    cells = {cell.id: cell.source for cell in pages.read(pages.BOOK / "17_clinic.ipynb").cells}
+    cells = {cell.id: cell.source for cell in pages.read(pages.BOOK / "18_clinic.ipynb").cells}
     told, space = [], {"torch": torch, "F": torch.nn.functional, "attn_check": attn_check}
     space |= {"LlamaConfig": LlamaConfig, "LlamaForCausalLM": LlamaForCausalLM}
     space |= {"AttentionInterface": AttentionInterface, "diagnose": attn_check.diagnose}
     space |= {"AttentionMaskInterface": AttentionMaskInterface, "print": told.append}
-    exec(cells["ch17-custom"], space)  # noqa: S102 - the page's own
+    exec(cells["ch18-custom"], space)  # noqa: S102 - the page's own
     mask_functions = {name: getattr(masking_utils, name) for name in ("sdpa_mask", "eager_mask")}
-    exec(cells["ch17-custom-said"], {**space, **mask_functions, **changes})  # noqa: S102
+    exec(cells["ch18-custom-said"], {**space, **mask_functions, **changes})  # noqa: S102
     return told
 
 

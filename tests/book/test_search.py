@@ -233,7 +233,7 @@ def test_the_keyboard_goes_on_from_the_first_result(browser, site, width):
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark"), (1280, "dark")])
 def test_results_come_while_one_types(browser, site, width, scheme):
     """With half a word; by keyboard from the field through them and back; Escape closes all."""
-    with loaded(browser, site, "16_weather", width, scheme) as page:
+    with loaded(browser, site, "17_weather", width, scheme) as page:
         dialog, found = page.locator("#pst-search-dialog"), page.locator("dialog ul.search a")
         said = dialog.get_by_role("status")
         page.keyboard.press("Control+k")
@@ -278,7 +278,7 @@ def test_a_result_on_the_same_page_is_marked_there(browser, site):
             assert word.lower() in marked(page)
             assert page.locator("button.marks").count() == 1
             assert not page.locator("#pst-search-dialog").is_visible()
-        page.goto(f"{site.as_uri()}/book/16_weather.html")
+        page.goto(f"{site.as_uri()}/book/17_weather.html")
         assert marked(page) == []
 
 

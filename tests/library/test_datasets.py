@@ -54,7 +54,7 @@ AGAIN = "reinstall attn_lib, or restore the file from the repository"
 MAKE = f"{AGAIN}, or make it again: python book/_tools/record.py book/"
 READERS = {  # file: what reads it, and what to do when it cannot
     "weather.csv": (datasets.weather, AGAIN),
-    "16_weather.json": (lambda: records.record("16_weather"), f"{MAKE}16_weather.ipynb"),
+    "17_weather.json": (lambda: records.record("17_weather"), f"{MAKE}17_weather.ipynb"),
     "99_test.safetensors": (lambda: records.shipped_tensors("99_test"), f"{MAKE}99_test.ipynb"),
 }
 every_reader = pytest.mark.parametrize("name", READERS)
