@@ -42,7 +42,7 @@ def linear_attention(
         log_decay: (B, H_kv, T) or (B, H_kv, T, d_k): one of each head, or one of each channel of
             its keys. The logarithm of what is kept of the state before the token is written, at
             most 0; −inf forgets everything. Default: nothing is forgotten.
-        scale: factor of the output; default 1 / √d_k.
+        scale: factor of the output; default 1/sqrt(d_k).
         mask: bool (B, 1, 1, T), True = real token, as from
             :func:`attn_lib.masks.padding_mask`. Padding leaves the state as it was, wherever it
             stands, and its output is 0.

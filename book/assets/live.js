@@ -886,6 +886,66 @@
     ];
   }
 
+  // Pairs written into one matrix, one after the other, and each key read back.
+  function state({names, foods, writes, k, v, start}) {
+    const rules = ["added", "delta rule"], d = k[0].length, axes = [...k[0].keys()];
+    const times = (key, S) => axes.map(c => key.reduce((sum, a, r) => sum + a * S[r][c], 0));
+    const apart = (a, b) => a.reduce((sum, x, c) => sum + (x - b[c]) ** 2, 0);
+    let [rule, asked, done] = start;
+    const say = make("p", {class: "say", "aria-live": "polite"});
+    const kinds = choices("written", rules, i => { rule = i; draw(); });
+    const asks = choices("ask", names, i => { asked = i; draw(); });
+    const steps = slider("pairs", {max: writes.length, value: done}, to => { done = to; draw(); });
+    const cells = axes.map(() => axes.map(() => make("td")));
+    const wanted = axes.map(() => make("td")), found = axes.map(() => make("td"));
+    const list = names.map(() => [make("td"), make("td"), make("td")]);
+    const named = (words, line) => make("tr", {}, make("th", {scope: "row"}, words), ...line);
+    const rows = names.map((name, a) => named(name, list[a]));
+    function draw() {
+      const S = axes.map(() => axes.map(() => 0)), held = new Map();
+      writes.slice(0, done).forEach(([a, b]) => {
+        const read = times(k[a], S), write = v[b].map((x, c) => rule ? x - read[c] : x);
+        k[a].forEach((x, r) => write.forEach((y, c) => { S[r][c] += x * y; }));
+        held.set(a, b);
+      });
+      cells.forEach((line, r) => line.forEach((cell, c) => { cell.textContent = number(S[r][c], 2); }));
+      const errors = [...held].map(([a, b]) => apart(times(k[a], S), v[b]) / v[b].reduce((sum, x) => sum + x * x, 0));
+      const nearest = names.map((_, a) => {
+        const read = times(k[a], S), gaps = v.map(value => apart(read, value));
+        return gaps.indexOf(Math.min(...gaps));
+      });
+      names.forEach((_, a) => {
+        const at = [...held.keys()].indexOf(a), written = at >= 0;
+        rows[a].className = a === asked ? "chosen" : "";
+        const shown = written ? [foods[held.get(a)], number(errors[at], 2), foods[nearest[a]]] : ["", "", ""];
+        shown.forEach((words, c) => { list[a][c].textContent = words; });
+        list[a][2].className = written && nearest[a] !== held.get(a) ? "away" : "";
+      });
+      const read = times(k[asked], S), food = held.get(asked);
+      axes.forEach(c => {
+        wanted[c].textContent = food === undefined ? "" : number(v[food][c], 2);
+        found[c].textContent = number(read[c], 2);
+      });
+      const [a, b] = done ? writes[done - 1] : [];
+      steps.output.textContent = done === 1 ? "1 pair" : `${done} pairs`;
+      steps.input.setAttribute("aria-valuetext", steps.output.textContent);
+      kinds.inputs[rule].checked = asks.inputs[asked].checked = true;
+      say.replaceChildren(...(done ? ["Last: ", token(names[a]), " with ", token(foods[b]), ". "] : ["Nothing is written. "]),
+        ...(done ? [`Mean error ${number(errors.reduce((sum, x) => sum + x, 0) / errors.length, 2)}. `] : []),
+        ...(food === undefined ? ["Nobody wrote ", token(names[asked]), "."]
+          : [token(names[asked]), " should read ", token(foods[food]), nearest[asked] === food ? ", and that is closest." : ", but ", ...(nearest[asked] === food ? [] : [token(foods[nearest[asked]]), " is closer."])]));
+    }
+    draw();
+    return [
+      kinds.set, steps.label, asks.set,
+      make("div", {class: "pair"},
+        make("table", {class: "map given"}, columns(make("td", {}, "state"), axes.map(c => c + 1)), make("tbody", {}, ...cells.map((line, r) => named(r + 1, line)))),
+        make("table", {class: "ends reads"}, columns(make("td", {}, "asked"), axes.map(c => c + 1)), make("tbody", {}, named("value", wanted), named("read", found)))),
+      say,
+      make("table", {class: "ends notes"}, columns(make("td", {}, "key"), ["value", "error", "closest"]), make("tbody", {}, ...rows)),
+    ];
+  }
+
   // The corners of a set of points, in order.
   function hull(points) {
     const sorted = [...points].sort(([a, b], [c, d]) => a - c || b - d);
@@ -900,7 +960,7 @@
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess, pack, tiles}[kind](numbers));
+    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess, pack, tiles, state}[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

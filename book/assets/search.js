@@ -53,6 +53,8 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "pack documents": "cu_seqlens, position_ids",
     "cache cut text": "chunked prefill, cache different output",
     "batch size last bits": "nondeterministic",
+    "delta rule": "deltanet, fast weight",
+    "multi head latent attention": "mla",
     "logit lens": "interpretability, explainability, mechanistic",
     "map object": "saliency, heatmap",
     "DINOv2": "dino",

@@ -561,6 +561,21 @@ def _by_scores(slopes, change):
     return lambda s, i, j: s - change(slopes[:, None, None], i, j)
 
 
+def _judges_rule(rule, *, beta=0.5, gate=0.5, start=None, by="state", within=1e-4, T=1):
+    """Whether a gated delta rule gives what one step gives, by its state, output or both."""
+    k = F.normalize(torch.tensor([[0.6, 0.8], [1.0, 0.0]]), dim=-1)[:T]
+    v = torch.tensor([[1.0, -2.0], [0.5, 3.0]])[:T]
+    S = torch.tensor([[3.0, 1.0], [0.5, -1.0]]) if start is None else torch.full((2, 2), start)
+    betas, gates = torch.full((T, 1), beta), torch.full((T, 1), gate)
+    out, last = rule(k, k, v, betas, gates.log(), S)
+    for t in range(T):
+        S = gate * S
+        S = S + k[t, :, None] * (beta * (v[t] - k[t] @ S))
+        if by == "output" and not torch.allclose(out[t], k[t] @ S, atol=within):
+            return False
+    return by == "output" or torch.allclose(last, S, atol=within)
+
+
 WRONG = {  # exercise -> mistakes that somebody makes, each with the words that must come back
     "1.1": [
         ([0.49, 0.49, 0.02], "lack the scale"),
@@ -1037,6 +1052,52 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda out, log, sink: out * torch.sigmoid(log - sink) + sink, "difference"),
         (lambda out, log, sink: None, "a tensor is wanted"),
     ],
+    "13.1": [
+        ([5.0, 10.0], "before the second was written"),
+        ([5.0, 13.0], "what adding gives"),
+        ([6.8, 10.6], "not the other way round"),
+        ([0.0, 5.0], "what the second key reads"),
+        ([2.0, 9.0], "0.6 of it"),
+        ([-1.8, -0.6], "add what was there"),
+        ([3.0, 6.0], "read with the second key first"),
+        ([3.2], "two numbers, not 1"),
+        ([9.4, 3.2], "read with the second key first"),
+        ("3.2, 9.4", "not a text"),
+    ],
+    "13.2": [
+        (lambda d, e: math.floor(d * e), "N − 1 others are"),
+        (lambda d, e: math.floor(d * e * e) + 1, "not its root"),
+        (lambda d, e: math.floor(math.sqrt(d) * e) + 1, "1/d on average"),
+        (lambda d, e: d, "right angles"),
+        (lambda d, e: d * e + 1, "round down"),
+        (lambda d, e: math.ceil(d * e) + 1, "instead of"),
+        (lambda d, e: math.floor(d * e) + 2, "instead of"),
+        (lambda d, e: [1, 2], "one number is wanted"),
+        (lambda d, e: math.floor(d / (1 - e)), "it raised ZeroDivisionError"),
+    ],
+    "13.3": [
+        (lambda a, S, b, R: (a + b, S + R), "must fade by the gates of the second half"),
+        (lambda a, S, b, R: (a + b, S + a.exp() * R), "the first state that fades"),
+        (lambda a, S, b, R: (a + b, a.exp() * S + R), "not by its own"),
+        (lambda a, S, b, R: (a + b, b.exp() * (S + R)), "faded already"),
+        (lambda a, S, b, R: (a + b, b * S + R), "the factor is e to it"),
+        (lambda a, S, b, R: ((a + b).exp(), b.exp() * S + R), "the sum of logarithms"),
+        (lambda a, S, b, R: (a * b, b.exp() * S + R), "their logarithms are added"),
+        (lambda a, S, b, R: (b, b.exp() * S + R), "the sum: the largest difference"),
+        (lambda a, S, b, R: (a + b, S @ R), "the state: the largest difference"),
+        (lambda a, S, b, R: b.exp() * S + R, "two things are wanted"),
+        (lambda a, S, b, R: (a + b, (b.exp() * S + R)[0]), "the state: the shape is"),
+    ],
+    "13.4": [
+        (lambda rule: True, "acts after the write"),
+        (lambda rule: False, "a layer is refused"),
+        (lambda rule: _judges_rule(rule, gate=1.0), "acts after the write"),
+        (lambda rule: _judges_rule(rule, start=0.0), "never applied"),
+        (lambda rule: _judges_rule(rule, beta=0.0), "acts after the write"),
+        (lambda rule: _judges_rule(rule, beta=0.0, start=0.0), "acts after the write"),
+        (lambda rule: _judges_rule(rule, within=1.0), "it passes a layer"),
+        (lambda rule: _judges_rule, "True or False is wanted"),
+    ],
     "12.4": [
         (lambda m: _by_scores(m, lambda m, i, j: m * (j - i)), "the sign"),
         (
@@ -1467,6 +1528,19 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "12.3": [
         lambda out, log, sink: (out / (1 + (sink - log).exp())).numpy(),
         lambda out, log, sink: out * (log - torch.logaddexp(log, torch.full_like(log, sink))).exp(),
+    ],
+    "13.1": [torch.tensor([3.2, 9.4]), (Fraction(16, 5), Fraction(47, 5))],
+    "13.2": [
+        lambda d, e: 1 + int(d * e),
+        lambda d, e: torch.tensor(max(n for n in range(1, 999) if (n - 1) / d <= e)),
+    ],
+    "13.3": [
+        lambda a, S, b, R: [(a.exp() * b.exp()).log(), S * math.exp(b) + R],
+        lambda a, S, b, R: (float(a + b), (R + torch.exp(b) * S).numpy()),
+    ],
+    "13.4": [
+        lambda rule: _judges_rule(rule, by="output", T=2),
+        lambda rule: np.bool_(_judges_rule(rule, T=2, beta=0.9, gate=0.3)),
     ],
     "12.4": [
         lambda m: _by_scores(m, lambda m, i, j: m * (i - j)),

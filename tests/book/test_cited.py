@@ -172,6 +172,8 @@ PLACES = {
     },
     "Radford": {"2.3": "pre-norm"},
     "Beltagy": {"3.1": "window"},
+    "Katharopoulos": {"3.4": "causal state"},
+    "Yang": {"3": "delta", "4": "chunk"},
     "Devlin": {"3": "embedding vector"},
     "Dosovitskiy": {"1": "patch", "3.1": "patch", "3.2": "positions size"},
     "Abnar": {"3": "rollout share"},

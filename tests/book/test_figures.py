@@ -29,6 +29,7 @@ from attn_lib import (
 from attn_lib.plotting import ROLES
 from attn_lib.positions import apply_rope
 from attn_lib.records import shipped_tensors
+from attn_lib.recurrent import gated_delta_rule, linear_attention
 from attn_lib.vision import VisionTransformer
 
 SCREENS = [(1280, "light"), (390, "dark")]
@@ -1182,6 +1183,63 @@ def in_tiles():
     return Shown([list(map(str, sizes)), kinds, counts], (1, 0, 3), check, follow)
 
 
+IN_STATE = "fig-one-state-notes"
+
+
+def in_state():
+    """Pairs written one by one, added or by the delta rule: what the library's state gives back."""
+    data = stored(IN_STATE)
+    names, foods, writes = data["names"], data["foods"], data["writes"]
+    k, v = (torch.tensor(data[name], dtype=torch.float64) for name in "kv")
+    rules = ["added", "delta rule"]
+
+    def check(moving, rule, asked, done):
+        cells, reads, notes, chosen, away, (sentence,) = moving.read(
+            ".given td:not(thead td)", ".reads tbody td", ".notes tbody td",
+            ".notes tbody tr @class", ".notes tbody td:last-child @class", ".say",
+        )  # fmt: skip
+        keys, values = (
+            x[[pair[i] for pair in writes[:done]]][None, None] for i, x in enumerate((k, v))
+        )
+        ones = torch.ones(1, 1, done, dtype=torch.float64)
+        pair = (keys, keys, values)
+        _, S = gated_delta_rule(*pair, ones) if rule else linear_attention(*pair)
+        S, held = S[0, 0], dict(writes[:done])
+        read = k @ S
+        compare(cells, formatted(S, 2))
+        wanted = formatted(v[held[asked]], 2) if asked in held else [""] * 4
+        compare(reads, [*wanted, *formatted(read[asked], 2)])
+        nearest = torch.cdist(read, v).argmin(dim=1).tolist()
+        errors = {
+            a: float((read[a] - v[b]).square().sum() / v[b].square().sum()) for a, b in held.items()
+        }
+        rows = [
+            (foods[held[a]], f"{errors[a]:.5f}", foods[nearest[a]]) if a in held else ("", "", "")
+            for a in range(len(names))
+        ]
+        compare(notes, [words for row in rows for words in row])
+        assert [look or "" for look in chosen] == [
+            "chosen" if a == asked else "" for a in range(len(names))
+        ]
+        wrong = [a for a in held if nearest[a] != held[a]]
+        assert holding("away", [look or "" for look in away]) == sorted(wrong)
+        words = "Nothing is written. "
+        if done:
+            a, b = writes[done - 1]
+            mean = sum(errors.values()) / len(errors)
+            words = f"Last: {names[a]} with {foods[b]}. Mean error {mean:.5f}. "
+        if asked not in held:
+            words += f"Nobody wrote {names[asked]}."
+        else:
+            right, near = foods[held[asked]], foods[nearest[asked]]
+            end = "and that is closest." if right == near else f"but {near} is closer."
+            words += f"{names[asked]} should read {right}, {end}"
+        compare([sentence], [words])
+
+    counts = ["1 pair" if m == 1 else f"{m} pairs" for m in range(len(writes) + 1)]
+    return Shown([rules, names, counts], (0, 0, 8), check)
+
+
 FIGURES = {  # what each has to show, and the pages where it stands
     "fig-one-head-map": (trained_map, "01_one_head"),
     HEAD: (one_head, "01_one_head", "index"),
@@ -1196,6 +1254,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     GROWN: (grown, "10_circuit"),
     PACK: (packed, "11_same_answer"),
     IN_TILES: (in_tiles, "12_without_matrix"),
+    IN_STATE: (in_state, "13_one_state"),
     "fig-encoder-decoder-exchange": (dates, "14_encoder_decoder"),
     SWAP: (tiles, "15_vision"),
     PATCHES: (patches, "16_large_vision"),

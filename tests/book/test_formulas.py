@@ -742,6 +742,42 @@ STEPS = {
     "6. dropout": "some weights become 0, the others grow by $1/(1-p)$; in training only",
     "7. times $V$": "`out = weights @ v`",
 }
+
+
+def written(page, K, V):
+    """The state of the page's table: all pairs, added."""
+    return page["assigned"]("# all pairs, added", k=K, v=V, N=len(K))["S"]
+
+
+def another_order(page):
+    q, K, V = draw(1, 3), draw(5, 3, seed=1), draw(5, 2, seed=2)
+    yield q @ written(page, K, V), (q @ K.T) @ V
+
+
+def noise_of_others(page):
+    K, V = F.normalize(draw(5, 3, seed=1), dim=1), draw(5, 2, seed=2)
+    S = written(page, K, V)
+    for i in range(5):
+        noise = sum((K[i] @ K[j]) * V[j] for j in range(5) if j != i)
+        yield K[i] @ S, V[i] + noise
+
+
+def difference_written(page):
+    k, v, S, beta = draw(1, 3), draw(1, 2, seed=1), draw(3, 2, seed=2), 0.3
+    yield page["delta_rule"](k, v, beta, S), S + beta * k.T @ (v - k @ S)
+
+
+def gated_difference(page):
+    k, v, S = draw(1, 3), draw(1, 2, seed=1), draw(3, 2, seed=2)
+    beta, alpha = torch.tensor([[0.3]]), torch.tensor([[0.7]])
+    _, last = page["one_state"](k, k, v, beta, alpha.log(), S)
+    yield last, alpha * S + beta * k.T @ (v - k @ (alpha * S))
+
+
+STATE = r"S_t = \alpha_t S_{t-1} + \beta_t\, k_t^\top (v_t - k_t\, \alpha_t S_{t-1})"
+READ = r"k_i S = v_i + \sum_{j \ne i} (k_i \cdot k_j)\, v_j"
+
+
 ROWS = [
     *rows("01_one_head", ("1.1", OUT, one_head)),
     *rows(
@@ -799,6 +835,13 @@ ROWS = [
         ("8.2", r"s_t = -\log_2 p(x_t \mid x_1 \dots x_{t-1})", surprise),
     ),
     *rows("12_without_matrix", ("12.1", TAKEN_OUT, gradient_of_a_query)),
+    *rows(
+        "13_one_state",
+        ("13.1", r"(q K^\top)\, V = q\, (K^\top V)", another_order),
+        ("13.2", READ, noise_of_others),
+        ("13.3", r"S_t = S_{t-1} + \beta_t\, k_t^\top (v_t - k_t S_{t-1})", difference_written),
+        ("13.4", STATE, gated_difference),
+    ),
     *rows(
         "14_encoder_decoder",
         ("14.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
@@ -914,6 +957,11 @@ def test_each_displayed_formula_has_its_row():
     ("A.3", "/ step).round()", "/ step).floor()"),
     ("12.1", "mean = (g * out)", "mean = (g * g)"),
     ("12.1", "d_w - mean[", "d_w + mean["),
+    ("13.1", "S = k.mT @ v  # all pairs, added", "S = k.mT @ v.flip(-2)  # all pairs, added"),
+    ("13.2", "S = k.mT @ v  # all pairs, added", "S = k.mT @ v.abs()  # all pairs, added"),
+    ("13.3", "(beta * (v_t - read))", "(beta * v_t)"),
+    ("13.4", "(v[..., now, :] - read)", "v[..., now, :]"),
+    ("13.4", "now, :].mT.exp() * S  # forget", "now, :].mT * S  # forget"),
     ("14.1", "y + block.cross(", "block.cross("),
     ("14.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
     ("14.2", "label_smoothing=eps", "label_smoothing=0.2"),
@@ -1032,6 +1080,7 @@ ONCE = {
     "08_next_token": "e^{z_i/} e^{z_j/} j k p_i s_t x_2 x_t x_{t-1} z_i",
     "09_language_model": "H H_kv L W^K W^Q d_ff d_k d_model e^{i}",
     "12_without_matrix": "O e^{lse_b} e^{m_old-m_new} e^{old-new} e^{score-lse} e^{score-m} n^2",
+    "13_one_state": "C W_v e^{g_i} e^{g} g_j g_t v_i v_j z",
     "14_encoder_decoder": "K P Q i p p_i p_r r",
     "15_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "16_large_vision": "A_1 A_L I R",
