@@ -596,6 +596,23 @@ def read_from_the_class_token(page):
     yield z["y"], layer_norm(model.encoder.norm, after[0])
 
 
+def writes_of_a_chunk(page):
+    """Token by token from the formula; what is written is read by the queries of the chunk."""
+    C, d = 4, 3
+    q, k, v = (draw(C, d, seed=n) for n in range(3))
+    beta, log_gate, S = draw(C, 1, seed=3).sigmoid(), -draw(C, 1, seed=4).exp(), draw(d, d, seed=5)
+    g, u = log_gate.cumsum(0)[:, 0], []
+    for i in range(C):
+        earlier = [(g[i] - g[j]).exp() * (k[i] @ k[j]) * u[j] for j in range(i)]
+        u.append(beta[i] * (v[i] - g[i].exp() * k[i] @ S - sum(earlier, torch.zeros(d))))
+    out, last = page["chunk"](q, k, v, beta, log_gate, S)
+    for i in range(C):
+        read = sum((g[i] - g[j]).exp() * (q[i] @ k[j]) * u[j] for j in range(i + 1))
+        yield out[i], g[i].exp() * q[i] @ S + read
+    written = sum((g[-1] - g[j]).exp() * torch.outer(k[j], u[j]) for j in range(C))
+    yield last, g[-1].exp() * S + written
+
+
 def gradient_of_a_query(page):
     """With the sum over the row as it stands on the left of the formula."""
     q, k, v, g = (draw(5, 3, seed=n) for n in range(4))
@@ -726,6 +743,8 @@ BYTES = r"\text{bytes per token} = 2\, L\, H_\text{kv}\, d_k \cdot 4"
 ROUNDED = r"w' = l + s \operatorname{round}\left(\frac{w - l}{s}\right), \quad s = "
 ROUNDED += r"\frac{h - l}{2^b - 1}"
 SMOOTHED = r"\ell = -(1 - \varepsilon) \ln p_r - \frac{\varepsilon}{V} \sum_i \ln p_i"
+WRITES = r"u_i = \beta_i \Big( v_i - e^{g_i} k_i S - \sum_{j < i} e^{g_i - g_j} "
+WRITES += r"(k_i \cdot k_j)\, u_j \Big)"
 TAKEN_OUT = r"\sum_r w_r \, g \cdot v_r = g \cdot \sum_r w_r v_r"
 RATE = r"\eta_n = \begin{cases} \eta \, (n + 1) / w & n < w \cr \frac{\eta}{2} + "
 RATE += r"\frac{\eta}{2} \cos \pi \frac{n - w}{N - w} & n \ge w \end{cases}"
@@ -841,6 +860,7 @@ ROWS = [
         ("13.2", READ, noise_of_others),
         ("13.3", r"S_t = S_{t-1} + \beta_t\, k_t^\top (v_t - k_t S_{t-1})", difference_written),
         ("13.4", STATE, gated_difference),
+        ("13.5", WRITES, writes_of_a_chunk),
     ),
     *rows(
         "14_encoder_decoder",
@@ -962,6 +982,8 @@ def test_each_displayed_formula_has_its_row():
     ("13.3", "(beta * (v_t - read))", "(beta * v_t)"),
     ("13.4", "(v[..., now, :] - read)", "v[..., now, :]"),
     ("13.4", "now, :].mT.exp() * S  # forget", "now, :].mT * S  # forget"),
+    ("13.5", "known = beta * (v - g.exp()", "known = beta * (v - g"),
+    ("13.5", "beta * (k @ k.mT) * faded", "beta * (k @ k.mT)"),
     ("14.1", "y + block.cross(", "block.cross("),
     ("14.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
     ("14.2", "label_smoothing=eps", "label_smoothing=0.2"),
@@ -1080,7 +1102,7 @@ ONCE = {
     "08_next_token": "e^{z_i/} e^{z_j/} j k p_i s_t x_2 x_t x_{t-1} z_i",
     "09_language_model": "H H_kv L W^K W^Q d_ff d_k d_model e^{i}",
     "12_without_matrix": "O e^{lse_b} e^{m_old-m_new} e^{old-new} e^{score-lse} e^{score-m} n^2",
-    "13_one_state": "C W_v e^{g_i} e^{g} g_j g_t v_i v_j z",
+    "13_one_state": "C W_v e^{g} g_i g_j g_t v_j z",
     "14_encoder_decoder": "K P Q i p p_i p_r r",
     "15_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "16_large_vision": "A_1 A_L I R",
