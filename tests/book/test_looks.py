@@ -660,7 +660,7 @@ def test_stand_ins_are_as_wide_as_the_typeface(browser, served):
 
 
 # 1.6 Mbit/s with a delay of 150 ms; when the first text is painted, and when formulas have letters
-LINE = {"offline": False, "latency": 150, "downloadThroughput": SECOND, "uploadThroughput": SECOND}
+SLOW = {"offline": False, "latency": 150, "downloadThroughput": SECOND, "uploadThroughput": SECOND}
 TOLD = """for (const type of ["paint", "resource"]) new PerformanceObserver(list =>
   list.getEntries().forEach(({name, startTime, responseEnd}) => {
     if (name === "first-contentful-paint") window.texted = startTime;
@@ -675,7 +675,7 @@ def soon(browser, own, name, width, tries=3) -> bool:
         with opened(browser, own, viewport={"width": width, "height": 844}) as page:
             line = page.context.new_cdp_session(page)
             line.send("Network.enable")
-            line.send("Network.emulateNetworkConditions", LINE)
+            line.send("Network.emulateNetworkConditions", SLOW)
             page.add_init_script(TOLD)
             page.goto(f"{own}/{name}", wait_until="load")
             page.wait_for_function("window.texted")
