@@ -4,6 +4,7 @@
 """
 
 import ast
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -58,6 +59,22 @@ def appendix(notebook) -> bool:
 
 def code_cells(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@functools.cache
+def sources(path: Path) -> dict[str, str]:
+    return {cell.id: cell.source for cell in code_cells(read(path))}
+
+
+def defined_by(parts: list[str], *changes: tuple[str, str]) -> dict:
+    """What code of a page defines; each change, as of a planted mistake, must find its place."""
+    source = "\n".join(parts)
+    for old, new in changes:
+        assert old in source, old
+        source = source.replace(old, new)
+    found: dict = {}
+    exec(compile(source, "a page", "exec"), found)  # noqa: S102 - the book's own
+    return found
 
 
 def lines(cell) -> list[str]:

@@ -3,7 +3,6 @@
 `delta_rule`, `one_state`, `chunk`, `in_chunks` and `reading` are taken from the page's own cells.
 """
 
-import functools
 import json
 import math
 
@@ -35,21 +34,11 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
-@functools.cache
-def cells() -> dict[str, str]:
-    return {cell.id: cell.source for cell in pages.code_cells(pages.read(PAGE))}
-
-
-def run(*changes: tuple[str, str], names: tuple[str, ...] = CELLS) -> dict:
-    """What these cells of the page define; each change must be of something that stands there."""
-    sources = [cells()[name].partition('\nd = 32\nprint("')[0] for name in names]
-    source = IMPORTS + "\n".join(sources)
-    for old, new in changes:
-        assert source.count(old) == 1, old
-        source = source.replace(old, new)
-    found: dict = {}
-    exec(compile(source, PAGE.name, "exec"), found)  # noqa: S102 - the page's own
-    return found
+def run(*changes: tuple[str, str]) -> dict:
+    """What these cells of the page define, without the table that one of them prints."""
+    parts = [pages.sources(PAGE)[name].partition('\nd = 32\nprint("')[0] for name in CELLS]
+    assert all("\n".join(parts).count(old) == 1 for old, _ in changes)
+    return pages.defined_by([IMPORTS, *parts], *changes)
 
 
 OWN = run()
@@ -153,7 +142,8 @@ def test_chunks_take_the_steps_that_the_page_counts(monkeypatch):
         page["in_chunks"](*inputs(0, 100), size)
         assert len(counted) == math.ceil(100 / size)
         assert sum(counted) == 100
-    assert "for " not in cells()["ch13-code-30"].partition("def in_chunks")[0]  # over no token
+    chunk, _, _ = pages.sources(PAGE)["ch13-code-30"].partition("def in_chunks")
+    assert "for " not in chunk  # over no token
 
 
 def test_a_chunk_computes_no_power_that_could_overflow():
@@ -384,5 +374,5 @@ def test_a_planted_mistake_is_seen(name):
 
 def test_the_rule_fits_a_phone():
     """At most 15 lines, and no name that is not in it."""
-    body = cells()["ch13-code-25"].splitlines()
+    body = pages.sources(PAGE)["ch13-code-25"].splitlines()
     assert len([line for line in body if line.strip()]) <= 15

@@ -3,7 +3,6 @@
 `tiled_attention`, `Recomputed`, `merge` and `most_memory` are taken from the page's own cells.
 """
 
-import functools
 import math
 import re
 
@@ -34,20 +33,8 @@ CELLS = (
 )
 
 
-@functools.cache
-def cells() -> dict[str, str]:
-    return {cell.id: cell.source for cell in pages.code_cells(pages.read(PAGE))}
-
-
 def run(*changes: tuple[str, str]) -> dict:
-    """What these cells of the page define; each change must be of something that stands there."""
-    source = IMPORTS + "\n".join(cells()[name] for name in CELLS)
-    for old, new in changes:
-        assert old in source, old
-        source = source.replace(old, new)
-    names: dict = {}
-    exec(compile(source, PAGE.name, "exec"), names)  # noqa: S102 - the page's own
-    return names
+    return pages.defined_by([IMPORTS, *(pages.sources(PAGE)[name] for name in CELLS)], *changes)
 
 
 OWN = run()
@@ -350,7 +337,7 @@ def test_the_kernel_takes_larger_tiles_from_768_queries_on():
 
 def test_the_loop_fits_a_screen():
     """Two loops in 27 lines; the step that they call is shown above them, in 8."""
-    step, source = cells()["ch12-code-64"], cells()["ch12-code-12"]
+    step, source = (pages.sources(PAGE)[f"ch12-code-{n}"] for n in (64, 12))
     body = source[source.index("def tiled_attention") :]
     assert len([line for line in body.splitlines() if line.strip()]) <= 27
     assert len(step.splitlines()) == 8
