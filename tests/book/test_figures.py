@@ -953,29 +953,32 @@ def test_each_patch_shows_whom_it_attends_to(browser, site, width, scheme):
 
 @functools.cache
 def clinic():
-    """Eight attentions, trained anew by the page's cells: every weight, the curve, both losses."""
+    """Ten attentions, trained anew by the page's cells: every weight, the curve, both losses."""
     cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "18_clinic.ipynb"))}
     space = {"math": math, "torch": torch, "F": torch.nn.functional, "nn": torch.nn}
-    sdpa, late = torch.nn.functional.scaled_dot_product_attention, ~masks.causal_mask(12)
-    space["future"] = lambda q, k, v: sdpa(q, k, v, late[: q.shape[-2], : q.shape[-2]])
+    space["partial"] = functools.partial
     with torch.random.fork_rng(devices=[]):
-        for name in ("mine", "echo", "train", "losses"):
+        for name in ("allowed", "attend", "echo", "train", "losses"):
             exec(cells[f"ch18-{name}"], space)  # noqa: S102 - the page's own
     text, causal = torch.tensor([[0, 1, 2, 0, 3, 4, 0, 1, 2, 0, 3]]), masks.causal_mask(11)
     # what some of them do is attention under some mask, with some scale
-    known = {"right": {"mask": causal}, "closes nothing": {}, "inverted": {"mask": ~causal}}
-    known |= {"divided by d": {"mask": causal, "scale": 1 / 8}}
-    known |= {"by √heads": {"mask": causal, "scale": 2**-0.5}}
-    known |= {"one ahead": {"mask": torch.ones(11, 11).tril(1).bool()}}
+    known = {"right": {"mask": causal}, "mask: no effect": {}}
+    known |= {"causal: inverted": {"mask": ~causal}}
+    known |= {"causal: one ahead": {"mask": torch.ones(11, 11).tril(1).bool()}}
+    scales = {"scale: none": 1.0, "scale: d": 1 / 8, "scale: √heads": 2**-0.5}
+    known |= {name: {"mask": causal, "scale": scale} for name, scale in scales.items()}
+    known |= {"heads: no transpose": {"mask": causal}}  # its weights are right
     maps, curves, sums = [], [], []
     for name, (model, losses) in space["trained"].items():
         with torch.no_grad():
             q, k, _ = model.project(model.embed(text))
             eye = torch.eye(11, dtype=q.dtype).expand(1, 2, 11, 11)
-            weights = model.attend(q, k, eye)[0, 0]
+            attend = space["attend"] if name == "heads: no transpose" else model.attend
+            weights = attend(q, k, eye)[0, 0]
             if name in known:
                 torch.testing.assert_close(weights, attention_weights(q, k, **known[name])[0, 0])
-            sums.append([float(space[kind](model, space["new"])) for kind in ("loss", "alone")])
+            judged = (space[kind](model, space["new"]) for kind in ("loss", "word_by_word"))
+            sums.append([float(both) for both in judged])
         maps.append(weights.float())
         curves.append(losses.view(50, 4).mean(dim=1).tolist())
     names, top = list(space["trained"]), max(map(max, curves))

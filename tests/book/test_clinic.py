@@ -1,0 +1,126 @@
+"""The clinic: each switch of its recipe is the mistake it is called; its conclusions can fail."""
+
+import math
+import unittest
+from functools import partial
+
+import pages
+import pytest
+import torch
+from pangolinn import seq2seq
+from torch import nn
+
+import attn_lib
+from attn_check import audit, diagnose
+
+CELLS = pages.sources(pages.BOOK / "18_clinic.ipynb")
+GIVEN = {"math": math, "torch": torch, "F": nn.functional, "nn": nn, "partial": partial}
+GIVEN |= {"unittest": unittest, "attn_lib": attn_lib, "audit": audit, "diagnose": diagnose}
+GIVEN |= {name: getattr(seq2seq, name) for name in seq2seq.__all__}
+
+
+def run(names, *changes, **given):
+    """What these cells of the page define, with some of their text changed."""
+    space = {**GIVEN, "__name__": "clinic", "print": lambda *_: None, **given}
+    source = "\n".join(CELLS[f"ch18-{name}"] for name in names.split())
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    with torch.random.fork_rng(devices=[]):
+        exec(source, space)  # noqa: S102 - the page's own
+    return space
+
+
+RECIPE = run("allowed tiled attend")
+NAMED = {
+    "scale: none": "the scale is missing",
+    "scale: d": "divided by d_k instead of its root",
+    "scale: √heads": "scaled by the number of heads",
+    "mask: no effect": "the mask has no effect",
+    "mask: after the softmax": "the mask comes after the softmax",
+    "causal: inverted": "the causal mask is reversed",
+    "causal: one ahead": "the causal mask sees one key too many",
+    "causal: from the first key": "the causal mask is aligned at the first key",
+    "softmax: over queries": "softmax over the queries",
+    "softmax: no maximum": "the output is not attention's",  # 0, where the usual code has NaN
+    "fill: -1e9": "the fill number does not fit in half precision",
+    "padding: on queries": "the padding mask closes queries instead of keys",
+    "window: one too wide": "the window is one too wide",
+    "tiles: not rescaled": "the online softmax does not rescale",
+    "heads: no transpose": "heads are merged without a transpose",
+}
+
+
+@pytest.mark.parametrize("wrong", RECIPE["MISTAKES"])
+def test_each_switch_is_the_mistake_it_is_called(wrong):
+    attend = partial(RECIPE["attend"], wrong=wrong)
+    meant = {"causal": True, "window": 4 if "window" in wrong else None}
+
+    def masked(q, k, v, mask=None):
+        return attend(q, k, v, mask, meant["window"])
+
+    def alone(q, k, v):
+        return attend(q, k, v)
+
+    def merged(q, k, v):
+        parts = (x.unflatten(2, (4, -1)).transpose(1, 2) for x in (q, k, v))
+        return attend(*parts).transpose(1, 2).flatten(2)
+
+    called = {"softmax: over queries": alone, "heads: no transpose": merged}.get(wrong, masked)
+    meant |= {"heads": 4} if called is merged else {}
+    meant |= {"mask_means": "attend"} if called is masked else {}
+    report = diagnose(called, **meant)
+    assert NAMED[wrong] in [found.name for found in report.failures], report
+
+
+def test_without_a_switch_it_is_right_and_an_unknown_one_is_none():
+    q, k, v = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0))
+    words = torch.arange(7) < torch.tensor([[7], [5]])
+    mask = torch.ones(7, 7).tril().triu(-3).bool() & words[:, None, None]
+    right = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    for wrong in (None, "right"):
+        torch.testing.assert_close(RECIPE["attend"](q, k, v, words, 4, wrong), right)
+
+
+FEW = ("range(200)", "range(50)"), ("(4, 0, 1)", "(4,)")  # steps, seeds
+
+
+def losses(*changes):
+    run("allowed tiled attend echo train losses", *FEW, *changes)
+
+
+def test_what_training_shows_can_fail():
+    """A leak that is none; a right attention that leaks."""
+    losses()
+    for old, new in (
+        ("mask = s <= t + 1", "mask = s <= t"),
+        ("    else:\n        mask = s <= t\n", "    else:\n        mask = s <= t + 1\n"),
+    ):
+        with pytest.raises(AssertionError):
+            losses((old, new))
+
+
+def noticed(*changes):
+    """How many mistakes each judge notices; of the slowest one it is said, not asked."""
+    names = "allowed tiled attend echo five models planted run"
+    stub = ("return diagnose(called, **meant).ok", "return not function.keywords.get('wrong')")
+    return [sum(seen) for seen in run(names, stub, *changes)["seen"].values()]
+
+
+def test_who_notices_what_can_fail():
+    """A hard call that is less hard; an audit that is content; a mistake less."""
+    assert noticed() == [0, 10, 12, 15, 7, 9]
+    assert noticed(("k, v, words)\n\ndef diagnosed", "k, v)\n\ndef diagnosed"))[2] == 11
+    for old, new in (
+        ("return audit(model).ok", "return True"),
+        ('"fill: -1e9", "softmax: no maximum"', '"softmax: no maximum"'),
+    ):
+        with pytest.raises(AssertionError):
+            noticed((old, new))
+
+
+def test_a_wrong_scale_has_to_be_right_at_one_size():
+    says = {"says": lambda *_: None}
+    run("by-heads", **says)
+    with pytest.raises(AssertionError):
+        run("by-heads", ("q.shape[1]", "q.shape[2]"), **says)
