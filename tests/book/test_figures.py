@@ -953,7 +953,7 @@ def test_each_patch_shows_whom_it_attends_to(browser, site, width, scheme):
 
 @functools.cache
 def clinic():
-    """Ten attentions, trained anew by the page's cells: every weight, the curve, both losses."""
+    """Eleven attentions, trained anew by the page's cells: every weight, the curve, both losses."""
     cells = {c.id: c.source for c in pages.code_cells(pages.read(pages.BOOK / "18_clinic.ipynb"))}
     space = {"math": math, "torch": torch, "F": torch.nn.functional, "nn": torch.nn}
     space["partial"] = functools.partial

@@ -185,11 +185,11 @@ def test_the_function_that_gets_no_mask_is_right():
         ["import torch.nn.functional as F", pages.sources(CLINIC)["ch18-custom"]]
     )["custom"]
 
-    def called(q, k, v, mask):
+    def called(q, k, v, mask=None):
         return custom(None, q, k, v, mask)[0].transpose(1, 2)
 
     assert attn_check.diagnose(called).ok
-    assert not attn_check.diagnose(lambda q, k, v, mask: called(q, k, v, None)).ok
+    assert not attn_check.diagnose(lambda q, k, v, mask=None: called(q, k, v, None)).ok
 
 
 @torch.no_grad()
