@@ -500,7 +500,7 @@ def test_the_rows_of_two_tables_stand_beside_each_other(browser, site):
         page.locator(".live .pair").wait_for(state="attached")
         assert page.evaluate(ASKEW) == 0
         with styled(page, ".live .pair.pair { align-items: normal !important }"):
-            assert page.evaluate(ASKEW) > 0
+            assert page.evaluate(ASKEW)
 
 
 def test_the_tables_of_moving_figures_are_in_order(browser, site):
@@ -535,7 +535,7 @@ def test_a_formula_in_a_caption_has_small_scripts(browser, site):
     with loaded(browser, site, "03_many_heads", 1280) as page:
         assert page.evaluate(same) == 0
         with styled(page, "figcaption math * { font-size: .9rem !important }"):
-            assert page.evaluate(same) > 0
+            assert page.evaluate(same)
 
 
 def test_code_is_broken_where_it_may_be():
