@@ -99,6 +99,8 @@ def table(names: list[str]) -> str:
 
 
 def _told(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    if re.fullmatch(r"Alias for field number \d+", " ".join(lines).strip()):
+        lines.clear()  # of a named tuple; what its fields hold, its class says
     text = set_formulas(linked("\n".join(lines)))
     text = _RETURNS.sub(r"\1\2: ", merged(text))
     if lost := re.search(r"\bpages?\s+on\s+\w+", text):

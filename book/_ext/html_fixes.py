@@ -2,14 +2,15 @@
 
 :func:`fix_text` is for the text of a page: a figure is drawn by lines, and the line under it says
 how it may be used again; a formula keeps the bracket before it and the comma behind it; Chinese
-words say that they are Chinese; a long address or name is broken between its parts; a screen reader
-is told rightly what the theme shows; and under its title a page says when its outputs were
-compared.
+words say that they are Chinese; a long address or name is broken between its parts, short code
+nowhere; the cells of a wide table know their headings, for a phone; a screen reader is told rightly
+what the theme shows; and under its title a page says when its outputs were compared.
 :func:`fix_page` is for a page as it is stored: the reader's colours before anything is painted,
 scripts that it needs, at its end, and pictures with their sizes, large ones stored again without
 loss; :func:`fix_script` silences the theme's scripts, :func:`fix_styles` leaves one stylesheet.
 """
 
+import itertools
 import json
 import re
 from datetime import date
@@ -32,6 +33,10 @@ _BEHIND = r"(?:[.,;:!?)\]’”]|-\w+)"  # also "n-th"
 _ADDRESS = re.compile(r"(?<=>)(?=[^<>\s]{34})[^<>\s]+/[^<>\s]+(?=</a>)")
 _NAME = re.compile(r'(?<=<span class="pre">)[^<>\s]{30,}(?=</span>)')
 _TOGETHER = re.compile(rf"(\({_FORMULA}{_BEHIND}*|{_FORMULA}{_BEHIND}+)")
+_CODE = re.compile(r'(?s)(?<=<code class=")[^"]*">(.*?)</code>')
+_SHORT = 20  # letters, which no line breaks
+_HEAD = re.compile(r"(?s)<th\b[^>]*>(.*?)</th>")
+_TABLE = re.compile(r'(?s)<table class="table">.*?</table>')
 _CITED = re.compile(r'(?s)<div class="citation".*?</div>')
 # what the theme writes -> what it should have written: the label of a folded block hid its title,
 # the bibliography's roles are no longer roles, and a signature is no list of definitions
@@ -67,14 +72,37 @@ def fix_text(html: str, licences: dict[str, str] | None = None) -> str:
     html = _TOGETHER.sub(r'<span class="together">\1</span>', html)
     html = re.sub(r">[^<]+<", _chinese, html)
     html = _CITED.sub(_typed, html)
-    html = _NAME.sub(lambda name: re.sub(r"(?<=[\w)])(?=[./])", "<wbr>", name[0]), html)
+    html = _TABLE.sub(_headed, html)
+    html = _CODE.sub(_whole, html)
+    html = _NAME.sub(lambda name: re.sub(r"(?<=\w[\w)])(?=[./])", "<wbr>", name[0]), html)
     html = _ADDRESS.sub(lambda text: re.sub(r"(?<=\w)(?=[./?_#])", "<wbr>", text[0]), html)
     return FIGURE.sub(pictured, html)
 
 
 def _typed(work: re.Match) -> str:
-    """A cited work, with the formula in its title as one would type it."""
-    return re.sub(r"\$([^$<>]+)\$", lambda tex: as_text(tex[1]), work[0])
+    """A cited work without its label, with the formula in its title as one would type it.
+
+    A short address stays whole, and the full stop stays with it.
+    """
+    text = re.sub(r'(?s)<span class="label">.*?</span>\n|(?<=\. )URL: ', "", work[0])
+    text = re.sub(r"(<a [^>]*>[^<]{,33}</a>\.)", r'<span class="together">\1</span>', text)
+    return re.sub(r"\$([^$<>]+)\$", lambda tex: as_text(tex[1]), text)
+
+
+def _whole(code: re.Match) -> str:
+    """Code that is not broken if it is short, not even at a space."""
+    letters = re.sub(r"&\w+;", "x", re.sub("<[^>]*>", "", code[1]))
+    return "short " * (len(letters) <= _SHORT) + code[0]
+
+
+def _headed(table: re.Match) -> str:
+    """A table of four columns and more, in whose cells but the first the heading stands."""
+    heads = [re.sub("<[^>]*>", "", head).strip() for head in _HEAD.findall(table[0])]
+    if len(heads) < 4:
+        return table[0]
+    names = itertools.cycle(["", *(f' data-head="{head}"' for head in heads[1:])])
+    text = re.sub("<td(?=[ >])", lambda cell: cell[0] + next(names), table[0])
+    return text.replace('class="table"', 'class="table stacked"', 1)
 
 
 def _chinese(text: re.Match) -> str:
@@ -230,8 +258,6 @@ def _licences(doctree: nodes.document | None) -> dict[str, str]:
 
 
 def _write(app: Sphinx, page: str, template: str, context: dict, doctree: nodes.document) -> None:
-    for beside in filter(None, map(context.get, ("prev", "next"))):  # of which half a line is seen
-        beside["title"] = beside["title"].replace("attn_lib.", "attn_lib.<wbr>")
     if "body" in context:
         context["body"] = fix_text(context["body"], _licences(doctree))
         if app.env.doc2path(page).endswith(".ipynb"):

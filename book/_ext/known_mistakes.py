@@ -4,7 +4,10 @@ A directive for each part of the page names the mistakes that begin it: the part
 the mistake where the next one begins, so that a new row of the table is on the page by itself.
 """
 
+import itertools
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from docutils import nodes
@@ -12,6 +15,12 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 WORDS = Path(__file__).parents[2] / "attn_check" / "mistakes.json"
+# code in a text: words with signs, names, what an operator joins, a whole statement
+SIGN = re.compile(r"[()\[\]_=@~|&<>…]|\w\.\w|^\.\w|^\.\.\.$|^-\w")
+JOINERS = {"before", "without"}
+NAMES = {"None", "clamp", "def", "detach", "flip", "k", "q", "tanh", "tril", "triu", "v"}
+OPERATOR = re.compile(r"[-=/*@+<>&|!%−]+")
+STATEMENT = re.compile(r"(?:if|for|return|def|(?:\w, )+\w) .*?(?=, or | before |; |$)|(?:\w, )+\w$")
 LABELS = {"look_for": "Look for", "repair": "Repair"}
 
 
@@ -36,13 +45,42 @@ def described(row: dict[str, str]) -> list[nodes.Node]:
 
 
 def marked(words: str) -> list[nodes.Node]:
-    """Words that are code, unless they are a sentence or say themselves which part is code."""
-    if words.endswith(".") and not words.endswith("..."):
-        return [nodes.Text(words)]
-    if "`" not in words:
-        return [nodes.literal(words, words)]
-    parts = enumerate(words.split("`"))
-    return [nodes.literal(part, part) if n % 2 else nodes.Text(part) for n, part in parts if part]
+    """Words and code, each set as what it is."""
+    return [nodes.literal(part, part) if code else nodes.Text(part) for part, code in pieces(words)]
+
+
+def pieces(words: str) -> list[tuple[str, bool]]:
+    """Parts of a text, and whether they are code: as they say, or by the signs in their words."""
+    if "`" in words:
+        return [(part, n % 2 == 1) for n, part in enumerate(words.split("`")) if part]
+    first, semicolon, rest = words.partition("; ")
+    if semicolon:
+        return [*pieces(first), (semicolon, False), *pieces(rest)]
+    whole = STATEMENT.match(words)
+    found = [(whole[0], True)] if whole else []
+    for bare, end, code in _words(words[whole.end() if whole else 0 :]):
+        joined = found and found[-1][1] and code
+        found += [(" ", False)] if found and bare and not joined else []
+        found.append((f"{found.pop()[0]} {bare}" if joined else bare, code))
+        found += [(end, False)] if end else []
+    return [
+        ("".join(part for part, _ in group), code)
+        for code, group in itertools.groupby(found, key=lambda one: one[1])
+    ]
+
+
+def _words(text: str) -> Iterator[tuple[str, str, bool]]:
+    """Each word, or what stands in brackets; the sign behind it; whether it is code."""
+    depth, found = 0, [""]
+    for letter in text.strip():
+        depth += (letter in "([{") - (letter in ")]}")
+        found += [""] if letter == " " and not depth else []
+        found[-1] += letter.strip() or " " * bool(depth)
+    parts = [re.fullmatch(r"(.*?(?:\.\.\.)?)([.,;:]?)", word).groups() for word in found]
+    joins = [False, *(OPERATOR.fullmatch(word) is not None for word, _ in parts), False]
+    for n, (word, end) in enumerate(parts):
+        joined = joins[n] or joins[n + 1] or (joins[n + 2] and not end and word not in JOINERS)
+        yield word, end, bool(joined or word in NAMES or SIGN.search(word))
 
 
 def section(name: str, row: dict) -> nodes.section:

@@ -39,6 +39,8 @@ CAPTION = re.compile(
 )
 TAG, PAINTED = re.compile(r"(<[^>]*>)"), r'<(?:path|rect)[^>]* fill="#(\w\w)\1\1"'
 CELL = re.compile(r'<path stroke="#\w+" d="M\d+ \d+h')  # of a heat map, or of a print in ink
+ALIKE = re.compile(r' fill="(#\w+)" stroke="\1" stroke-linejoin="miter"')  # a box without a frame
+TWICE = re.compile(r'(class="w" style="[^"]*" )(.*)\1')
 _COLOUR = re.compile(r'(fill|stroke|stop-color)="#(\w\w)(\w\w)(\w\w)"')
 
 
@@ -71,12 +73,15 @@ def inlined(name: str, alt: str) -> str:
 def _recoloured(tag: str) -> str:
     text = tag.startswith(("<text", "<tspan"))
     cell = CELL.match(tag) is not None
-    return _COLOUR.sub(
-        lambda one: one[0] if text and "#ffffff" in one[0] else _colour(one, cell), tag
+    whole = ALIKE.search(tag) is not None
+    recoloured = _COLOUR.sub(
+        lambda one: one[0] if text and "#ffffff" in one[0] else _colour(one, cell, whole), tag
     )
+    return TWICE.sub(r"\1\2", recoloured)
 
 
-def _colour(one: re.Match, cell: bool) -> str:
+def _colour(one: re.Match, cell: bool, whole: bool) -> str:
+    """A colour as the page has it; that of the edge of a ``whole`` is that of its inside."""
     where, *parts = one.groups()
     colour = f"#{''.join(parts)}"
     if colour in ROLES:
@@ -88,7 +93,7 @@ def _colour(one: re.Match, cell: bool) -> str:
     if max(parts) == min(parts):
         return f'{where}="var(--g{parts[0][0]},{colour})"'
     light = sum(int(part, 16) for part in parts) / 3
-    if light > 110 and (where == "stroke" or light < 150):
+    if light > 110 and ((where == "stroke" and not whole) or light < 150):
         return one[0]
     share, other = ("30%", "sink") if light > 110 else ("55%", "lift")
     return f'{where}="color-mix(in srgb,{colour} {share},var(--{other},{colour}))"'

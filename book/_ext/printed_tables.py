@@ -65,7 +65,10 @@ def markup(rows: list[list[str]], number: int) -> str:
         for at, (text, kind) in enumerate(zip(row, kinds, strict=True)):
             scope = "" if not text else ' scope="col"' if n == 0 else ' scope="row"' * (at == 0)
             tag = "th" if scope else "td"
-            cells.append(f"<{tag}{scope}{kind}>{html.escape(text)}</{tag}>")
+            shown = html.escape(text)
+            if scope and len(text) > 10:  # on a phone, a long name has two lines
+                shown = shown.replace("_", "_<wbr>")
+            cells.append(f"<{tag}{scope}{kind}>{shown}</{tag}>")
         written.append(f"<tr>{''.join(cells)}</tr>")
     name = html.escape(f"Table {number}: {', '.join(filter(None, rows[0]))}")
     return (

@@ -42,12 +42,15 @@ TABLES: dict[str, dict[str, list[str]]] = {
         "4-D mask": ["packing: 4-D mask"],
         "cu_seq_lens": ["packing: cu_seq_lens"],
     },
-    "padding": {**_padding("left"), **_padding("right")},
+    "left": _padding("left"),
+    "right": _padding("right"),
     "cache": {
         "cache": ["cache"],
         "chunks": ["chunks"],
         "causal": ["causal"],
         "repeat": ["repeat"],
+    },
+    "rows": {
         "rows": ["batch: cache off", "batch"],
         "rows, cache": ["batch: cache on"],
         "other kernel": ["kernel: eager, not sdpa", "kernel: sdpa, not eager"],

@@ -52,7 +52,8 @@ class Table(Front):
             rows.append(f"<tr><td>{named}</td><td>{time}</td>{''.join(links)}</tr>")
         heads = "".join(f"<th>{head}</th>" for head in ("Chapter", "Time", *map(str.title, KINDS)))
         table = f'<table class="table teach-table"><thead><tr>{heads}</tr></thead>'
-        return [self.raw(f"{table}<tbody>{''.join(rows)}</tbody></table>")]
+        table += f"<tbody>{''.join(rows)}</tbody></table>"
+        return [self.raw(f'<div class="pst-scrollable-table-container">{table}</div>')]
 
 
 def chapters(cells: dict[str, list]) -> list[tuple[str, list]]:

@@ -316,7 +316,7 @@
       picks.set, heat.label,
       make("table", {class: "next"}, columns(make("th", {scope: "col"}, "next token"), ["share"]), make("tbody", {}, ...rows)),
       say,
-      make("p", {class: "drawn"}, "Three texts, drawn with the same luck at every setting:"),
+      make("p", {}, "Three texts, drawn with the same luck at every setting:"),
       make("ol", {class: "texts"}, ...lines),
       make("p", {class: "hint"}, "Choose a cut, and move the slider, or focus it and use the arrow keys. ", again),
     ];

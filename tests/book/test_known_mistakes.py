@@ -36,6 +36,39 @@ def test_a_part_that_is_not_in_the_table_stops_the_build(part, words):
         known_mistakes.between(WORDS, *part)
 
 
+WORDY = r"(?:^|\s)(?:an?|the|before|without|where|which|once)(?=\s|$)"  # words of a sentence
+SIGNED = r"[_=()\[\]]"  # signs of code
+
+
+def mixed(words: str) -> bool:
+    """Whether a sentence is set as code, or code as words."""
+    parts = known_mistakes.pieces(words)
+    assert "".join(part for part, _ in parts) == words.replace("`", "")
+    return any(re.search(WORDY if code else SIGNED, part) for part, code in parts)
+
+
+def test_code_is_set_as_code_and_words_as_words(monkeypatch):
+    rows = [each for row in WORDS.values() for each in (row, *row.get("words", {}).values())]
+    said = [row[key] for row in rows for key in TOLD[1:] if key in row]
+    assert len(said) > 200
+    unmarked = "a call without scale=scale, or `scale or d_k ** -0.5`"  # which says itself what is
+    assert [words for words in said if mixed(words)] == [unmarked]
+    known = "is_causal", "tril", "triu"
+    assert known_mistakes.pieces(", ".join(known) + "; a mask that is never applied") == [
+        ("is_causal", True),
+        (", ", False),
+        ("tril", True),
+        (", ", False),
+        ("triu", True),
+        ("; ", False),
+        ("a mask that is never applied", False),
+    ]
+    for name, pattern in (("SIGN", "$^"), ("OPERATOR", "before|the")):
+        with monkeypatch.context() as planted:
+            planted.setattr(known_mistakes, name, re.compile(pattern))
+            assert any(map(mixed, said)), name
+
+
 def lost(text: str) -> set[str]:
     """The mistakes of which the page lacks an address, a source, or any of their words."""
     words = html.unescape(re.sub(r"<[^>]+>", "", text)).translate(STRAIGHT)

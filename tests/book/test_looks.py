@@ -67,6 +67,7 @@ CUT = """phone => {
       return true;
     return text(next) && /^[.,;:!?)]/.test(next.data) && at(next, 0).top > box.bottom;
   };
+  const left = box => box.getBoundingClientRect().left;
   const higher = heading => {  // by the link that nobody sees
     const link = heading.querySelector(".headerlink"), before = heading.offsetHeight;
     if (!link) return false;
@@ -97,6 +98,16 @@ CUT = """phone => {
     split: [...document.querySelectorAll(".prev-next-area code .pre")]
       .filter(name => [...name.childNodes].some(one => one.data && lines(one) > 1))
       .map(name => name.textContent),
+    unseen: all(".printed-table, .pst-scrollable-table-container")
+      .filter(box => box.scrollWidth > box.clientWidth + 1).length,
+    torn: all(":is(p, li) code").filter(({firstChild, lastChild, textContent}) => {
+      const [first, last] = [firstChild, lastChild].map(one => one.getBoundingClientRect?.());
+      return textContent.length < 20 && first && last && last.bottom > first.bottom + 5;
+    }).length,
+    unproved: all(".proof").map(box => [...box.querySelectorAll("p")].at(-1))
+      .filter(end => !getComputedStyle(end, "::after").content.includes("∎")).length,
+    jumped: all("details[open] > summary > .expanded")
+      .filter(title => left(title) > left(title.parentElement) + 1).length,
     higher: all(":is(h1, h2, h3, h4)").filter(higher).length,
     blank: all("p:empty").filter(text => text.getClientRects().length).length,
     veiled: all(".pst-scrollable-table-container tr")  // no shade would be seen through them
@@ -112,6 +123,7 @@ CUT = """phone => {
   };
 }"""
 FITS = {"cut": [], "wrapped": 0, "unsaid": 0, "sizes": [], "broken": [], "orphans": 0}
+FITS |= {"unseen": 0, "torn": 0, "unproved": 0, "jumped": 0}
 FITS |= {"apart": 0, "split": [], "higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
 LETTERS = range(60, 78)
 UNFIT = {
@@ -127,6 +139,11 @@ UNFIT = {
     ".together { white-space: normal !important }",
     "apart": ".bd-article h1 code[class] { display: inline-block !important; width: 95% }",
     "split": ".prev-next-area code[class] { font-size: 2rem !important }",
+    "unseen": ".bd-article .pst-scrollable-table-container[class] td { padding: 6rem !important }",
+    "torn": ".bd-article p code[class] :is(*, .pre) { white-space: normal !important }"
+    ".bd-article p code[class] { letter-spacing: 2rem; white-space: normal !important }",
+    "unproved": "article .proof[class] li > p::after { content: none !important }",
+    "jumped": "article details summary > .expanded { margin-left: 22px !important }",
     "higher": "article .headerlink { display: block !important; position: static !important }",
     "blank": "article p:empty { display: block !important }",
     "veiled": ".bd-article .pst-scrollable-table-container[class] tr[class]"
@@ -461,6 +478,8 @@ STRAY = """() => {
   };
   return {
     scattered: tables.filter(one => getComputedStyle(one).display !== "table").length,
+    unpainted: [...document.querySelectorAll(".live svg :is(circle, rect, polygon)")]
+      .filter(shape => getComputedStyle(shape).fill === "rgb(0, 0, 0)").length,
     adrift: tables.filter(one => one.matches(".next, .most")).filter(({tHead, tBodies}) =>
       [...tHead.rows[0].cells].slice(1).some((head, i) =>
         Math.abs(left(head) - left(tBodies[0].rows[0].cells[i + 1])) > 3)).length,
@@ -468,16 +487,36 @@ STRAY = """() => {
 }"""
 
 
+ASKEW = """() => [...document.querySelectorAll(".live .pair")].flatMap(pair => {
+  const [left, right] = [...pair.querySelectorAll("table")].map(table =>
+    [...table.tBodies[0].rows].reverse().map(row => row.getBoundingClientRect()));
+  const middle = row => (row.top + row.bottom) / 2;
+  return right.filter((row, i) => Math.abs(middle(row) - middle(left[i])) > 3);
+}).length"""
+
+
+def test_the_rows_of_two_tables_stand_beside_each_other(browser, site):
+    with loaded(browser, site, "12_without_matrix", 1280) as page:
+        page.locator(".live .pair").wait_for(state="attached")
+        assert page.evaluate(ASKEW) == 0
+        with styled(page, ".live .pair.pair { align-items: normal !important }"):
+            assert page.evaluate(ASKEW)
+
+
 def test_the_tables_of_moving_figures_are_in_order(browser, site):
-    seen = {"scattered": 0, "adrift": 0}
+    """And no shape has the colour that shapes have which got none."""
+    fine = {"scattered": 0, "unpainted": 0, "adrift": 0}
+    seen = fine.copy()
     for path in pages.NOTEBOOKS:
         with loaded(browser, site, path.stem, 390) as page:
-            assert page.evaluate(STRAY) == {"scattered": 0, "adrift": 0}, path.stem
+            assert page.evaluate(STRAY) == fine, path.stem
+            with styled(page, ".live .losses .tip { fill: #000 !important }"):
+                seen["unpainted"] += page.evaluate(STRAY)["unpainted"]
             with styled(page, ".live .tiles.tiles { display: grid !important }"):
                 seen["scattered"] += page.evaluate(STRAY)["scattered"]
             with styled(page, ".live thead th[scope] { text-align: center !important }"):
                 seen["adrift"] += page.evaluate(STRAY)["adrift"]
-    assert seen["scattered"] == 1
+    assert (seen["scattered"], seen["unpainted"]) == (1, 1)
     assert seen["adrift"] > 1
 
 
@@ -487,6 +526,55 @@ def test_a_formula_keeps_what_clings_to_it():
         assert html_fixes.fix_text(text) == f'<span class="together">{text}</span>'
     for text in (formula, f"( {formula} )", f"a {formula} b"):
         assert html_fixes.fix_text(text) == text
+
+
+def test_a_formula_in_a_caption_has_small_scripts(browser, site):
+    same = """() => [...document.querySelectorAll("figcaption :is(msup, msub)")].map(one =>
+      [...one.children].map(part => parseFloat(getComputedStyle(part).fontSize)))
+      .filter(([base, script]) => script > 0.9 * base).length"""
+    with loaded(browser, site, "03_many_heads", 1280) as page:
+        assert page.evaluate(same) == 0
+        with styled(page, "figcaption math * { font-size: .9rem !important }"):
+            assert page.evaluate(same)
+
+
+def test_code_is_broken_where_it_may_be():
+    def code(text):
+        parts = "".join(f'<span class="pre">{part}</span> ' for part in text.split())
+        return f'<code class="docutils">{parts.strip()}</code>'
+
+    shown = html_fixes.fix_text(code("F.scaled_dot_product_attention"))
+    assert shown == code("F.scaled_dot_product_attention")  # no F has a line of its own
+    assert "torch.nn.functional<wbr>.scaled" in html_fixes.fix_text(
+        code("torch.nn.functional.scaled_dot_product_attention")
+    )
+    for text, short in (("trained - 1", True), ("a &lt; 20 * letters", True), ("b " * 11, False)):
+        assert ('class="short ' in html_fixes.fix_text(code(text))) is short, text
+
+
+def test_a_cited_work_is_text_and_its_address():
+    label = '<span class="label"><span class="fn-bracket">[</span>AB26</span>\n'
+    link = '<a href="x">{}</a>.'
+    for address, whole in (
+        ("project#4663", True),
+        ("https://example.org/a/long/address/of/it", False),
+    ):
+        work = '<div class="citation" id="id1">\n{}<p>A. B. 2026. {}{}</p>\n</div>'
+        shown = html_fixes.fix_text(work.format(label, "URL: ", link.format(address)))
+        own = re.sub("<wbr>", "", shown)
+        kept = f'<span class="together">{link.format(address)}</span>'
+        assert own == work.format("", "", kept if whole else link.format(address))
+
+
+def test_cells_of_wide_tables_know_their_headings():
+    def table(n):
+        heads, cells = ("".join(f"<{tag}>{i}</{tag}>" for i in range(n)) for tag in ("th", "td"))
+        return f'<table class="table"><tr>{heads}</tr><tr>{cells}</tr><tr>{cells}</tr></table>'
+
+    assert html_fixes.fix_text(table(3)) == table(3)
+    shown = html_fixes.fix_text(table(4))
+    assert shown.count('<td>0</td><td data-head="1">1</td><td data-head="2">2</td>') == 2
+    assert 'class="table stacked"' in shown
 
 
 # ---------------------------------------------------------------- what is said

@@ -164,18 +164,33 @@ REACH = """box => {
 
 def test_every_table_is_whole_on_a_phone_its_numbers_in_columns(browser, site):
     with opened(browser, site.as_uri()) as page:
-        for path in WITH_TABLES:
-            visit(page, f"{site.as_uri()}/book/{path.stem}.html", 390)
+        for name in [*(path.stem for path in WITH_TABLES), "scoreboard"]:
+            visit(page, f"{site.as_uri()}/book/{name}.html", 390)
             page.evaluate(
                 "document.querySelectorAll('details').forEach(one => { one.open = true })"
             )
-            assert page.evaluate(HIDDEN) == [], path.stem
+            assert page.evaluate(HIDDEN) == [], name
             assert page.evaluate(UNEVEN) == 0
             with styled(page, ".printed-table :is(th, td) { padding: 6rem !important }"):
                 assert len(page.evaluate(HIDDEN)) == page.locator(".printed-table").count()
     with loaded(browser, site, "16_large_vision", 390) as page:
         with styled(page, ".printed-table td { text-align: left !important }"):
             assert page.locator("td.number").count() == page.evaluate(UNEVEN) > 0
+
+
+HEADED = """box => {
+  box.scrollTop = 500;
+  const head = box.querySelector("thead th").getBoundingClientRect();
+  return [box.scrollTop, Math.abs(head.top - box.getBoundingClientRect().top) < 2];
+}"""
+
+
+def test_a_long_table_keeps_its_headings(browser, site):
+    with loaded(browser, site, "scoreboard", 390) as page:
+        table = page.locator(".printed-table").nth(1)
+        assert table.evaluate(HEADED) == [500, True]
+        with styled(page, ".printed-table * { position: static !important }"):
+            assert table.evaluate(HEADED) == [500, False]
 
 
 def test_a_wide_table_scrolls_beside_its_names(browser, site):

@@ -10,7 +10,7 @@ import re
 import api
 import pages
 import pytest
-from browsing import loaded, opened, visit
+from browsing import loaded, opened, styled, visit
 from tables import for_each
 
 MODULES = sorted(path.stem for path in pages.BOOK.glob("attn_*.md"))
@@ -132,6 +132,23 @@ def test_what_is_said_once_stands_once(site):
     assert "mask, attn_bias, scale, softcap, causal – as in attention_weights()." in entry
     assert api.merged("* **a** -- x\n  * **b** -- x\n") == "* **a**, **b** -- x\n"
     assert api.merged("* **a** -- x\n  * **b** -- xy\n") == "* **a** -- x\n  * **b** -- xy\n"
+
+
+def test_no_field_is_said_to_be_an_alias(site):
+    """Which is all that Python says of the fields of a named tuple."""
+    found = [name for name in MODULES if "Alias for" in (site / f"book/{name}.html").read_text()]
+    assert found == []
+    assert 'id="attn_lib.datasets.Dates.iso"' in (site / "book/attn_lib.datasets.html").read_text()
+
+
+def test_the_link_to_a_source_stays_in_its_heading(browser, site):
+    fallen = """() => [...document.querySelectorAll("dt.sig:has(.viewcode-link)")].filter(head =>
+      head.querySelector(".viewcode-link").getBoundingClientRect().bottom
+        > head.getBoundingClientRect().bottom + 1).length"""
+    with loaded(browser, site, "attn_lib.masks", 390) as page:
+        assert page.evaluate(fallen) == 0
+        with styled(page, "article dl.py dt.sig { display: block !important }"):
+            assert page.evaluate(fallen)
 
 
 # ---------------------------------------------------------------- links

@@ -182,6 +182,15 @@ NARROW = """() => [...document.querySelectorAll("figure > svg, figure > a > svg"
 }).map(svg => svg.outerHTML.slice(0, 60))"""
 
 
+# captions below an empty space
+APART = """() => [...document.querySelectorAll("figure > svg + figcaption")].filter(caption => {
+  const svg = caption.previousElementSibling, {width, height} = svg.getBoundingClientRect();
+  const {width: w, height: h} = svg.viewBox.baseVal;
+  const below = getComputedStyle(svg.parentElement).flexDirection === "column";
+  return below && height - h * Math.min(width / w, height / h) > 20;
+}).length"""
+
+
 def after(page, key):
     """The slide that is seen after a key, and the one that the address names."""
     page.keyboard.press(key)
@@ -244,6 +253,9 @@ def test_each_slide_is_whole_on_its_screen(width, height, browser, site):
             assert page.evaluate(CUT) == [], path.stem
             assert page.evaluate("[...document.images].every(image => image.naturalWidth)")
             assert page.evaluate(NARROW) == [], path.stem
+            assert page.evaluate(APART) == 0, path.stem
+        with styled(page, "svg { height: 100% !important; flex: 0 1 100% !important }"):
+            assert width > height or page.evaluate(APART)
         with styled(page, "svg { width: 300px }"):
             assert page.evaluate(NARROW) != []
         with styled(page, ":is(img, svg) { height: 90vh; flex-shrink: 0 !important }"):

@@ -111,6 +111,16 @@ def test_a_photograph_is_a_picture_in_the_svg(cmap, size, kind):
     assert text.count("h1") == (0 if kind else size**2)
 
 
+def test_the_edge_of_a_cell_changes_with_its_inside():
+    """Or it frames the cell in the dark; a line, and an edge of its own, keep their colour."""
+    cell = '<path fill="#fdd49e" stroke="{}" stroke-linejoin="miter" d="M0 0">'
+    mixed = 'color-mix(in srgb,#fdd49e 30%,var(--sink,#fdd49e))"'
+    assert line_figures._recoloured(cell.format("#fdd49e")).count(mixed) == 2
+    assert line_figures._recoloured(cell.format("#a1d99b")).count("color-mix") == 1
+    blue = line_figures._recoloured(cell.format("#9ecae1").replace("#fdd49e", "#9ecae1"))
+    assert blue.count('class="w"') == 1
+
+
 def test_only_what_ran_is_kept(tmp_path, monkeypatch):
     """The figures of a page that it no longer draws go, those of other pages stay."""
     monkeypatch.setattr(vector, "FOLDER", tmp_path / "figures")
