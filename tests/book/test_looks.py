@@ -210,7 +210,7 @@ def shaded(page, box) -> list[bool]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_box_shows_where_it_goes_on(browser, site, scheme):
     """At the end that is out of sight, and there alone."""
-    with loaded(browser, site, "17_weather", 390, scheme) as page:
+    with loaded(browser, site, "08_next_token", 390, scheme) as page:
         for kind in ("cell_input", "cell_output"):
             found = page.locator(f"article > section .{kind} pre:visible").all()
             wide = [box for box in found if box.evaluate("b => b.scrollWidth > b.clientWidth + 60")]
