@@ -215,3 +215,30 @@ def test_another_record_would_not(name, seen):
     if name == "with rain":
         altered[name] = [LOG[name][0][::-1], *LOG[name][1:]]
     assert seen in untrue(altered)
+
+
+def test_the_forecasts_of_16_march_are_those_of_the_rivals():
+    at = datasets.weather().dates.index("2015-03-16") - 1461
+    learn, test = OWN["learn"], OWN["test"]
+    own = {
+        "what came": OWN["z"][at],
+        "same as today": OWN["z"][at - 1],
+        "seasonal mean": OWN["seasonal_mean"](slice(-365, None))[at],
+        "formula, 1 day": OWN["ridge"](learn, test, 1)[at],
+        "formula, 3 days": OWN["ridge"](learn, test, 3)[at],
+    }
+    for told in LOG["16 March"]:
+        assert set(told) - set(own) == {"no heads", "four heads"}
+        for name, numbers in own.items():
+            assert torch.allclose(torch.tensor(told[name]), numbers, atol=1e-5), name
+
+
+def test_a_kept_year_once_more():
+    """Trained anew for one seed: the gap, and the distance from the formula of three days."""
+    others, own = OWN["keep_out"](2013, OWN["windows"])
+    fit, forecast, error = OWN["fit"], OWN["forecast"], OWN["daily_error"]
+    four, none = (error(forecast(fit(3, H, others), own), own) for H in (4, 0))
+    formula = error(OWN["ridge"](others, own, 3), own)
+    for name, rival in (("kept out", none), ("behind the formula", formula)):
+        found = torch.tensor(LOG[name][3][1])
+        assert torch.allclose(torch.stack(OWN["compare"](four, rival)), found, atol=0.002), name
