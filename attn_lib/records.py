@@ -30,7 +30,7 @@ def record(name: str) -> dict[str, Any]:
 
     Example:
         >>> record("17_weather")["seeds"]
-        [0, 1, 2, 3, 4]
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
     found = json.loads(packaged(f"{name}.json"))
     return {key: value for key, value in found.items() if key not in _TO_REPEAT}

@@ -130,10 +130,16 @@ def _rescaled(parts):
     return [2 * q.T, k.T / 2, v.T]
 
 
-def _zeroed(W, *where):
-    W = W.clone()
-    W[where] = 0.0
-    return W
+def _judged(a, b, years, *, errors=2, days=64, paired=True, spread=None):
+    """Years in which a is ahead of b by so many standard errors; sixty-four days a year."""
+    found = []
+    for year in np.unique(np.asarray(years)).tolist():
+        own, other = a[years == year], b[years == year]
+        usual = spread if spread is not None else (own - other).std()
+        usual = usual if paired else (own.var() + other.var()) ** 0.5
+        if (own - other).mean() < -errors * usual / days**0.5:
+            found.append(year)
+    return found
 
 
 def _cut(p, mask):
@@ -1356,8 +1362,15 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda raw, n: (raw - raw[:n].mean()) / raw[:n].std(), "of its own"),
         (lambda raw, n: raw - raw[:n].mean(0), "now divide"),
         (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].var(0), "take its root"),
+        (lambda raw, n: (raw - raw[:n].mean(0)) / raw.std(0), "deviation is that of all days"),
+        (lambda raw, n: (raw - raw.mean(0)) / raw[:n].std(0), "mean is that of all days"),
+        (lambda raw, n: (raw - raw[: n + 1].mean(0)) / raw[: n + 1].std(0), "one day more"),
+        (lambda raw, n: (raw - raw[: n - 1].mean(0)) / raw[: n - 1].std(0), "one day less"),
         (lambda raw, n: (raw[:n] - raw[:n].mean(0)) / raw[:n].std(0), "11 days of 3 features"),
-        (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "largest difference"),
+        (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "first day's first feature"),
+        (lambda raw, n: raw - raw[:n].mean(1), "over the days, dim=0"),
+        (lambda raw, n: raw[:, :n] - raw[:, 9], "it raised IndexError"),
+        (lambda raw, n: raw.sub_(raw[:n].mean(0)).div_(raw[:n].std(0)), "changed its argument"),
         (lambda raw, n: raw.tolist(), "not list"),
     ],
     "17.3": [
@@ -1367,16 +1380,22 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, T, end: z[: end + 1].unfold(0, T + 1, 1).mT, "ends with day 8"),
         (lambda z, T, end: z[: end - 1].unfold(0, T + 1, 1).mT, "there are 4 windows, not 3"),
         (lambda z, T, end: z[:end].unfold(0, T, 1).mT, "the shape is"),
-        (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), "largest difference"),
+        (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), r"holds the days \[4, 3, 2, 1"),
+        (lambda z, T, end: z.mul_(2)[:end].unfold(0, T + 1, 1).mT, "changed its argument"),
         (lambda z, T, end: z[:end].tolist(), "not list"),
     ],
     "17.4": [
-        (lambda W, h, H: _zeroed(W, slice(h * 2, h * 2 + 2)), "rows are outputs"),
-        (lambda W, h, H: W.unflatten(1, (H, -1))[:, h].zero_(), "changed its argument"),
-        (lambda W, h, H: W, "still contributes"),
-        (lambda W, h, H: _zeroed(W, slice(None), slice(h * 2, h * 2 + 2)), "of 2 still"),
-        (lambda W, h, H: torch.zeros(5, 3), "the shape is"),
-        (lambda W, h, H: _zeroed(W, slice(None), slice(h, None, H)), "another head no longer does"),
+        (lambda a, b, y: _judged(b, a, y), "where a is worse"),
+        (lambda a, b, y: sorted({*_judged(a, b, y), *_judged(b, a, y)}), "in either direction"),
+        (lambda a, b, y: _judged(a, b, y, errors=0), "a smaller mean is not enough"),
+        (lambda a, b, y: _judged(a, b, y, days=1), "two deviations of a day"),
+        (lambda a, b, y: _judged(a, b, y, paired=False), "take the daily differences first"),
+        (lambda a, b, y: _judged(a, b, y, spread=(a - b).std()), "judge each year by its own"),
+        (lambda a, b, y: [2012], r"it should find \[2010, 2011, 2012, 2015\], and finds \[2012\]"),
+        (lambda a, b, y: _judged(a.sub_(b), 0 * b, y), "changed its argument"),
+        (lambda a, b, y: 2015, "a list of years is wanted, not int"),
+        (lambda a, b, y: "2015", "not str"),
+        (lambda a, b, y: ["in 2015"], "as whole numbers"),
     ],
     "18.1": [
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1 / 4), "by d_k, not by its root"),
@@ -1617,14 +1636,18 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "17.2": [
         lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),
         lambda raw, n: (raw.float() - raw[:n].float().mean(0)) / raw[:n].float().std(0),
+        lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0, correction=0),
+        lambda raw, n: (raw.numpy() - raw[:n].numpy().mean(0)) / raw[:n].numpy().std(0),
     ],
     "17.3": [
         lambda z, T, end: torch.stack([z[s : s + T + 1] for s in range(end - T)]).int(),
         lambda z, T, end: np.stack([z.numpy()[e - T - 1 : e] for e in range(T + 1, end + 1)]),
     ],
     "17.4": [
-        lambda W, h, H: W.double() * (torch.arange(W.shape[1]) // (W.shape[1] // H) != h),
-        lambda W, h, H: torch.cat([c * (i != h) for i, c in enumerate(W.chunk(H, 1))], 1).numpy(),
+        lambda a, b, y: torch.tensor(_judged(a, b, y)),
+        lambda a, b, y: _judged(a.numpy(), b.numpy(), y.numpy()),
+        lambda a, b, y: set(_judged(a, b, y)),
+        lambda a, b, y: (year for year in _judged(a, b, y)),
     ],
     "18.1": [
         lambda q, k, v, m: _masked(q.float(), k.float(), v.float(), m[:, None, None]),

@@ -328,7 +328,6 @@ BY_NUMBER = {
     "14_encoder_decoder": 10,
     "15_vision": 4,
     "16_large_vision": 5,
-    "17_weather": 3,
     "conventions": 3,
     "five_posts": 16,
     "notation": 1,

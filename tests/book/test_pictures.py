@@ -18,7 +18,6 @@ UNBOUND = {
     "14_encoder_decoder": 2,
     "15_vision": 4,
     "16_large_vision": 4,
-    "17_weather": 5,
     "conventions": 1,
 }
 

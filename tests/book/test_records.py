@@ -321,7 +321,7 @@ def test_the_weathers_gaps_are_those_of_its_errors():
     """With four heads less without, in each part of the years, of each seed."""
     (path,) = (path for path in RECORDED if path.stem.endswith("weather"))
     log = records.record(path.stem)
-    kinds = [[seed["0.01"] for seed in log[kind]] for kind in ("four heads", "no attention")]
+    kinds = [[seed["0.01"] for seed in log[kind]] for kind in ("four heads", "no heads")]
     four, none = (torch.tensor(errors).mean(dim=2) for errors in kinds)
     gaps = torch.tensor(log["gap"])[..., 0]
     assert torch.allclose(gaps, four - none, atol=1e-5)

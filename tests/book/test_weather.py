@@ -1,0 +1,244 @@
+"""The page on the weather: its functions beside others that do the same, and what it recorded."""
+
+import copy
+
+import numpy as np
+import pages
+import pytest
+import torch
+from tables import for_each
+
+from attn_lib import datasets, records
+
+PAGE = pages.BOOK / "17_weather.ipynb"
+IMPORTS = """import attn_lib
+import torch
+from torch import nn
+from attn_lib import datasets
+weather = datasets.weather()
+"""
+CELLS = ("06", "08", "10", "13", "15", "29", "60", "61", "55")
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def run(*changes: tuple[str, str]) -> dict:
+    """What these cells define, without the table that the first prints."""
+    parts = [pages.sources(PAGE)[f"ch17-code-{name}"].partition('\n\nprint("')[0] for name in CELLS]
+    assert all("\n".join(parts).count(old) == 1 for old, _ in changes)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    found = pages.defined_by([IMPORTS, *parts], *changes)
+    torch.set_default_dtype(before)
+    return found
+
+
+OWN = run()
+
+
+# ---------------------------------------------------------------- the functions, and others
+
+
+def faults(page: dict) -> list[str]:
+    """Where a function of the page gives something else than its description says."""
+    z, windows, past = page["z"], page["windows"], page["past"]
+    days = datasets.weather()
+    found = []
+    log = days.values[:731].clone()
+    log[:, 0] = torch.log(1 + log[:, 0])
+    if past.shape != log.shape or not (torch.allclose(past, log) and abs(z[:731].mean()) < 1e-12):
+        found.append("scale")
+    if not all(torch.equal(windows[i], z[i : i + 51]) for i in (0, 680, 1410)):
+        found.append("windows")
+    found += ["seasonal mean"] * (not _seasonal(page, days))
+    found += ["ridge"] * (not _least_squares(page))
+    found += [f"{year}" for year in range(2012, 2016) if not _kept_out(page, days, year)]
+    return found + [name for name, check in MODELS.items() if not check(page)]
+
+
+def _seasonal(page, days):
+    told = page["seasonal_mean"](slice(-365, None))
+    at = 5  # of 2015: some of the days near it are in a December
+    near = [i for i in range(731) if abs((i - 1096 - at) % 365.25) <= 30]
+    near += [i for i in range(731) if abs((i - 1096 - at) % 365.25 - 365.25) <= 30]
+    return torch.allclose(told[at], page["z"][near].mean(dim=0))
+
+
+def _least_squares(page):
+    learn, test = page["learn"], page["test"]
+    X, aim = learn[:, 47:50].flatten(1).numpy(), learn[:, -1].numpy()
+    middle, height = X.mean(axis=0), aim.mean(axis=0)
+    rows = np.vstack([X - middle, 10**0.5 * np.eye(12)])
+    W = np.linalg.lstsq(rows, np.vstack([aim - height, np.zeros((12, 4))]), rcond=None)[0]
+    wanted = (test[:, 47:50].flatten(1).numpy() - middle) @ W + height
+    return np.allclose(page["ridge"](learn, test, 3).numpy(), wanted)
+
+
+def _kept_out(page, days, year):
+    """No day of the year is in any window of the others; each of its days is forecast."""
+    at = torch.arange(1461.0).unfold(0, 51, 1)  # which days each window holds
+    others, own = page["keep_out"](year, at)
+    within = torch.tensor([date.startswith(str(year)) for date in days.dates])
+    forecast = set(own[:, -1].long().tolist())
+    wanted = set(within.nonzero()[:, 0].tolist()) - set(range(50))
+    return forecast == wanted and not within[others.long()].any()
+
+
+def _blind(page):
+    """A forecast is not changed by the day that is to be forecast, nor an earlier one by later."""
+    torch.manual_seed(0)
+    model = page["Forecaster"](4)
+    days = torch.randn(2, 50, 4)
+    changed = days.clone()
+    changed[:, 30:] += 1
+    return torch.allclose(model(days)[:, :30], model(changed)[:, :30])
+
+
+def _by_hook(page):
+    """Switched off: the same as heads whose output is replaced by its mean."""
+    torch.manual_seed(1)
+    model, learn = page["Forecaster"](4), page["learn"][:60]
+    brought = []
+    hook = model.attend.register_forward_hook(lambda m, i, o: brought.append(o.detach()))
+    page["forecast"](model, learn)
+    hook.remove()
+    usual = brought[0].mean(dim=0)
+    hook = model.attend.register_forward_hook(lambda m, i, o: usual.expand_as(o))
+    wanted = page["forecast"](model, page["test"])
+    hook.remove()
+    quiet = page["switched_off"](model, learn)
+    return torch.allclose(page["forecast"](quiet, page["test"]), wanted)
+
+
+def _error_of_the_mean(page):
+    """As many draws of a mean scatter."""
+    torch.manual_seed(0)
+    means = torch.randn(4000, 50).mean(dim=1)
+    gap, error = page["compare"](3 + torch.randn(50), torch.zeros(50))
+    return abs(gap - 3) < 0.5 and 0.7 < error / means.std() < 1.3
+
+
+def _correlated(page):
+    torch.manual_seed(2)
+    model, test = page["Forecaster"](4), page["test"][:40]
+    page = page["with_rain"].__globals__
+    whole, page["test"] = page["test"], test
+    told = page["with_rain"](model)
+    page["test"] = whole
+    x = model.read(test[:, :-1]) + model.positions
+    q, k = (
+        part(x).unflatten(-1, (4, 2)).transpose(1, 2)
+        for part in (model.attend.q_proj, model.attend.k_proj)
+    )
+    weights = (q[:, :, -1:] @ k.mT / 2**0.5).softmax(dim=-1)[:, :, 0].detach()
+    wanted = [
+        np.corrcoef(weights[:, h].flatten(), test[:, :-1, 0].flatten())[0, 1] for h in range(4)
+    ]
+    return np.allclose(told.numpy(), wanted)
+
+
+MODELS = {
+    "blind": _blind,
+    "switched off": _by_hook,
+    "standard error": _error_of_the_mean,
+    "with rain": _correlated,
+}
+
+
+def test_each_function_does_what_it_says():
+    assert faults(OWN) == []
+
+
+@for_each(
+    (('raw[weather.split["train"]]', "raw"), "scale"),
+    (("unfold(0, 51, 1).mT", "unfold(0, 51, 1).mT.flip(1)"), "windows"),
+    (("torch.minimum(apart, 365.25 - apart)", "apart"), "seasonal mean"),
+    (("apart <= 30", "apart <= 20"), "seasonal mean"),
+    (("part[:, 50 - days : 50]", "part[:, 51 - days : 51]"), "ridge"),
+    (("cost[-1, -1] = 0", "cost[0, 0] = 0"), "ridge"),
+    (("max(days[0] - 50, 0)", "max(days[0] - 49, 0)"), "2014"),
+    (("end = days[-1] + 1", "end = days[-1]"), "2013"),
+    (("causal=True)\n        return", "causal=False)\n        return"), "blind"),
+    (("quiet.positions.data += usual", "pass"), "switched off"),
+    (("** 0.5", "** 0.25"), "standard error"),
+    (('maps["attend"][:, :, -1]', 'maps["attend"][:, :, 0]'), "with rain"),
+)
+def test_a_planted_mistake_is_seen(change, seen):
+    assert seen in faults(run(change))
+
+
+# ---------------------------------------------------------------- what the record says
+
+
+def untrue(log: dict) -> list[str]:
+    """Which sentences of *What to remember* the record does not bear out."""
+    kept, gap = (torch.tensor(log[name]) for name in ("kept out", "gap"))
+    off, rain = torch.tensor(log["switched off"]), torch.tensor(log["with rain"])
+    error = {
+        name: torch.tensor([seed["0.01"][2] for seed in log[name]]).mean(dim=1)
+        for name in ("four heads", "no heads")
+    }
+    ratio = gap[..., 0] / gap[..., 1]
+    before, after = rain.amax(dim=2).unbind(dim=1)
+    sentences = {
+        "one kept year": [(kept[:, year, 0] < 0).sum() for year in (2, 3)] == [10, 2],
+        "all ten behind today's formula": error["four heads"].min() > error["no heads"].min(),
+        "helped on 2014, harmed in 2015": (gap[:, 1, 0] <= 0).all() and (gap[:, 2, 0] > 0).all(),
+        "no gap of either year reaches two": ratio[:, 1:].abs().max() < 2,
+        "switched off costs more": off[:, 1, 0].min() > 2 * -gap[:, 1, 0].min(),
+        "five of ten": (before > after).sum() == 5,
+    }
+    return [words for words, hold in sentences.items() if not hold]
+
+
+LOG = records.record("17_weather")
+
+
+def test_the_record_bears_out_what_to_remember():
+    assert untrue(LOG) == []
+
+
+@for_each(
+    ("kept out", "one kept year"),
+    ("gap", "helped on 2014, harmed in 2015"),
+    ("switched off", "switched off costs more"),
+    ("with rain", "five of ten"),
+)
+def test_another_record_would_not(name, seen):
+    altered = copy.deepcopy(LOG)
+    altered[name] = (-torch.tensor(altered[name])).tolist()
+    if name == "with rain":
+        altered[name] = [LOG[name][0][::-1], *LOG[name][1:]]
+    assert seen in untrue(altered)
+
+
+def test_the_forecasts_of_16_march_are_those_of_the_rivals():
+    at = datasets.weather().dates.index("2015-03-16") - 1461
+    learn, test = OWN["learn"], OWN["test"]
+    own = {
+        "what came": OWN["z"][at],
+        "same as today": OWN["z"][at - 1],
+        "seasonal mean": OWN["seasonal_mean"](slice(-365, None))[at],
+        "formula, 1 day": OWN["ridge"](learn, test, 1)[at],
+        "formula, 3 days": OWN["ridge"](learn, test, 3)[at],
+    }
+    for told in LOG["16 March"]:
+        assert set(told) - set(own) == {"no heads", "four heads"}
+        for name, numbers in own.items():
+            assert torch.allclose(torch.tensor(told[name]), numbers, atol=1e-5), name
+
+
+def test_a_kept_year_once_more():
+    """Trained anew for one seed: the gap, and the distance from the formula of three days."""
+    others, own = OWN["keep_out"](2013, OWN["windows"])
+    fit, forecast, error = OWN["fit"], OWN["forecast"], OWN["daily_error"]
+    four, none = (error(forecast(fit(3, H, others), own), own) for H in (4, 0))
+    formula = error(OWN["ridge"](others, own, 3), own)
+    for name, rival in (("kept out", none), ("behind the formula", formula)):
+        found = torch.tensor(LOG[name][3][1])
+        assert torch.allclose(torch.stack(OWN["compare"](four, rival)), found, atol=0.002), name
