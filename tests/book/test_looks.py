@@ -545,7 +545,7 @@ def test_code_is_broken_where_it_may_be():
 
     shown = html_fixes.fix_text(code("F.scaled_dot_product_attention"))
     assert shown == code("F.scaled_dot_product_attention")  # no F has a line of its own
-    assert "torch.nn.functional<wbr>.scaled" in html_fixes.fix_text(
+    assert "torch<wbr>.nn<wbr>.functional<wbr>.scaled" in html_fixes.fix_text(
         code("torch.nn.functional.scaled_dot_product_attention")
     )
     for text, short in (("trained - 1", True), ("a &lt; 20 * letters", True), ("b " * 11, False)):

@@ -178,7 +178,9 @@ NARROW = """() => [...document.querySelectorAll("figure > svg, figure > a > svg"
   const figure = svg.closest("figure").getBoundingClientRect();
   const {width: w, height: h} = svg.viewBox.baseVal, scale = Math.min(width / w, height / h);
   const beside = getComputedStyle(svg.closest("figure")).flexDirection === "row";
-  return scale * w < (beside ? 0.6 : 0.95) * figure.width && scale * h < 0.95 * height;
+  const caption = beside ? 0 : svg.closest("figure").lastElementChild.offsetHeight + 24;
+  return scale * w < (beside ? 0.6 : 0.95) * figure.width
+    && scale * h < 0.95 * (figure.height - caption);
 }).map(svg => svg.outerHTML.slice(0, 60))"""
 
 
