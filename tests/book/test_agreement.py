@@ -330,7 +330,6 @@ BY_NUMBER = {
     "16_large_vision": 5,
     "17_weather": 3,
     "conventions": 3,
-    "five_posts": 16,
     "notation": 1,
 }
 
@@ -503,7 +502,6 @@ LEADS = {
     "many_heads": "the next page|several heads|the layer that you wrote"
     "|attention layers that you wrote",
     "positions": "rope",
-    "weather": "a chapter of its own",
     "scoreboard": "the scoreboard",
     "one_head": "learn from one head to real models",
     "masks": "a mask|each page|padding masks",
