@@ -329,7 +329,6 @@ BY_NUMBER = {
     "15_vision": 4,
     "16_large_vision": 5,
     "17_weather": 3,
-    "notation": 1,
 }
 
 
