@@ -328,9 +328,6 @@ BY_NUMBER = {
     "14_encoder_decoder": 10,
     "15_vision": 4,
     "16_large_vision": 5,
-    "conventions": 3,
-    "five_posts": 16,
-    "notation": 1,
 }
 
 
@@ -502,7 +499,6 @@ LEADS = {
     "many_heads": "the next page|several heads|the layer that you wrote"
     "|attention layers that you wrote",
     "positions": "rope",
-    "weather": "a chapter of its own",
     "scoreboard": "the scoreboard",
     "one_head": "learn from one head to real models",
     "masks": "a mask|each page|padding masks",

@@ -1023,6 +1023,7 @@ SYMBOL = re.compile(r"(?m)^\| \$([^$]+)\$ \| `(\w+)`")
 NAMED = {"N": "num_layers", "X": "x", "C": "context", "A": "weights", "AV": "out", "M": "mask"}
 NAMED |= {"W^Q": "q_proj", "W^K": "k_proj", "W^V": "v_proj", "W^O": "out_proj", "z": "logits"}
 NAMED |= {"b": "attn_bias", r"QK^\top / \sqrt{d_k}": "scores", "Q": "q", "K": "k", "V": "v"}
+NAMED |= {r"\beta_t": "beta", "g_t": "log_decay"}
 
 
 def miscalled(text: str) -> list[tuple[str, str]]:
@@ -1112,7 +1113,7 @@ ONCE = {
     "entropy": "W^Q_ c^2 e^{-r^2/2} e^{-z^2/2} e^{r^2/2} e^{s_j} k^2 q^2 s x_m y_j z^2",
     "five_posts": "H M Q V W^O d_k",
     "smollm2": "w'",
-    "notation": "B C K M N W^K W^O W^Q W^V X b d_ff o s z",
+    "notation": "B C K M N W^K W^O W^Q W^V X b d_ff g_t l o s t z",
 }
 LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z]'?(?:[_^](?:\{[^{}]*\}|\w+))*")
 

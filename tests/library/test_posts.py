@@ -13,7 +13,7 @@ import inspect
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_type_hints
 
 import pytest
 import torch
@@ -510,6 +510,19 @@ def test_A10_a_hook_sees_the_sum():
     assert torch.equal(outputs[0], outputs[1] + x)
 
 
+def test_A13_a_second_string_is_not_the_docstring():
+    lines = "class M:\n    'A layer.'\n    'n_head: the number of heads.'"
+    assert ast.get_docstring(ast.parse(lines).body[0]) == "A layer."
+
+
+def test_A14_its_layer_is_a_whole_sublayer():
+    layer, x = made(*A, x=(4, 10, 512))
+    out, found = attend(*layer.project(x, x, x))[0], layer(x, x, x)[0]
+    alone = layer.fc(out.transpose(1, 2).flatten(2))
+    about([off(found, alone)], [3.893])
+    assert off(found, F.layer_norm(alone + x, (512,), eps=1e-6)) < 1e-5
+
+
 # ---------------------------------------------------------------- post 001
 
 
@@ -702,6 +715,30 @@ def test_D14_the_length_of_the_keys_is_read_from_the_values():
         layer(q, torch.randn(3, 7, 8), torch.randn(3, 6, 8))
 
 
+def test_D17_the_text_has_biases_and_the_class_has_none():
+    layer, _ = made(Post003, 4, 8, 64, 32)
+    assert [f.bias for f in (layer.q, layer.k, layer.v, layer.fc)] == [None] * 4
+    assert nn.Linear(4, 8 * 64).bias is not None
+
+
+def test_D18_annotations_that_are_no_types():
+    def layer(queries: torch.tensor, d_k: int = None): ...  # noqa: RUF013
+
+    hints = get_type_hints(layer)
+    assert not isinstance(hints["queries"], type)
+    assert isinstance(Tensor, type)
+    assert hints["d_k"] is int  # None is not among its values
+
+
+def test_D19_a_linear_map_is_no_regression_and_view_no_reshape():
+    f, x = made(nn.Linear, 4, 6, x=(15, 4))
+    assert off(f(x), x @ f.weight.T + f.bias) < 1e-6
+    across = torch.randn(2, 3, 5).transpose(1, 2)
+    assert across.reshape(2, 15).shape == (2, 15)
+    with pytest.raises(RuntimeError, match="view size is not compatible"):
+        across.view(2, 15)
+
+
 def test_D23_a_comment_with_tabs_is_harmless():
     plain, tabs = "if True:\n    x = 1", "if True:\n\t# scale\n    x = 1"
     assert ast.dump(ast.parse(tabs)) == ast.dump(ast.parse(plain))
@@ -751,10 +788,41 @@ def test_E09_the_weights_on_the_layer_are_dropped_ones():
     about(layer.weights.sum(dim=-1).aminmax(), [0.424, 1.111])
 
 
+def test_E11_outputs_and_weights_have_an_axis_of_heads():
+    q, k, v = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 7, 4), torch.randn(2, 2, 7, 5)
+    assert [x.shape for x in attend(q, k, v)] == [(2, 2, 3, 5), (2, 2, 3, 7)]
+
+
+def test_E12_a_score_is_a_query_with_a_key_not_a_key_with_a_value():
+    layer, x = made(Post000, 8, 2, 4, 4, x=(2, 5, 8))  # matrices that are no copies
+    q, k, v = layer.project(x, x, x)
+    weights = attend(q, k, v)[1]
+    assert off((q @ k.mT / 2).softmax(dim=-1), weights) < 1e-6
+    assert off((k @ v.mT / 2).softmax(dim=-1), weights) > 0.1
+    with pytest.raises(RuntimeError, match="to be: "):
+        k @ torch.randn(2, 2, 5, 6).mT  # values of another width
+
+
+def test_E13_a_token_attends_to_itself_too():
+    layer, x = made(*W, x=(2, 5, 8))
+    layer(x, x, x)
+    assert bool((layer.weights.diagonal(dim1=-2, dim2=-1) > 0).all())
+    others = ~torch.eye(5).bool()
+    assert off(layer.right(x, mask=others), layer(x, x, x)) > 0.1
+    alone = torch.zeros(1, 1).masked_fill(~others[:1, :1], -math.inf).softmax(dim=-1)
+    assert bool(alone.isnan())  # of a single token, nothing is left
+
+
+def test_E19_the_example_changes_from_call_to_call():
+    layer, x = made(*W, train=True, x=(6, 3, 8))
+    assert off(layer(x, x, x), layer(x, x, x)) > 0.1
+    assert torch.equal(layer.eval()(x, x, x), layer(x, x, x))
+
+
 def test_every_row_that_is_said_to_stand_here_does():
     own = re.findall(r"^def test_([A-E]\d\d)_", Path(__file__).read_text(), re.MULTILINE)
     shown = {*own, *CRASHES, *(row[:3] for row in MASKS)}
     with (Path(__file__).parents[1] / "book" / "seed_rows.csv").open() as file:
         told = {row["id"] for row in csv.DictReader(file) if "test_posts.py" in row["where"]}
     assert {row for row in told if row[0] in "ABCDE"} == shown
-    assert len(shown) == 15 + 37 + 2
+    assert len(shown) == 15 + 37 + 2 + 9
