@@ -626,19 +626,6 @@ def gradient_of_a_query(page):
         yield found[row], sum(w[s] * (products[s] - mean) * k[s] for s in range(5)) / math.sqrt(3)
 
 
-def interval(page):
-    n, right = 10_000, (draw(10_000) < 1).double()
-    given = dict.fromkeys(("weights", "trained", "trained_cnn", "found"))
-    a = float(right.mean())
-    s = math.sqrt((a * (1 - a) ** 2 + (1 - a) * a**2) * n / (n - 1))
-    yield page["assigned"]("# (15.6)", right=right, **given)["half"], 1.96 * s / math.sqrt(n)
-    k = torch.arange(n + 1.0)
-    logs = -torch.lgamma(k + 1) - torch.lgamma(n - k + 1) + k * math.log(a)
-    chances = softmax((logs + (n - k) * math.log(1 - a) + math.lgamma(n + 1)).clamp(min=-700))
-    inside = (k / n - a).abs() <= 1.96 * math.sqrt(a * (1 - a) / n)
-    yield (chances[inside].sum() - 0.95).abs() < 0.005, True  # in 95 % of cases, about
-
-
 def rolled_out(page):
     maps = softmax(draw(3, 2, 4, 5, 5))  # (L, B, H, T, T)
     mixed = [[sum(A[b]) / 4 * 0.5 + 0.5 * torch.eye(5) for b in range(2)] for A in maps]
@@ -881,7 +868,6 @@ ROWS = [
         ),
         ("15.4", r"z_l = z'_l + \operatorname{FFN}(\operatorname{LN}(z'_l))", after_network),
         ("15.5", r"y = \operatorname{LN}(z_L^0)", read_from_the_class_token),
-        ("15.6", r"a \pm 1.96 \, s / \sqrt{n}", interval),
     ),
     *rows("16_large_vision", ("16.1", ROLLOUT, rolled_out)),
     *rows("five_posts", ("last", BOTH, plain_attention), ("last", BOTH, joined_heads)),
@@ -1001,7 +987,6 @@ def test_each_displayed_formula_has_its_row():
     ("15.3", "/ q.shape[-1] ** 0.5", "/ q.shape[-1]"),
     ("15.4", "return z + self.down", "return z - self.down"),
     ("15.5", "self.norm(z[:, 0])", "self.norm(z[:, 1])"),
-    ("15.6", "len(right) ** 0.5", "len(right)"),
     ("16.1", "torch.eye(A.shape[-1]).to(A)) @ total", "torch.eye(A.shape[-1]).to(A)).mT @ total"),
     ("16.1", "+ torch.eye(A.shape[-1]).to(A)) @ total", ") @ total"),
 )
