@@ -1092,7 +1092,7 @@ ONCE = {
     "12_without_matrix": "O e^{lse_b} e^{m_old-m_new} e^{old-new} e^{score-lse} e^{score-m} n^2",
     "13_one_state": "C W_v e^{g} g_i g_j g_t v_j z",
     "14_encoder_decoder": "K P Q i p p_i p_r r",
-    "15_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
+    "15_vision": "E_pos L b i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "16_large_vision": "A_1 A_L I R",
     "17_weather": "r",
     "18_clinic": "d",

@@ -20,7 +20,7 @@ from torch import nn
 from attn_lib import datasets
 """
 CELLS = ("ch15-code-06", "ch15-code-60", "ch15-code-20", "ch15-code-64", "ch15-code-39")
-PRINTS = ("\n\ntiny = ", '\n\nprint("rival', "\n\nshoe = ")  # what the cells show is left out
+PRINTS = ("\n\ntiny = ", "\n\nshoe = ")  # what the cells show is left out
 
 
 def run(*changes: tuple[str, str]) -> dict:
@@ -88,6 +88,18 @@ def test_patches_are_those_of_unfold(channels, height, width, p):
     assert torch.equal(OWN["cut"](images, p), F.unfold(images, p, stride=p).mT)
 
 
+def test_pixels_stay_inside_their_patches():
+    images = torch.arange(2 * 784.0).view(2, 1, 28, 28)
+    moved, before = (
+        F.unfold(found, 7, stride=7).mT
+        for found in (OWN["Inside"](torch.nn.Identity(), 7, 0)(images), images)
+    )
+    assert torch.equal(moved.sort(dim=2).values, before.sort(dim=2).values)
+    assert torch.equal(moved[1] - moved[0], before[1] - before[0])  # one order for all images
+    orders = {tuple(row) for row in moved[0].argsort(dim=1).tolist()}
+    assert len(orders) == 16  # each patch has its own
+
+
 @for_each(1, 4, 7, 14)
 def test_squares_change_places_and_nothing_else(p):
     images = torch.arange(2 * 784.0).view(2, 1, 28, 28)
@@ -113,7 +125,7 @@ def test_the_cnn_has_the_parameters_and_the_work_of_the_vit():
     size = {
         name: sum(p.numel() for p in make().parameters()) for name, make in OWN["RIVALS"].items()
     }
-    (cell,) = (cell for cell in pages.code_cells(pages.read(PAGE)) if cell.id == "ch15-code-20")
+    (cell,) = (cell for cell in pages.code_cells(pages.read(PAGE)) if cell.id == "ch15-code-66")
     printed = {}
     for line in pages.printed(cell).splitlines()[1:]:
         *name, parameters, work = line.split()
