@@ -1,13 +1,14 @@
-"""Images: sizes, patches joined, a detector of models that ignore the order."""
+"""Images: sizes, patches joined, a detector of models that ignore the order, unfair races."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import differs, exercise, numbers_of, yes_or_no
+from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of, yes_or_no
 
 
 @exercise("15.1")
@@ -45,9 +46,25 @@ def join(answer: Callable[[Tensor, int, int], Tensor]) -> str | None:
             return "a reshape alone makes strips of pixels: bring each row of pixels together first"
         if not differs(out, images.mT):
             return "rows and columns are swapped"
-        case = f"{channels} channels and {side} by {side} patches of {p}"
+        if not differs(out, _folded(patches, p, channels, columns=True)):
+            return "the patches come row by row, not column by column"
+        if not differs(out, _folded(patches, p, channels, last=True)):
+            return "within a patch the channels come first, not last"
+        case = f"{channels} channel{'s' * (channels > 1)} and {side} by {side} patches of {p}"
         return f"for {case}: {fault}"
     return None
+
+
+def _folded(
+    patches: Tensor, p: int, channels: int, *, columns: bool = False, last: bool = False
+) -> Tensor:
+    """Images of patches, read in a wrong order: column by column, or with the channels last."""
+    side = round(patches.shape[1] ** 0.5)
+    if columns:
+        patches = patches.unflatten(1, (side, side)).transpose(1, 2).flatten(1, 2)
+    if last:
+        patches = patches.unflatten(2, (p * p, channels)).mT.flatten(2)
+    return F.fold(patches.mT, side * p, p, stride=p)
 
 
 @exercise("15.3")
@@ -83,3 +100,45 @@ def ignores_order(answer: Callable[[Callable[[Tensor], Tensor], Tensor], bool]) 
         if yes_or_no(answer(model, patches.clone())) != ignores:
             return f"{name}: it {'ignores' if ignores else 'uses'} the order, but you say otherwise"
     return None
+
+
+RACES = {  # what is wrong with each, and where to look
+    "a": ("rate", "ask which of the two that number happens to suit"),
+    "b": ("compute", "compare what one image costs each of them"),
+    "c": ("test", "ask which images decided, and which ones judge"),
+    "d": ("fair", "compare parameters and work, and ask who chose the rates"),
+}
+SAID = {  # words of the field for the four answers
+    "rate": "rate, rates, learning rate, learning rates, lr",
+    "compute": "compute, work, multiply-adds, macs, flops, cost",
+    "test": "test, test set, test images, leak, leakage, selection",
+    "fair": "fair, nothing, none, ok",
+}
+
+
+@exercise("15.4")
+def referee(answer: Any) -> str | None:
+    """A word for each of four races: what makes it unfair, if anything does."""
+    given = _words(answer)
+    if set(given) != set(RACES):
+        raise Wrong(f"a word for each of {', '.join(RACES)} is wanted")
+    for name, (fault, hint) in RACES.items():
+        word = re.sub(r"[\s_]+", " ", given[name]).strip().lower()
+        meant = [kind for kind, words in SAID.items() if word in words.split(", ")]
+        if not meant:
+            return f"{name}: one of {', '.join(SAID)} is wanted, not {given[name]!r}"
+        if meant != [fault]:
+            return f"{word!r} is not the answer for {name}: {hint}"
+    return None
+
+
+def _words(answer: Any) -> dict[str, str]:
+    """Of a dict, or of four words in order."""
+    if isinstance(answer, str):
+        answer = re.split(r"[,;\n]+", answer.strip(" ,;\n"))
+    if isinstance(answer, Mapping):
+        return {str(name).strip().lower(): str(word) for name, word in answer.items()}
+    try:
+        return {name: str(word) for name, word in zip(RACES, answer, strict=True)}
+    except (TypeError, ValueError):  # not four of anything
+        return {}

@@ -630,6 +630,7 @@
     const cells = classes.map(() => make("td", {class: "share"}));
     const rows = classes.map((name, i) => make("tr", {}, make("th", {scope: "row"}, name), cells[i]));
     const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
+    const worst = make("button", {type: "button"}, "worst pair"), own = names.map(name => classes.indexOf(name));
     let which = 0, first = null, pair = null;
     const shown = choices("picture", names, i => { which = i; first = pair = null; draw(); });
     const tiles = spots.map(i => {
@@ -657,6 +658,11 @@
       const what = pair ? `Patches ${pair[0] + 1} and ${pair[1] + 1} exchanged` : first === null ? "The whole picture" : `Patch ${first + 1}, and which other one? The whole picture`;
       say.replaceChildren(`${what}: the model says `, token(classes[best]), `, with ${number(now[best], 3)}.`);
     }
+    worst.addEventListener("click", () => {            // whose exchange lowers the right class most
+      const right = pairs.map((_, n) => chances[which][1 + n][own[which]]);
+      [first, pair] = [null, pairs[right.indexOf(Math.min(...right))]];
+      draw();
+    });
     again.addEventListener("click", () => { which = 0; first = pair = null; draw(); });
     draw();
     return [
@@ -665,7 +671,7 @@
         make("div", {class: "tiles", role: "group", "aria-label": "patches"}, ...tiles.map(({button}) => button)),
         make("table", {class: "next"}, columns(make("th", {scope: "col"}, "class"), ["probability"]), make("tbody", {}, ...rows))),
       say,
-      make("p", {class: "hint"}, "Choose one patch, then another. ", again),
+      make("p", {class: "hint"}, "Choose one patch, then another, or the ", worst, ". ", again),
     ];
   }
 

@@ -307,6 +307,18 @@ def _joined(patches, p, channels):
     return F.fold(patches.mT, side, p, stride=p)
 
 
+def _columnwise(patches, p, channels):
+    side = round(patches.shape[1] ** 0.5)
+    return _joined(patches.unflatten(1, (side, side)).transpose(1, 2).flatten(1, 2), p, channels)
+
+
+def _channels_last(patches, p, channels):
+    return _joined(patches.unflatten(2, (p * p, channels)).mT.flatten(2), p, channels)
+
+
+_REFEREE = {"a": "rate", "b": "compute", "c": "test", "d": "fair"}
+
+
 def _maps(explain, images):
     """Of each image the map that it gets alone."""
     return torch.cat([explain(image[None]) for image in images])
@@ -1308,6 +1320,8 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
         (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
         (lambda x, p, c: x.tolist(), "not list"),
+        (_columnwise, "row by row, not column by column"),
+        (_channels_last, "the channels come first, not last"),
     ],
     "15.3": [
         (lambda model, x: True, "attention with positions: it uses"),
@@ -1317,6 +1331,16 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (_ignores([8, *range(1, 8), 0]), "the patch in the middle alone: it uses"),
         (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
         (_ignores([1, 0, *range(2, 9)]), "the last patch alone: it uses"),
+    ],
+    "15.4": [
+        (["rate", "fair", "test", "fair"], "what one image costs"),
+        (["test", "compute", "test", "fair"], "'test' is not the answer for a"),
+        ({**_REFEREE, "c": "rate"}, "which images decided, and which ones judge"),
+        ({**_REFEREE, "d": "compute"}, "who chose the rates"),
+        ({**_REFEREE, "b": "time"}, "one of rate, compute, test, fair is wanted, not 'time'"),
+        (["rate", "compute"], "a word for each of a, b, c, d"),
+        ({"a": "rate"}, "a word for each of a, b, c, d"),
+        (3, "a word for each of a, b, c, d"),
     ],
     "16.1": [
         (lambda m: _rolled(m[::-1]), "order is reversed"),
@@ -1616,6 +1640,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "15.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
     "15.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
     "15.3": [_shuffles, _swaps],
+    "15.4": ["rate, compute, test, fair", {**_REFEREE, "a": "Learning_rate", "d": "nothing"}],
     "16.1": [
         _chained,
         lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),

@@ -823,13 +823,13 @@ def dates():
 # ---------------------------------------------------------------- pictures
 
 SWAP, PATCHES = "fig-vision-exchange", "fig-large-vision-hover"
+TILES = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 4, "num_classes": 10}
 
 
 @functools.cache
 def tiles():
     """Any two patches of a picture, exchanged: what the shipped Vision Transformer says of it."""
-    sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_layers": 4, "num_classes": 10}
-    model = VisionTransformer(image_size=28, patch_size=7, in_channels=1, **sizes).eval()
+    model = VisionTransformer(image_size=28, patch_size=7, in_channels=1, **TILES).eval()
     weights = shipped_tensors("15_vision")
     model.load_state_dict({n[4:]: w for n, w in weights.items() if n.startswith("vit.")})
     test, names = datasets.fashion("test"), list(datasets.FASHION_NAMES)
@@ -862,6 +862,24 @@ def tiles():
     return Shown([[names[i] for i in test.labels[[0, 2, 1]]]], (0,), check)
 
 
+@functools.cache
+def worst_pair(which):
+    """Of all pairs, the one whose exchange leaves the right class the smallest probability."""
+    model = VisionTransformer(image_size=28, patch_size=7, in_channels=1, **TILES).eval()
+    weights = shipped_tensors("15_vision")
+    model.load_state_dict({n[4:]: w for n, w in weights.items() if n.startswith("vit.")})
+    test, n = datasets.fashion("test"), [0, 2, 1][which]
+    pairs = list(itertools.combinations(range(16), 2))
+    squares = test.images[n].view(4, 7, 4, 7).transpose(1, 2).reshape(16, 7, 7)
+    mixed = []
+    for a, b in pairs:
+        order = [b if i == a else a if i == b else i for i in range(16)]
+        mixed.append(squares[order].view(4, 4, 7, 7).transpose(1, 2).reshape(28, 28))
+    with torch.no_grad():
+        logits = model((torch.stack(mixed)[:, None] / 255 - 0.286) / 0.353)
+    return pairs[logits.softmax(dim=-1)[:, test.labels[n]].argmin()]
+
+
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 def test_two_patches_can_be_exchanged(browser, site, width, scheme):
     """Of each picture, by mouse or finger and by keyboard."""
@@ -877,6 +895,11 @@ def test_two_patches_can_be_exchanged(browser, site, width, scheme):
         moving.press(buttons[3])
         moving.press(buttons[3])  # chosen, and given back
         moving.check()
+        for which in range(3):
+            moving.set(0, which, by_hand=False)
+            moving.press(moving.drawn.get_by_text("worst pair"))
+            moving.check(pair=worst_pair(which))
+        moving.set(0, 0, by_hand=False)
         buttons[5].focus()
         moving.keys("Enter", *["Tab"] * 4, "Space")
         moving.check(pair=(5, 9))

@@ -540,23 +540,23 @@ def rate_of_step(page):
 
 def seen(page):
     """A model of the page, an image, and the stream before and after each sublayer."""
-    model, z, image = of_random_numbers(page["ViT"](2, 6, 8)), {}, draw(1, 1, 4, 6)
+    model, z, image = of_random_numbers(page["ViT"](2, 4, 8)), {}, draw(1, 1, 4, 4)
 
     def keep(module, name):
         module.register_forward_pre_hook(lambda _, given: z.update({name: given[0][0]}))
 
-    for n, block in enumerate(model.encoder.blocks):
-        keep(block.attention_norm, n)
-        keep(block.feed_forward_norm, f"{n + 1}'")
+    for n, block in enumerate(model.blocks):
+        keep(block.norm_1, n)
+        keep(block.norm_2, f"{n + 1}'")
     keep(model.head, "y")
-    keep(model.encoder.norm, "class token, L")
+    keep(model.norm, "class token, L")
     model(image)
     return model, image, z
 
 
 def tokens_of_patches(page):
     model, image, z = seen(page)
-    patches = [image[0, 0, i : i + 2, j : j + 2].flatten() for i in (0, 2) for j in (0, 2, 4)]
+    patches = [image[0, 0, i : i + 2, j : j + 2].flatten() for i in (0, 2) for j in (0, 2)]
     x = torch.stack([patch @ model.E.weight.T + model.E.bias for patch in patches])
     yield page["cut"](image, 2)[0], torch.stack(patches)
     yield z[0][1:] - model.positions[1:], x
@@ -575,25 +575,27 @@ def first_stream(page):
 
 def after_attention(page):
     model, _, z = seen(page)
-    for n, block in enumerate(model.encoder.blocks):
-        x = layer_norm(block.attention_norm, z[n])
-        yield z[f"{n + 1}'"], z[n] + multi_head(block.attention, x, x)
+    for n, block in enumerate(model.blocks):
+        x = layer_norm(block.norm_1, z[n])
+        names = {f"{name}_proj": getattr(block, name) for name in ("q", "k", "v", "out")}
+        sizes = {"d_k": 2, "num_heads": 4, "num_kv_heads": 4}
+        yield z[f"{n + 1}'"], z[n] + multi_head(SimpleNamespace(**names, **sizes), x, x)
 
 
 def after_network(page):
     model, _, z = seen(page)
-    for n, block in enumerate(model.encoder.blocks):
+    for n, block in enumerate(model.blocks):
         x = z[f"{n + 1}'"]
-        after = x + network(block.feed_forward, layer_norm(block.feed_forward_norm, x))
-        last = n + 1 == len(model.encoder.blocks)
+        after = x + network(block, layer_norm(block.norm_2, x))
+        last = n + 1 == len(model.blocks)
         yield (z["class token, L"], after[0]) if last else (z[n + 1], after)
 
 
 def read_from_the_class_token(page):
     model, _, z = seen(page)
-    block = model.encoder.blocks[-1]
-    after = z["4'"] + block.feed_forward(block.feed_forward_norm(z["4'"]))
-    yield z["y"], layer_norm(model.encoder.norm, after[0])
+    block = model.blocks[-1]
+    after = z["4'"] + network(block, block.norm_2(z["4'"]))
+    yield z["y"], layer_norm(model.norm, after[0])
 
 
 def writes_of_a_chunk(page):
@@ -622,19 +624,6 @@ def gradient_of_a_query(page):
         products = torch.stack([g[row] @ v[r] for r in range(5)])
         mean = sum(w[r] * products[r] for r in range(5))
         yield found[row], sum(w[s] * (products[s] - mean) * k[s] for s in range(5)) / math.sqrt(3)
-
-
-def interval(page):
-    n, right = 10_000, (draw(10_000) < 1).double()
-    given = dict.fromkeys(("trained_vit", "trained_cnn", "right"))
-    a = float(right.mean())
-    s = math.sqrt((a * (1 - a) ** 2 + (1 - a) * a**2) * n / (n - 1))
-    yield page["assigned"]("# (15.6)", of=right, **given)["half"], 1.96 * s / math.sqrt(n)
-    k = torch.arange(n + 1.0)
-    logs = -torch.lgamma(k + 1) - torch.lgamma(n - k + 1) + k * math.log(a)
-    chances = softmax((logs + (n - k) * math.log(1 - a) + math.lgamma(n + 1)).clamp(min=-700))
-    inside = (k / n - a).abs() <= 1.96 * math.sqrt(a * (1 - a) / n)
-    yield (chances[inside].sum() - 0.95).abs() < 0.005, True  # in 95 % of cases, about
 
 
 def rolled_out(page):
@@ -879,7 +868,6 @@ ROWS = [
         ),
         ("15.4", r"z_l = z'_l + \operatorname{FFN}(\operatorname{LN}(z'_l))", after_network),
         ("15.5", r"y = \operatorname{LN}(z_L^0)", read_from_the_class_token),
-        ("15.6", r"a \pm 1.96 \, s / \sqrt{n}", interval),
     ),
     *rows("16_large_vision", ("16.1", ROLLOUT, rolled_out)),
     *rows("five_posts", ("last", BOTH, plain_attention), ("last", BOTH, joined_heads)),
@@ -991,14 +979,14 @@ def test_each_displayed_formula_has_its_row():
     ("14.3", "(n + 1) / WARM", "n / WARM"),
     ("14.3", "(n - WARM) / (STEPS - WARM)", "n / STEPS"),
     ("15.1", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"),
-    ("15.1", "model.E.weight.T + model.E.bias", "model.E.weight.T"),
-    ("15.2", "z = z + model.positions", "z = z + model.positions.flip(0)"),
-    ("15.2", "1, -1), x], dim=1)", "1, -1).flip(2), x], dim=1)"),
-    ("15.3", "block.attention_norm(z))", "block.attention_norm(z.flip(1)))"),
-    ("15.3", "z = z + block.attention", "z = block.attention"),
-    ("15.4", "z = z + block.feed_forward", "z = z - block.feed_forward"),
-    ("15.5", "model.encoder.norm(z[:, 0])", "model.encoder.norm(z[:, 1])"),
-    ("15.6", "10_000**0.5", "10_000"),
+    ("15.1", "self.E(cut(images, self.patch))", "self.E(cut(images.mT, self.patch))"),
+    ("15.2", "dim=1) + self.positions", "dim=1) + self.positions.flip(0)"),
+    ("15.2", "self.class_token.expand", "self.class_token.flip(1).expand"),
+    ("15.3", "self.attention(self.norm_1(z))", "self.attention(self.norm_1(z.flip(1)))"),
+    ("15.3", "z = z + self.attention", "z = self.attention"),
+    ("15.3", "/ q.shape[-1] ** 0.5", "/ q.shape[-1]"),
+    ("15.4", "return z + self.down", "return z - self.down"),
+    ("15.5", "self.norm(z[:, 0])", "self.norm(z[:, 1])"),
     ("16.1", "torch.eye(A.shape[-1]).to(A)) @ total", "torch.eye(A.shape[-1]).to(A)).mT @ total"),
     ("16.1", "+ torch.eye(A.shape[-1]).to(A)) @ total", ") @ total"),
 )
@@ -1105,7 +1093,7 @@ ONCE = {
     "12_without_matrix": "O e^{lse_b} e^{m_old-m_new} e^{old-new} e^{score-lse} e^{score-m} n^2",
     "13_one_state": "C W_v e^{g} g_i g_j g_t v_j z",
     "14_encoder_decoder": "K P Q i p p_i p_r r",
-    "15_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
+    "15_vision": "E_pos L b i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "16_large_vision": "A_1 A_L I R",
     "17_weather": "r",
     "18_clinic": "d",

@@ -16,7 +16,6 @@ from attn_lib import plotting
 UNBOUND = {
     "01_one_head": 2,
     "14_encoder_decoder": 2,
-    "15_vision": 4,
     "16_large_vision": 4,
     "conventions": 1,
 }
