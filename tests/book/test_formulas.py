@@ -502,40 +502,12 @@ def pooled(page):
 
 
 def cross(page):
-    sizes = {"d_model": 6, "num_heads": 2, "d_ff": 8, "cross_attention": True}
-    block = of_random_numbers(attn_lib.TransformerBlock(**sizes))
+    block = of_random_numbers(page["DecoderBlock"](6, 2, 8))
     for part in (block.attention.out_proj, block.feed_forward.down):  # the others add nothing
         part.weight.zero_(), part.bias.zero_()
     y, c, mask = draw(3, 6), draw(5, 6, seed=1), torch.ones(1, 1, 1, 5).bool()
     expected = y + multi_head(block.cross, layer_norm(block.cross_norm, y), c)
-    yield page["decoder_block"](block, y[None], c[None], mask)[0], expected
-    yield block(y[None], c[None])[0], expected
-
-
-def smoothed(page):
-    V, eps, z, right = 5, 0.1, draw(2, 3, 5), torch.tensor([[4, 0, 13], [2, 13, 13]])
-
-    def price(p, r):
-        return -(1 - eps) * math.log(p[r]) - eps / V * sum(math.log(x) for x in p)
-
-    wanted = [eps / V + (1 - eps) * (i == 0) for i in range(V)]
-    yield page["floor"](V), price(wanted, 0)
-    cells = [(b, t) for b, t in product(range(2), range(3)) if right[b, t] < V]
-    prices = [price(softmax(z[b, t]).tolist(), right[b, t]) for b, t in cells]
-    page |= {"known": SimpleNamespace(iso=[0], texts=[0]), "PAD": 13}
-    page |= {"source_of": lambda texts: (0, 0), "target_of": lambda dates: F.pad(right, (1, 0))}
-    found = page["loss"](lambda source, target, source_mask: z, torch.Generator())
-    yield found, sum(prices) / len(prices)
-
-
-def rate_of_step(page):
-    found = page["assigned"]("PEAK =")
-    page |= {name: found[name] for name in ("STEPS", "WARM", "PEAK")}
-    N, w, eta = found["STEPS"], found["WARM"], found["PEAK"]
-    for n in (0, 1, w - 1):
-        yield page["rate"](n), eta * (n + 1) / w
-    for n in (w, w + 1, (N + w) // 2, N):
-        yield page["rate"](n), eta / 2 + eta / 2 * math.cos(math.pi * (n - w) / (N - w))
+    yield block(y[None], c[None], mask)[0], expected
 
 
 def seen(page):
@@ -742,12 +714,9 @@ ROPE += r"(\operatorname{rot}_{i-j}\, q) \cdot k}"
 BYTES = r"\text{bytes per token} = 2\, L\, H_\text{kv}\, d_k \cdot 4"
 ROUNDED = r"w' = l + s \operatorname{round}\left(\frac{w - l}{s}\right), \quad s = "
 ROUNDED += r"\frac{h - l}{2^b - 1}"
-SMOOTHED = r"\ell = -(1 - \varepsilon) \ln p_r - \frac{\varepsilon}{V} \sum_i \ln p_i"
 WRITES = r"u_i = \beta_i \left( v_i - e^{g_i} k_i S - \sum_{j < i} e^{g_i - g_j} "
 WRITES += r"(k_i \cdot k_j)\, u_j \right)"
 TAKEN_OUT = r"\sum_r w_r \, g \cdot v_r = g \cdot \sum_r w_r v_r"
-RATE = r"\eta_n = \begin{cases} \eta \, (n + 1) / w & n < w \cr \frac{\eta}{2} + "
-RATE += r"\frac{\eta}{2} \cos \pi \frac{n - w}{N - w} & n \ge w \end{cases}"
 Z_0 = r"z_0 = [x_\text{class};\, x^1;\, \dots;\, x^N] + E_\text{pos}"
 ROLLOUT = r"R = \tilde A_L \cdots \tilde A_1,\quad \tilde A = \tfrac12 (A + I)"
 BOTH = r"\begin{aligned}" + "\n" + OUT.replace(" =", " &=") + r", \\" + "\n"
@@ -865,8 +834,6 @@ ROWS = [
     *rows(
         "14_encoder_decoder",
         ("14.1", r"y \leftarrow y + \operatorname{cross}(\operatorname{norm}(y),\, c)", cross),
-        ("14.2", SMOOTHED, smoothed),
-        ("14.3", RATE, rate_of_step),
     ),
     *rows(
         "15_vision",
@@ -1103,7 +1070,6 @@ ONCE = {
     "09_language_model": "H H_kv L W^K W^Q d_ff d_k d_model e^{i}",
     "12_without_matrix": "O e^{lse_b} e^{m_old-m_new} e^{old-new} e^{score-lse} e^{score-m} n^2",
     "13_one_state": "C W_v e^{g} g_i g_j g_t v_j z",
-    "14_encoder_decoder": "K P Q i p p_i p_r r",
     "15_vision": "E_pos L b d i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "16_large_vision": "A_1 A_L I R",
     "17_weather": "r",
