@@ -1,8 +1,8 @@
 // The figure of the page on dates: a text is read, and vectors of its context are exchanged for another's.
 // It begins with attn_lib's numbers; the model, dates_model.js, comes when the page has been painted.
 "use strict";
-globalThis.moreFigures = {read: (() => {
-  const here = document.currentScript.src, NARROW = 20.5, NAMES = 26;  // widths: of a column, of the first one
+globalThis.moreFigures = (here => ({make, number, share, token, largest}) => {
+  const NARROW = 20.5, NAMES = 26;  // widths: of a column, of the first one
   const painted = new Promise(go => document.readyState === "complete" ? go() : addEventListener("load", () => setTimeout(go)));
   const model = () => new Promise((found, lost) => {
     const script = document.createElement("script");
@@ -23,7 +23,7 @@ globalThis.moreFigures = {read: (() => {
   // The mean over layers and heads of a character's weights.
   const mean = layers => Array.from(layers[0][0], (_, s) => layers.flat().reduce((sum, head) => sum + head[s], 0) / layers.flat().length);
 
-  return ({text, other, answer, weights, examples, row: start}, {make, number, share, token, largest}) => {
+  function read({text, other, answer, weights, examples, row: start}) {
     const field = (value, name) => make("input", {type: "text", class: name, value, spellcheck: false, autocomplete: "off", autocapitalize: "off", "aria-describedby": "dates-said"});
     const labelled = (words, input) => make("label", {}, make("span", {}, words), input);
     const first = field(text, "text"), second = field(other, "other");
@@ -46,7 +46,7 @@ globalThis.moreFigures = {read: (() => {
       own = false;
       row = 0;
       chosen = new Set();
-      read(true);
+      reread(true);
     }
     // Why a text cannot be read, or nothing.
     function fault(typed, whose) {
@@ -56,7 +56,7 @@ globalThis.moreFigures = {read: (() => {
       if (length > reader.LONGEST) return [`The model reads at most ${reader.LONGEST} characters; ${whose} has ${length}.`];
       return null;
     }
-    function read(fresh = false) {
+    function reread(fresh = false) {
       if (!reader) return;
       const [mine, theirs] = [first, second].map(input => clean(input.value));
       const wrong = fault(mine, "the date"), other = fault(theirs, "the other date");
@@ -97,7 +97,7 @@ globalThis.moreFigures = {read: (() => {
     }
     function exchange(s) {
       if (!chosen.delete(s)) chosen.add(s);
-      read();
+      reread();
       maps.querySelector(`[data-s="${s}"]`)?.focus();
     }
     function key(s) {
@@ -149,9 +149,9 @@ globalThis.moreFigures = {read: (() => {
       const known = examples.find(([, one]) => one === first.value);
       if (!own) second.value = known ? known[2] : partner(first.value);
       chosen = new Set();
-      read();
+      reread();
     });
-    second.addEventListener("input", () => { own = true; read(); });
+    second.addEventListener("input", () => { own = true; reread(); });
     again.addEventListener("click", () => { take(text, other); choose(start); });
     new ResizeObserver(([{contentRect: {width}}]) => {
       const fits = Math.floor((width - NAMES) / NARROW);
@@ -159,11 +159,12 @@ globalThis.moreFigures = {read: (() => {
     }).observe(maps);
     draw();
     const asked = () => chosen.size || first.value !== text || second.value !== other;  // before it came
-    painted.then(model).then(found => { reader = found; maps.dataset.ready = true; if (asked()) read(); },
+    painted.then(model).then(found => { reader = found; maps.dataset.ready = true; if (asked()) reread(); },
       () => say.replaceChildren("The model did not come; only this date can be shown."));
     return [make("div", {class: "reader"},
       labelled("Type a date", first), make("div", {class: "examples", role: "group", "aria-label": "examples"}, ...buttons),
       iso, say, make("p", {class: "hint"}, "Press a character or a gap to exchange its vector for that of the other date."),
       maps, labelled("Other date", second), make("p", {class: "hint"}, again))];
-  };
-})()};
+  }
+  return {read};
+})(document.currentScript.src);

@@ -929,11 +929,12 @@
     return [...half(sorted).slice(0, -1), ...half(sorted.reverse()).slice(0, -1)];
   }
 
-  const kinds = {map, heads, crossed, head, mask, sample, lens, row, dial, swap, patches, trained, grown, guess, pack, tiles, state, ...globalThis.moreFigures};
+  const kinds = {map, heads, crossed, head, mask, sample, lens, row, dial, swap, patches, trained, grown, guess, pack, tiles, state,
+    ...globalThis.moreFigures?.({make, number, share, token, largest})};
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...kinds[kind](numbers, {make, number, share, token, largest}));
+    const live = make("div", {class: "live"}, ...kinds[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);
