@@ -69,7 +69,7 @@ COPIES = ["23 October 1987", "4 Kasım 1987", "1987/11/21"]
 
 @pytest.mark.parametrize("after", range(3))
 def test_no_rows_change_nothing_and_all_rows_everything(chapter, after):
-    rows = chapter["year_rows"](TEXTS)
+    rows = chapter["year_digits"](TEXTS)
     own = chapter["read"](chapter["model"], TEXTS)
     exchange = chapter["exchange"]
     assert exchange(chapter["model"], TEXTS, COPIES, rows & False, after) == own
@@ -79,7 +79,7 @@ def test_no_rows_change_nothing_and_all_rows_everything(chapter, after):
 
 
 def test_the_year_s_rows_are_its_digits(chapter):
-    rows = chapter["year_rows"](TEXTS)
+    rows = chapter["year_digits"](TEXTS)
     found = [
         "".join(c for c, r in zip(t, row, strict=False) if r)
         for t, row in zip(TEXTS, rows, strict=True)
@@ -103,7 +103,7 @@ def test_where_the_year_is_last_it_is_in_the_gaps():
             assert one["digits"][0] == 1
             assert one["gaps"][0] == one["others"][0] == 0
             assert max(one["others"]) < 0.05
-            assert max(one["one row"][-4:]) < 0.25  # in Spanish, one model: 0.24
+            assert max(one["one"][-4:]) < 0.25  # in Spanish, one model: 0.24
 
 
 def test_every_row_is_in_one_group(chapter):
@@ -134,7 +134,7 @@ def test_forms_are_as_long_as_their_examples(chapter):
 
 PLANTED = {
     "the rows are exchanged the other way": (
-        WHERE[0], "rows[..., None], other, x)", "rows[..., None], x, other)"),
+        WHERE[0], "chosen[..., None], other, x)", "chosen[..., None], x, other)"),
     "the row before the year is counted as its own": (
         WHERE[0], "row[start:end] = True", "row[max(start - 1, 0) : end] = True"),
     "the exchange comes a block too early": (

@@ -502,6 +502,7 @@ def pooled(page):
 
 
 def cross(page):
+    page |= {name: getattr(attn_lib.layers, name) for name in ("MultiHeadAttention", "FeedForward")}
     block = of_random_numbers(page["DecoderBlock"](6, 2, 8))
     for part in (block.attention.out_proj, block.feed_forward.down):  # the others add nothing
         part.weight.zero_(), part.bias.zero_()
@@ -951,12 +952,8 @@ def test_each_displayed_formula_has_its_row():
     ("13.4", "now, :].mT.exp() * S  # forget", "now, :].mT * S  # forget"),
     ("13.5", "known = beta * (v - g.exp()", "known = beta * (v - g"),
     ("13.5", "beta * (k @ k.mT) * faded", "beta * (k @ k.mT)"),
-    ("14.1", "y + block.cross(", "block.cross("),
-    ("14.1", "block.cross(block.cross_norm(y)", "block.cross(y"),
-    ("14.2", "label_smoothing=eps", "label_smoothing=0.2"),
-    ("14.2", "label_smoothing=0.1\n", "label_smoothing=0.2\n"),
-    ("14.3", "(n + 1) / WARM", "n / WARM"),
-    ("14.3", "(n - WARM) / (STEPS - WARM)", "n / STEPS"),
+    ("14.1", "y + self.cross(", "self.cross("),
+    ("14.1", "self.cross(self.cross_norm(y)", "self.cross(y"),
     ("15.1", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"),
     ("15.1", "model.E.weight.T + model.E.bias", "model.E.weight.T"),
     ("15.2", "z = z + model.positions", "z = z + model.positions.flip(0)"),
