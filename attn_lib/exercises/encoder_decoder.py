@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of, one_number
+from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of, one_number, tensor_of
 
 
 @exercise("14.1")
@@ -121,6 +122,8 @@ def smallest_sets(answer: Callable[..., list[tuple[int, ...]]]) -> str | None:
             return any(holder <= given for holder in holders)
 
         found = answer(S, brings)
+        if isinstance(found, (Tensor, np.ndarray)):
+            found = tensor_of(found).tolist()
         if not isinstance(found, Iterable):
             return f"a list of tuples is wanted, not {type(found).__name__}"
         sets: list[tuple[float, ...]] = []

@@ -142,7 +142,11 @@ PLANTED = {
     "rows that are exchanged too late": (
         WHERE[1], "for block in model.encoder.blocks[after:]:\n        x =",
         "for block in model.encoder.blocks[after:]:\n        _ ="),
-    "the space is left where it was": (WHERE[2], '"{} {}{}"', '"{} {} {}"'),
+    "the road is closed in the other block": (WHERE[2], "if n == closed_in", "if n != closed_in"),
+    "only the road is left open": (WHERE[2], "mask & ~closed", "mask & closed"),
+    "the digits cannot read the gaps": (
+        WHERE[2], '["gaps"][:, None, :, None] & parts[group][:, None, None, :]',
+        '["gaps"][:, None, None, :] & parts[group][:, None, :, None]'),
     "self-attention sees later characters": (
         "ch14-code-73", "self.attention_norm(y), causal=True)", "self.attention_norm(y))"),
     "cross-attention comes before self-attention": (
