@@ -11,7 +11,7 @@ from attn_lib import files
 
 # files that take long begin first, or the last of them runs alone
 LONGEST = [f"test_{name}.py" for name in "figures records unfamiliar alone looks checks".split()]
-LONGEST += [f"test_{name}.py" for name in "circuit diagnose exercises next_token dark".split()]
+LONGEST += [f"test_{name}.py" for name in "circuit date_reader diagnose exercises next_token dark".split()]
 LONGEST += [f"test_{name}.py" for name in "planted rename mutation access modules site pdf".split()]
 
 # the same examples everywhere, so that a red run can be repeated
