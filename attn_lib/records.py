@@ -7,6 +7,7 @@ the numbers and weights that it stores under ``attn_lib/data`` are read here.
 import json
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attn_lib.files import packaged
@@ -43,7 +44,8 @@ def shipped_tensors(name: str) -> dict[str, Tensor]:
         name: file name of the page, without its ending, such as ``"14_encoder_decoder"``.
 
     Returns:
-        A dict from names to tensors, for ``load_state_dict``.
+        A dict from names to tensors, for ``load_state_dict``; what is stored as float16 is read
+        into float32.
 
     Raises:
         FileNotFoundError: there are none; the message says what to do.
@@ -55,4 +57,5 @@ def shipped_tensors(name: str) -> dict[str, Tensor]:
     """
     from safetensors.torch import load  # an extra: the core needs torch, numpy and matplotlib
 
-    return load(packaged(f"{name}.safetensors"))
+    found = load(packaged(f"{name}.safetensors"))
+    return {key: w.float() if w.dtype == torch.float16 else w for key, w in found.items()}

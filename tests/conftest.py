@@ -10,9 +10,11 @@ from browsing import browser, served, site  # noqa: F401, fixtures of the pages'
 from attn_lib import files
 
 # files that take long begin first, or the last of them runs alone
-LONGEST = [f"test_{name}.py" for name in "figures records unfamiliar alone looks checks".split()]
-LONGEST += [f"test_{name}.py" for name in "circuit diagnose exercises next_token dark".split()]
-LONGEST += [f"test_{name}.py" for name in "planted rename mutation access modules site pdf".split()]
+LONGEST = (
+    "figures records unfamiliar alone looks checks circuit date_reader diagnose exercises".split()
+)
+LONGEST += "next_token dark planted rename mutation access modules site pdf".split()
+LONGEST = [f"test_{name}.py" for name in LONGEST]
 
 # the same examples everywhere, so that a red run can be repeated
 hypothesis.settings.register_profile("book", derandomize=True, deadline=None, max_examples=60)

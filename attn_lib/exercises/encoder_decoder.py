@@ -1,37 +1,34 @@
-"""Encoder and decoder: cached rows, a masked loss, greedy decoding."""
+"""Encoder and decoder: parameters, a masked loss, greedy decoding, which rows hold something."""
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of
+from attn_lib.exercises._verdict import Wrong, differs, exercise, numbers_of, one_number, tensor_of
 
 
 @exercise("14.1")
-def rows_computed(answer: Callable[[int, int], tuple[int, int]]) -> str | None:
-    """Rows that become keys while n tokens follow a prompt of P."""
-    for P, n in ((2, 10), (5, 1), (3, 4)):
-        known = [P + k for k in range(n)]  # number of tokens before each new one
-        found = numbers_of(answer(P, n))
-        if len(found) != 2:
-            return f"two numbers are wanted, without a cache and with one, not {len(found)}"
-        without, kept = found
-        case = f"for a prompt of {P} and {n} new tokens"
-        if without == sum(known) and kept == known[-1]:
+def extra_parameters(answer: Callable[[int], int]) -> str | None:
+    """What cross-attention and its norm add to a block."""
+    for d in (64, 5, 1):
+        found = one_number(answer(d))
+        expected = 4 * d * d + 6 * d
+        if found == expected:
             continue
-        if (without, kept) == (known[-1], sum(known)):
-            return "the two are swapped: with a cache, fewer rows are computed"
-        if kept == P + n:
-            return "the last new token is written but never read: it needs no key"
-        if kept == n:
-            return "the prompt has to be read too, once"
-        if without == sum(known) + n:
-            return f"{case}, the first one needs only the prompt's {P} rows"
-        if without == n * P:
-            return "without a cache the new tokens are computed again, too"
-        return f"{case} it is {sum(known)} without a cache and {known[-1]} with one"
+        for wrong, words in (
+            (4 * d * d + 4 * d, "the norm before cross-attention has a scale and a shift"),
+            (4 * d * d + 5 * d, "a norm has both a scale and a shift"),
+            (4 * d * d + 2 * d, "each of the four projections has a bias, too"),
+            (4 * d * d, "biases and the norm are missing"),
+            (3 * d * d + 5 * d, "there is a fourth projection, of the output"),
+            (3 * d * d + 3 * d, "the output projection and the norm are missing"),
+        ):
+            if found == wrong:
+                return words
+        return f"for d_model = {d} it is {expected}, not {found:g}"
     return None
 
 
@@ -100,4 +97,49 @@ def greedy(answer: Callable[..., list[int]]) -> str | None:
         if out == [START, *expected] or out == [*expected, END] or START in out or END in out:
             return f"for {name}, START and END do not belong to the answer: {out}"
         return f"for {name}, {expected} is wanted, not {out}"
+    return None
+
+
+@exercise("14.4")
+def smallest_sets(answer: Callable[..., list[tuple[int, ...]]]) -> str | None:
+    """All of the smallest sets of rows that bring something, of places that are made up."""
+    places: list[tuple[str, int, list[set[int]]]] = [
+        ("it sits in row 3", 6, [{3}]),
+        ("it sits in row 0, and as well in row 4", 5, [{0}, {4}]),
+        ("it needs rows 1 and 4 together", 6, [{1, 4}]),
+        ("it needs row 2 with row 0 or row 3", 4, [{0, 2}, {2, 3}]),
+        ("it needs all three rows", 3, [{0, 1, 2}]),
+        ("no rows bring it", 4, []),
+    ]
+    for name, S, holders in places:
+
+        def brings(rows: Iterable[int], S: int = S, holders: list[set[int]] = holders) -> bool:
+            if not isinstance(rows, Iterable):
+                raise Wrong("brings takes a list of rows, also where it is only one")
+            given = {int(row) for row in rows}
+            if not given <= set(range(S)):
+                raise Wrong(f"there are rows 0 to {S - 1}, and brings was asked for {max(given)}")
+            return any(holder <= given for holder in holders)
+
+        found = answer(S, brings)
+        if isinstance(found, (Tensor, np.ndarray)):
+            found = tensor_of(found).tolist()
+        if not isinstance(found, Iterable):
+            return f"a list of tuples is wanted, not {type(found).__name__}"
+        sets: list[tuple[float, ...]] = []
+        for rows in found:
+            if not isinstance(rows, Iterable) or isinstance(rows, str):
+                return f"each set is a tuple of rows, also where it has only one: not {rows!r}"
+            sets.append(tuple(sorted(numbers_of(rows))))
+        expected: list[tuple[float, ...]] = sorted(tuple(sorted(holder)) for holder in holders)
+        if sorted(sets) == expected:
+            continue
+        sets = [tuple(int(row) if row.is_integer() else row for row in rows) for rows in sets]
+        if len(set(sets)) < len(sets):
+            return f"if {name}, a set is returned twice: {sets}"
+        if expected and set(expected) < set(sets):
+            return f"if {name}, a larger set is no smallest one: {sets} instead of {expected}"
+        if sets and set(sets) < set(expected):
+            return f"if {name}, there is more than one smallest set: {expected}"
+        return f"if {name}, {expected} is wanted, not {sets}"
     return None

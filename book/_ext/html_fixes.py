@@ -116,6 +116,8 @@ NEEDED = {
     "fontawesome.js": None,
     "design-tabs.js": "sd-tab",
     "live_data.js": 'id="fig-',
+    "dates.js": 'id="fig-encoder-decoder-read"',
+    "dates_figure.js": 'id="fig-encoder-decoder-read"',
     "live.js": 'id="fig-',
     "copybutton.js": "highlight",
     "clipboard.min.js": "highlight",

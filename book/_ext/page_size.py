@@ -26,7 +26,7 @@ from sphinx.config import Config
 EXCERPT = 240  # characters
 INDEX, SET = "searchindex.js", "Search.setIndex("
 BOOTSTRAP = {"fade", "show", "tooltip", "tooltip-inner", "tooltip-arrow", "bs-tooltip-auto"}
-ONE = "book-and-theme.css"
+ONE, WEIGHTS = "book-and-theme.css", "dates_model.js"
 _FONT = r"url\([^)]*fa-solid-900\.woff2\) format\(\"woff2\"\),url\([^)]*\) format\(\"truetype\"\)"
 # a property of one's own; an address in quotation marks may hold whatever ends another value
 _PROPERTY = r'(?<=[{;])\s*(--[\w-]+):(?:"[^"]*"|[^;{}"])*;?'
@@ -138,6 +138,7 @@ def _finish(app: Sphinx, exception: Exception | None) -> None:
 def used(pages: Iterable[str], static: Path) -> set[str]:
     """The classes of all pages, and whatever a script may mean by a word."""
     scripts = [*static.glob("*.js"), *static.glob("scripts/[ps]*.js")]
+    scripts = [path for path in scripts if path.name != WEIGHTS]  # which hold any word by chance
     names = set(re.findall(r"[\w-]+", " ".join(path.read_text() for path in scripts)))
     for html in pages:
         names.update(" ".join(re.findall(r'class="([^"]*)"', html)).split())

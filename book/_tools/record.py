@@ -5,7 +5,9 @@ numbers; the seeds stand in the notebook's metadata, ``{"record": {"seeds": [0, 
 runs the very same cells, so the recorded runs and the live one are one program. Each number goes
 to ``attn_lib/data/NN_name.json`` with six significant digits, as a list with one entry a seed.
 Where the dict has ``"weights"``, name to tensor, those of the first seed go to
-``attn_lib/data/NN_name.safetensors``. ``SHA256SUMS`` beside them follows.
+``attn_lib/data/NN_name.safetensors``, in half as many bytes where float16 holds each of them
+exactly: a page that rounds its model so before it measures anything records what it ships.
+``SHA256SUMS`` beside them follows.
 
 Each record keeps the first 20 losses of every model that was trained, in order. ``--check`` before
 pages does all of it again and says where today's cells or today's library find something else; a
@@ -172,8 +174,15 @@ def _run(path: Path, seed: int, file: Path | None, clocks: list | None = None) -
     found = repeat(path, seed, clocks=clocks)
     weights = found.pop("weights", None)
     if weights and file:
-        save_file({name: value.contiguous() for name, value in weights.items()}, file)
+        save_file(compact(weights), file)
     return _plain(found)
+
+
+def compact(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Weights as they are stored: float16 where it holds every one of them exactly."""
+    half = {n: w.half() if w.is_floating_point() else w for n, w in weights.items()}
+    exact = all(torch.equal(half[name].to(value.dtype), value) for name, value in weights.items())
+    return {name: value.contiguous() for name, value in (half if exact else weights).items()}
 
 
 def _runs(path: Path, seeds: list[int], *rest: list) -> list[dict]:

@@ -534,34 +534,6 @@
     ];
   }
 
-  // Rows of a context, exchanged for those of another text: which characters of the answer follow.
-  function exchange({tokens, other, answer, wanted, names, rows, answers, row}) {
-    const say = make("p", {class: "say", "aria-live": "polite"});
-    const read = tokens.map(() => make("td")), written = [...answer].map(() => make("td"));
-    const picks = choices("rows exchanged", names, draw);
-    function draw(i) {
-      picks.inputs[i].checked = true;
-      read.forEach((cell, s) => {
-        const away = rows[i].includes(s);
-        cell.textContent = (away ? other : tokens)[s];
-        cell.className = away ? "away" : "";
-      });
-      written.forEach((cell, t) => {
-        cell.textContent = answers[i][t];
-        cell.className = answers[i][t] === answer[t] ? "" : "follows";
-      });
-      const parts = [["year", 0, 4], ["month", 5, 7], ["day", 8, 10]].flatMap(([part, from, to]) => {
-        const now = answers[i].slice(from, to), theirs = now === wanted.slice(from, to);
-        return now === answer.slice(from, to) ? [] : [`the ${part} is ${now}${theirs ? ", that of the other date" : ""}`];
-      });
-      say.replaceChildren(`${answers[i]}: ${parts.length ? parts.join("; ") : "nothing changed"}.`);
-    }
-    draw(row);
-    const line = (name, cells) => make("table", {class: "signs"}, make("tbody", {}, make("tr", {}, make("th", {scope: "row"}, name), ...cells)));
-    return [picks.set, line("context", read), line("written", written), say,
-      make("p", {class: "hint"}, "Choose a row of the context, by its character, or a group of them.")];
-  }
-
   // A photograph cut into patches: choose one, and the others fade as far as it does not attend to them.
   function patches({image, side, heads, weights, head, patch}) {
     const size = side * side + 1, TOP = 4, again = make("button", {type: "button"}, "start again");
@@ -963,10 +935,12 @@
     return [...half(sorted).slice(0, -1), ...half(sorted.reverse()).slice(0, -1)];
   }
 
+  const kinds = {map, heads, crossed, head, mask, sample, lens, row, dial, swap, patches, trained, grown, guess, pack, tiles, state,
+    ...globalThis.moreFigures?.({make, number, share, token, largest})};
   const upgrade = () => Object.entries(LIVE.figures).forEach(([name, {kind, caption, ...numbers}]) => {
     const still = document.querySelector(`figure#${name} > :first-child`);
     if (!still) return;                                // another page
-    const live = make("div", {class: "live"}, ...{map, heads, crossed, head, mask, sample, lens, row, dial, exchange, swap, patches, trained, grown, guess, pack, tiles, state}[kind](numbers));
+    const live = make("div", {class: "live"}, ...kinds[kind](numbers));
     Object.entries(LIVE.roles).forEach(([role, color]) => live.style.setProperty(`--${role}`, color));
     still.classList.add("still");                      // for paper
     still.before(live);

@@ -53,6 +53,20 @@ def _inside(moved, segments, ends=False):
     return moved.masked_fill(begins.roll(-1, 1) if ends else begins, 0)
 
 
+def _bringing(S, brings):
+    sizes = range(1, S + 1)
+    return [c for n in sizes for c in itertools.combinations(range(S), n) if brings([*c])]
+
+
+def _sets(S, brings):
+    found = _bringing(S, brings)
+    return [rows for rows in found if len(rows) == len(found[0])]
+
+
+def _cross(d):
+    return torch.nn.ModuleList([torch.nn.MultiheadAttention(d, 1), torch.nn.LayerNorm(d)])
+
+
 def _near_mask(T, *closed):
     place = torch.arange(T)
     mask = place <= place[:, None]
@@ -1275,13 +1289,14 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda city: f"{city} is in Austria or Italy. It is in", "names Austria"),
     ],
     "14.1": [
-        (lambda P, n: (P + n - 1, n * P + n * (n - 1) // 2), "swapped: with a cache"),
-        (lambda P, n: (n * P + n * (n - 1) // 2, P + n), "never read"),
-        (lambda P, n: (n * P + n * (n - 1) // 2, n), "the prompt has to be read"),
-        (lambda P, n: (n * P + n * (n + 1) // 2, P + n - 1), "only the prompt's 2 rows"),
-        (lambda P, n: (n * P, P + n - 1), "computed again, too"),
-        (lambda P, n: (n * n, P + n - 1), "it is 65 without a cache and 11 with one"),
-        (lambda P, n: (66,), "not 1"),
+        (lambda d: 4 * d * d + 4 * d, "norm before cross-attention"),
+        (lambda d: 4 * d * d + 5 * d, "both a scale and a shift"),
+        (lambda d: 4 * d * d + 2 * d, "has a bias, too"),
+        (lambda d: 4 * d * d, "biases and the norm are missing"),
+        (lambda d: 3 * d * d + 5 * d, "a fourth projection"),
+        (lambda d: 3 * d * d + 3 * d, "output projection and the norm"),
+        (lambda d: 16768, "for d_model = 5 it is 130, not 16768"),
+        (lambda d: d, "for d_model = 64 it is 16768, not 64"),
     ],
     "14.2": [
         (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
@@ -1305,6 +1320,20 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda scores, START, END, longest: scores(START), "give the model START"),
         (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
         (lambda f, START, END, longest: _written(f, START, None, longest), "do not belong"),
+    ],
+    "14.4": [
+        (lambda S, brings: [s for s in range(S) if brings([s])], "also where it has only one"),
+        (
+            lambda S, brings: [(s,) for s in range(S) if brings([s])],
+            r"rows 1 and 4 .* \[\(1, 4\)\]",
+        ),
+        (lambda S, brings: _sets(S, brings)[:1], "more than one smallest set"),
+        (lambda S, brings: _bringing(S, brings), "a larger set is no smallest one"),
+        (lambda S, brings: 2 * _sets(S, brings), "returned twice"),
+        (lambda S, brings: brings(3), "takes a list of rows"),
+        (lambda S, brings: brings([S]), "there are rows 0 to 5, and brings was asked for 6"),
+        (lambda S, brings: None, "not NoneType"),
+        (lambda S, brings: _sets(S, brings) or [()], "no rows bring it"),
     ],
     "15.1": [
         ([196, 590592], "the class token is a token too"),
@@ -1632,11 +1661,17 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda city: f"{_asked('Oslo')} Norway.\n{_asked('Bern')} Switzerland.\n{_asked(city)}",
     ],
     "14.1": [
-        lambda P, n: torch.tensor([n * P + n * (n - 1) // 2, P + n - 1]),
-        lambda P, n: (float(np.arange(P, P + n).sum()), np.int64(P + n - 1)),
+        lambda d: torch.tensor(4.0 * d * d + 6 * d),
+        lambda d: Fraction(2 * d * (2 * d + 3)),
+        lambda d: np.int64(sum(p.numel() for p in _cross(d).parameters())),
     ],
     "14.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
     "14.3": [_written, _stepwise],
+    "14.4": [
+        lambda S, brings: {frozenset(rows) for rows in _sets(S, brings)},
+        lambda S, brings: np.array(_sets(S, brings)[::-1]),
+        lambda S, brings: (list(reversed(rows)) for rows in _sets(S, brings)),
+    ],
     "15.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
     "15.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
     "15.3": [_shuffles, _swaps],

@@ -7,6 +7,7 @@ import math
 import re
 from typing import NamedTuple
 
+import date_model
 import live
 import pages
 import pytest
@@ -783,41 +784,28 @@ def guess():
 
 # ---------------------------------------------------------------- dates
 
-DATES = "23 October 2025", "14 January 1987"
-GROUPS = {"day": "23", "month": "October", "year": "2025", "both spaces": "  "}
+READER = "fig-encoder-decoder-read"
 
 
-@functools.cache
-def dates():
-    """Each row of a context, and each group of them, exchanged: what is read, written, changed."""
-    first, other = DATES
-    with record.experiment(pages.BOOK / "14_encoder_decoder.ipynb") as page:
-        model = page["new_model"](0)
-        model.load_state_dict(shipped_tensors("14_encoder_decoder"))
-        model = model.double().eval()
-        places = {name: first.index(part) for name, part in GROUPS.items() if part != "  "}
-        rows = [range(at, at + len(GROUPS[name])) for name, at in places.items()]
-        spaces = [s for s, sign in enumerate(first) if sign == " "]
-        rows = [[s] for s in range(15)] + [*rows, spaces, [s for s in range(15) if s not in spaces]]
-        mixed = torch.tensor([[s in row for s in range(15)] for row in rows])
-        answers = page["mixed"](model, len(rows) * [first], len(rows) * [other], mixed)
-        own, foreign = page["write"](model, [first, other])
+def read_date():
+    """As it begins: a date, its answer, the map. All else: ``test_date_reader.py``."""
+    first, answer = "23 October 2025", "2025-10-23"
+    written, weights = date_model.written(date_model.context(first))
+    assert written == answer
+    mean = weights.mean(dim=(1, 2))
 
-    def check(moving, i):
-        signs, classes, sentence = moving.read(".signs td", ".signs td @class", ".say")
-        given = [(other if s in rows[i] else first)[s].replace(" ", "␣") for s in range(15)]
-        assert signs == [*given, *answers[i]]
-        assert holding("away", classes) == list(rows[i])
-        assert holding("follows", classes) == [15 + t for t in range(10) if answers[i][t] != own[t]]
-        parts = []
-        for name, at in (("year", slice(0, 4)), ("month", slice(5, 7)), ("day", slice(8, 10))):
-            now = answers[i][at]
-            whose = ", that of the other date" if now == foreign[at] else ""
-            parts += [f"the {name} is {now}{whose}"] if now != own[at] else []
-        assert sentence == [f"{answers[i]}: {'; '.join(parts) or 'nothing changed'}."]
+    def check(moving, t):
+        words, sentence, numbers, keys = moving.read(
+            ".iso", ".say", "tbody td @text", "[data-s] b @text"
+        )
+        best = int(mean[t].argmax())
+        on = first[best].replace(" ", "the gap")
+        said = f"Writing {answer[t]}, character {t + 1}, it puts {mean[t, best]:.5f}"
+        compare(sentence, [f"{said} of its attention on {on}, character {best + 1}."])
+        compare([f"0{number}" for number in numbers], formatted(mean, 2))
+        assert (words, "".join(keys)) == ([answer], first.replace(" ", "␣"))
 
-    names = [sign.replace(" ", "␣") for sign in first]
-    return Shown([[*names, *GROUPS, "all but both"]], (10,), check)
+    return Shown([[*answer]], (2,), check)
 
 
 # ---------------------------------------------------------------- pictures
@@ -1281,7 +1269,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     PACK: (packed, "11_same_answer"),
     IN_TILES: (in_tiles, "12_without_matrix"),
     IN_STATE: (in_state, "13_one_state"),
-    "fig-encoder-decoder-exchange": (dates, "14_encoder_decoder"),
+    READER: (read_date, "14_encoder_decoder"),
     SWAP: (tiles, "15_vision"),
     PATCHES: (patches, "16_large_vision"),
     "fig-clinic-training": (clinic, "18_clinic"),

@@ -10,6 +10,7 @@ import pages
 import pytest
 import record
 import torch
+from safetensors.torch import load_file, save_file
 from tables import for_each
 
 from attn_lib import files, records
@@ -124,6 +125,27 @@ def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
     assert names == ["99_test.json", "99_test.safetensors", "other.csv"]
     check = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     subprocess.run(check, cwd=record.DATA, check=True, capture_output=True)
+
+
+@for_each(
+    ([0.5, 3.0], 7, "float16", "float32"),
+    ([0.1, 3.0], 7, "float32", "float32"),  # float16 has no 0.1
+    ([0.5, 70_000.0], 7, "float32", "float32"),  # nor anything so large
+    ([0.5, 3.0], 2049, "float16", "float32"),  # whole numbers stay as they are
+)
+def test_weights_are_stored_as_float16_where_it_holds_them(
+    values, count, kind, read, tmp_path, monkeypatch
+):
+    """And are read as they were, into float32."""
+    monkeypatch.setattr(files, "DATA", tmp_path)
+    weights = {"w": torch.tensor([values, values]).T, "steps": torch.tensor(count)}
+    save_file(record.compact(weights), tmp_path / "99_test.safetensors")
+    record.checksums(tmp_path)
+    stored = load_file(tmp_path / "99_test.safetensors")
+    again = records.shipped_tensors("99_test")
+    for found, dtype in ((stored, kind), (again, read)):
+        assert {n: str(w.dtype)[6:] for n, w in found.items()} == {"w": dtype, "steps": "int64"}
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
 def test_a_page_without_weights_records_numbers_alone(tmp_path, monkeypatch):
@@ -247,8 +269,9 @@ def test_accuracies_are_those_of_the_shipped_weights():
     with record.experiment(dates) as page:
         model = page["new_model"](0)
         model.load_state_dict(records.shipped_tensors(dates.stem))
-        right = page["share_right"](model.eval(), page["test"])
-    assert right == pytest.approx(records.record(dates.stem)["right"][0], abs=0.002)
+        right = page["right_by_readings"](model.eval())
+    stored = records.record(dates.stem)["readings"][0]
+    assert right["one reading"] == pytest.approx(stored["one reading"], abs=0.002)
     # its page prints what its weights find today, or nbval is red
     long = records.record(clothes.stem)["large"][0]
     cells = pages.code_cells(pages.read(clothes))

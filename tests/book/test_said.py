@@ -454,16 +454,6 @@ FORMULAS = {
             near(torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1]))
         ),
     },
-    "14_encoder_decoder": {
-        "The weights are $4/5$ and $1/5$, so $(4, 2)$ is added": lambda: near(
-            torch.tensor([math.log(4), 0]).softmax(0) @ torch.tensor([[5.0, 0], [0, 10]]),
-            [4, 2],
-        ),
-        "$-0.925 \\ln 0.925$ ${} - 3 \\cdot 0.025 \\ln 0.025$ $= 0.349$": lambda: near(
-            -0.925 * math.log(0.925) - 3 * 0.025 * math.log(0.025), 0.349
-        ),
-        "$1 - \\varepsilon$ for the right character $r$": lambda: near(1 - 0.1 + 0.1 / 4, 0.925),
-    },
 }
 TABLES = {"README.md": README, "LICENSE": LICENSE, **FORMULAS}
 TABLES |= {f"attn_lib/{name}.py": table for name, table in DOCSTRINGS.items()}
