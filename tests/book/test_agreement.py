@@ -327,7 +327,6 @@ def test_a_wrong_default_is_seen(line, wrong):
 BY_NUMBER = {
     "14_encoder_decoder": 10,
     "15_vision": 4,
-    "16_large_vision": 5,
     "17_weather": 3,
     "18_clinic": 3,
     "conventions": 3,

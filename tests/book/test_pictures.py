@@ -17,7 +17,6 @@ UNBOUND = {
     "01_one_head": 2,
     "14_encoder_decoder": 2,
     "15_vision": 4,
-    "16_large_vision": 4,
     "17_weather": 5,
     "conventions": 1,
 }
