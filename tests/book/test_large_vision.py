@@ -177,9 +177,39 @@ def unborne(found: dict) -> list[str]:
     missing += ["one by one needs the image"] * (more < 3 * half)
     right = {name: sum(c["right"]) for name, c in curves.items() if isinstance(c, dict)}
     missing += ["one by one is best"] * (min(right, key=right.get) != "one by one, own")
-    more, half = curves["last layer, mean of its class"]["more"], None
-    half = curves["last layer, mean of its class"]["half"]
+    more, half = (curves["last layer, mean of its class"][part] for part in ("more", "half"))
     won = [("mean", "draw", "own")[1 + (m > h) - (m < -h)] for m, h in zip(more, half, strict=True)]
     said = ["draw", "draw", "mean", "own", "own", "mean", "own", "own"]
     missing += ["patches that decide"] * (won != said)
     return missing
+
+
+def altered(change) -> list[str]:
+    found = recorded()
+    change(found["packaged"][0])
+    return unborne(found)
+
+
+def test_another_record_would_not_bear_it():
+    def swapped(ways):
+        area = ways["black"]["rollout, mean of its class"]["area"]
+        area[0] = -area[0]
+
+    def equal(ways):
+        ways["left out"]["one by one, mean of its class"]["area"][0] = 0.0
+
+    def nearer(ways):
+        ways["grey"]["last layer, any other image"]["area"][0] = 0.005
+
+    def blunt(ways):
+        curves = ways["left out"]
+        curves["one by one, own"]["right"] = curves["last layer, own"]["right"]
+
+    def at_three(ways):
+        ways["left out"]["last layer, mean of its class"]["more"][2] = 0.0
+
+    assert altered(swapped) == ["rollout, black"]
+    assert altered(equal) == ["one by one needs the image"]
+    assert altered(nearer) == ["any other, last layer, grey"]
+    assert altered(blunt) == ["one by one is best"]
+    assert altered(at_three) == ["patches that decide"]
