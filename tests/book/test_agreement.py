@@ -325,7 +325,6 @@ def test_a_wrong_default_is_seen(line, wrong):
 
 # pages that still say "chapter 5": how often. The list only gets shorter.
 BY_NUMBER = {
-    "16_large_vision": 5,
 }
 
 

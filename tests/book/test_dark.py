@@ -17,8 +17,8 @@ from attn_lib import plotting
 WORDS = """() => [...document.querySelectorAll("article figure[id]")].map(figure =>
   [figure.id, ...[...figure.querySelectorAll("svg text, figcaption")].map(e => e.textContent)])"""
 GLARING = 100  # of 255: the brightness of half of a picture
-# brightest patches of photographs, which stay so; and a sentence about the sun
-TRUE = ["fig-masks-padding", "fig-large-vision-taken"]
+# a sentence about the sun, which is bright in the dark, too
+TRUE = ["fig-masks-padding"]
 SHADES = r"\b(white|(dark|bright|pale|light)(er|est)?)\b"  # which are others in the dark
 # of each text in an SVG: its colour, and what was painted before it where its middle is
 LETTERS = """() => {
