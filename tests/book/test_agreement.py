@@ -323,10 +323,6 @@ def test_a_wrong_default_is_seen(line, wrong):
 
 # ---------------------------------------------------------------- links go by title
 
-# pages that still say "chapter 5": how often. The list only gets shorter.
-BY_NUMBER = {
-}
-
 
 def by_number(path: Path) -> int:
     text = path.read_text()
@@ -337,7 +333,7 @@ def by_number(path: Path) -> int:
 
 def test_pages_refer_to_each_other_by_title():
     counts = {path.stem: by_number(path) for path in [*pages.NOTEBOOKS, *pages.TEXTS]}
-    assert {name: n for name, n in counts.items() if n} == BY_NUMBER
+    assert {name: n for name, n in counts.items() if n} == {}
 
 
 # ---------------------------------------------------------------- titles of what is cited

@@ -1059,7 +1059,7 @@ ONCE = {
     "15_vision": "E_pos L b i p x^1 x^N x^i x_class y z_0 z_L^0 z_l",
     "16_large_vision": "A_1 A_L I R",
     "17_weather": "r",
-    "18_clinic": "d",
+    "18_clinic": "e^{old-new}",
     "conventions": "B H S T d",
     "entropy": "W^Q_ c^2 e^{-r^2/2} e^{-z^2/2} e^{r^2/2} e^{s_j} k^2 q^2 s x_m y_j z^2",
     "five_posts": "H M Q V W^O d_k",
