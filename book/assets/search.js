@@ -47,7 +47,7 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "greedy decoding": "beam",
     "guess next word": "autoregressive",
     "language model": "decoder only, llm",
-    "encoder decoder": "seq2seq, sequence to sequence, translation, machine translation",
+    "encoder decoder": "seq2seq, sequence to sequence, translation",
     "put keys back activation patching": "causal tracing",
     "watch circuit form": "previous token head",
     "pack documents": "cu_seqlens, position_ids",
