@@ -196,7 +196,7 @@ def test_a_long_table_keeps_its_headings(browser, site):
 def test_a_wide_table_scrolls_beside_its_names(browser, site):
     with loaded(browser, site, "16_large_vision", 390) as page:
         table = page.locator(".printed-table").first
-        wide = ".printed-table td { padding: 2rem !important }"
+        wide = ".printed-table td { padding: 5rem !important }"
         with styled(page, wide):
             assert table.evaluate(REACH) == [True, True, True, True]
             with styled(page, ".printed-table * { position: static !important }"):
