@@ -59,7 +59,7 @@ def needs(cells: list) -> tuple[str, str]:
     if found is None:
         raise ValueError(f"{title(cells)}: how long does it take? {line}")
     asked, time = found.groups()
-    chapters = set(re.findall(r"\((\d\d)_\w+\.ipynb\)", asked))
+    chapters = set(re.findall(r"\((\d\d)_\w+\.ipynb(?:#[\w-]+)?\)", asked))
     numbers = [str(int(chapter)) for chapter in sorted(chapters)]
     if not numbers:
         return time, f"needs {asked[:1].lower()}{asked[1:]}"

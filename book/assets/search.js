@@ -57,7 +57,6 @@ Object.assign(Scorer, {objNameMatch: 80, term: 48, title: 50}); // after the hea
     "multi head latent attention": "mla",
     "logit lens": "interpretability, explainability, mechanistic",
     "map object": "saliency, heatmap",
-    "DINOv2": "dino",
     "forecast": "time series, timeseries",
   };
   Search.synonyms = new Map(Object.entries(SYNONYMS).flatMap(([said, typed]) => typed.split(", ").map(word => [word, said])));

@@ -11,12 +11,15 @@ import shutil
 import threading
 from pathlib import Path
 
+import axe_playwright_python
 import checked
 import pages
 import pytest
 from copies import copy_tree, run_build
 from pdf import BROWSERS, LOADED
 from playwright.sync_api import sync_playwright
+
+AXE = (Path(axe_playwright_python.__path__[0]) / "axe.min.js").read_text()
 
 
 @pytest.fixture(scope="session")
@@ -142,3 +145,12 @@ def luminance(colour) -> float:
     parts = [a / 255 for a in colour]
     linear = [((a + 0.055) / 1.055) ** 2.4 if a > 0.04045 else a / 12.92 for a in parts]
     return 0.05 + sum(w * a for w, a in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def violations(page) -> list[str]:
+    """What axe-core, with all its rules, finds on a page as it is shown."""
+    # on a shade it gives up
+    page.add_style_tag(content="article :not(#_) { background-image: none !important }")
+    page.evaluate(AXE)
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    return [f"{v['id']}: {n['html'][:90]}" for v in found["violations"] for n in v["nodes"]]

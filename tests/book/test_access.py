@@ -1,15 +1,12 @@
 """The built pages for readers who hear them, or who have no mouse: axe-core and the tab key."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
-import axe_playwright_python
 import pages
 import pytest
-from browsing import loaded, opened, visit
+from browsing import loaded, opened, violations, visit
 from tables import for_each
 
-AXE = (Path(axe_playwright_python.__path__[0]) / "axe.min.js").read_text()
 KINDS = ("slides", "exercises", "solutions")
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html", "404.html"]
@@ -37,15 +34,6 @@ FOCUS = """() => {
     shown: box.width > 0 && box.top < innerHeight && box.bottom > 0,
   };
 }"""
-
-
-def violations(page) -> list[str]:
-    """What axe-core, with all its rules, finds on a page as it is shown."""
-    # on a shade it gives up
-    page.add_style_tag(content="article :not(#_) { background-image: none !important }")
-    page.evaluate(AXE)
-    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
-    return [f"{v['id']}: {n['html'][:90]}" for v in found["violations"] for n in v["nodes"]]
 
 
 def unseen(page) -> Iterator[str]:

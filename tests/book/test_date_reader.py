@@ -14,9 +14,8 @@ import numpy as np
 import pages
 import pytest
 from babel.dates import format_date
-from browsing import loaded, opened, visit
+from browsing import loaded, opened, violations, visit
 from tables import for_each
-from test_access import violations
 
 from attn_lib import datasets
 from attn_lib.records import shipped_tensors
