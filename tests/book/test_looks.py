@@ -643,7 +643,7 @@ PAINTED = "() => new Promise(go => requestAnimationFrame(() => requestAnimationF
 # a page that waits for nothing; one on which the typeface comes whenever it comes
 UNHELD = ("fonts.load(face)", "0")
 SWAPPED = ("root.style.setProperty(", "void (")
-MOVABLE = ["book/06_block.html", "book/attn_lib.functional.html", "book/how_checked.html"]
+MOVABLE = [f"book/{name}.html" for name in ("14_encoder_decoder", "06_block", "how_checked")]
 
 
 def moved(browser, own, name, *changes, late=0) -> float:
