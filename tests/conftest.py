@@ -45,6 +45,16 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def double():
+    """Where what a page defines is compared to the last digits."""
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def pytest_addoption(parser):
     what = "each form of a mistake, each setting"
     parser.addoption("--everything", action="store_true", help=what)

@@ -66,13 +66,16 @@ def sources(path: Path) -> dict[str, str]:
     return {cell.id: cell.source for cell in code_cells(read(path))}
 
 
-def defined_by(parts: list[str], *changes: tuple[str, str]) -> dict:
-    """What code of a page defines; each change, as of a planted mistake, must find its place."""
+def defined_by(parts: list[str], *changes: tuple[str, str], **given) -> dict:
+    """What code of a page defines; each change, as of a planted mistake, must find its one place.
+
+    What is given by name is there before.
+    """
     source = "\n".join(parts)
     for old, new in changes:
-        assert old in source, old
+        assert source.count(old) == 1, old
         source = source.replace(old, new)
-    found: dict = {}
+    found = dict(given)
     exec(compile(source, "a page", "exec"), found)  # noqa: S102 - the book's own
     return found
 

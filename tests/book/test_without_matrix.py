@@ -256,16 +256,25 @@ MISTAKES = {
     "causal by the place in the tile": [
         ("scores.masked_fill(j > i,", "scores.masked_fill(j - j[0] > i - i[0],")
     ],
-    "queries stand first, not last": [("rows[:, None] + S - T", "rows[:, None]")],
+    "queries stand first, not last": [
+        ("i = rows[:, None] + S - T", "i = rows[:, None]"),
+        ("rows, :], rows[:, None] + S - T", "rows, :], rows[:, None]"),
+    ],
     "not divided by the sum": [("out / total.masked_fill(total == 0, 1)", "out")],
     "divided at every step": [(f"{OUT} @ values", f"{OUT} @ values / total")],
     "the log-sum-exp without the maximum": [("= m + total.log()", "= total.log()")],
-    "the scale is of the keys' number": [("math.sqrt(q.shape[-1])", "math.sqrt(k.shape[-2])")],
+    "the scale is of the keys' number": [
+        ("k.mT / math.sqrt(q.shape[-1])", "k.mT / math.sqrt(k.shape[-2])"),
+        ("d_scores / math.sqrt(q.shape[-1])", "d_scores / math.sqrt(k.shape[-2])"),
+    ],
     "backward: the mean is left out": [("d_w - mean[..., rows, :]", "d_w")],
     "backward: the scale is left out": [("d_scores = d_scores / math.sqrt(q.shape[-1])", "")],
     "backward: only the last tile's queries": [("d_q[..., rows, :] +=", "d_q[..., rows, :] =")],
     "backward: only the last rows' values": [("d_v[..., j, :] +=", "d_v[..., j, :] =")],
-    "backward: no guard for empty rows": [("lse.masked_fill(lse == -math.inf, 0)", "lse")],
+    "backward: no guard for empty rows": [
+        ("lse = lse.masked_fill(lse == -math.inf, 0)", "lse = lse"),
+        ("base = lse.masked_fill(lse == -math.inf, 0)", "base = lse"),
+    ],
 }
 # shapes at which each is seen: rising scores, ragged ends, more queries than keys
 SHAPES = [((2, 2, 11, 11, 4, 3), 3), ((1, 2, 4, 13, 3, 2), 5), ((1, 1, 12, 7, 3, 3), 4)]
