@@ -637,6 +637,9 @@ def test_the_first_thing_painted_has_the_colours_of_the_reader(browser, site, sy
 
 MOVED = """new PerformanceObserver(list => list.getEntries().forEach(
   ({value}) => { window.moved = (window.moved || 0) + value; })).observe({type: "layout-shift"})"""
+# where each block of a page begins, in screens
+TOPS = """() => [...document.querySelectorAll("main :is(h1, h2, h3, p, li, figure, table)")].map(
+  block => block.getBoundingClientRect().top / innerHeight)"""
 PAINTED = "() => new Promise(go => requestAnimationFrame(() => requestAnimationFrame(() => go())))"
 
 
@@ -647,7 +650,10 @@ MOVABLE = ["book/how_checked.html", "book/06_block.html", "book/attn_lib.functio
 
 
 def moved(browser, own, name, *changes, late=0) -> float:
-    """How far a page moves when its typeface comes after its text, or late by milliseconds."""
+    """How far a block moves, in screens, when its typeface comes late by milliseconds.
+
+    Where blocks are is asked, not the browser's score: which frames it paints is chance.
+    """
     with opened(browser, own, viewport={"width": 390, "height": 844}) as page:
         waiting = []
         page.route("**/*.woff2", lambda call: waiting.append(call))
@@ -659,20 +665,18 @@ def moved(browser, own, name, *changes, late=0) -> float:
             call.fulfill(body=text, content_type=f"text/{kind}")
 
         page.route(re.compile(r"\.(css|html)\b"), changed)
-        page.add_init_script(MOVED)
         page.goto(f"{own}/{name}", wait_until="domcontentloaded")
-        page.evaluate(PAINTED)
         page.clock.fast_forward(late)
-        page.evaluate(PAINTED)
+        seen = page.evaluate("getComputedStyle(document.body).opacity") == "1"
+        before = page.evaluate(TOPS)
         page.unroute("**/*.woff2")
         for call in waiting:
             call.continue_()
         page.evaluate("document.fonts.ready.then(() => 0)")
-        for _ in range(3):
-            page.evaluate(PAINTED)
         assert waiting
         assert page.evaluate("getComputedStyle(document.body).opacity") == "1"
-        return page.evaluate("window.moved || 0")
+        after = page.evaluate(TOPS)
+        return seen * max(abs(a - b) for a, b in zip(after, before, strict=True))
 
 
 def moved_at_once(page, address, width) -> float:
@@ -699,12 +703,13 @@ def test_no_page_moves_while_it_is_loaded(browser, site, served, disk, request):
         assert shown.count(old) == 1
         shown = shown.replace(old, new)
     (site / "book/unheld.html").write_text(shown)
-    seen = []
-    for _ in range(4):  # from disk, the typeface sometimes comes before the text is painted
+    for _ in range(12):  # from disk, the typeface sometimes comes before the text is painted
         with opened(browser, own) as page:
             page.add_init_script(MOVED)
-            seen.append(moved_at_once(page, f"{own}/book/unheld.html", 390))
-    assert max(seen) > 0.06
+            if moved_at_once(page, f"{own}/book/unheld.html", 390) > 0.06:
+                break
+    else:
+        pytest.fail("a page that moves is not seen to move")
 
 
 # from the first screen to the last, and back
@@ -738,16 +743,16 @@ def test_text_does_not_move_when_its_typeface_comes(browser, served):
     """Neither soon, for it was waited for, nor late, for it is not used on this page any more."""
     for late in (0, 1000):
         for name in MOVABLE:
-            assert moved(browser, served, name, late=late) < 0.05, (name, late)
-    assert moved(browser, served, MOVABLE[0], UNHELD, SWAPPED) > 0.06
-    assert moved(browser, served, MOVABLE[0], SWAPPED, late=1000) > 0.06
+            assert moved(browser, served, name, late=late) < 0.1, (name, late)
+    assert moved(browser, served, MOVABLE[0], UNHELD, SWAPPED) > 0.1
+    assert moved(browser, served, MOVABLE[0], SWAPPED, late=1000) > 0.1
 
 
 def test_stand_ins_are_as_wide_as_the_typeface(browser, served):
     """For a page on which nothing waits."""
     name = "book/03_many_heads.html"
-    assert moved(browser, served, name, UNHELD, SWAPPED) < 0.05
-    assert moved(browser, served, name, UNHELD, SWAPPED, ("local(", "local(no-")) > 0.1
+    assert moved(browser, served, name, UNHELD, SWAPPED) < 0.25
+    assert moved(browser, served, name, UNHELD, SWAPPED, ("local(", "local(no-")) > 1
 
 
 # 1.6 Mbit/s with a delay of 150 ms; when the first text is painted, and when formulas have letters
