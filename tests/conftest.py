@@ -13,7 +13,7 @@ from attn_lib import files
 LONGEST = (
     "figures records unfamiliar alone looks checks circuit date_reader diagnose exercises".split()
 )
-LONGEST += "next_token dark planted rename mutation access modules site pdf".split()
+LONGEST += "next_token dark planted mutation access modules site pdf".split()
 LONGEST = [f"test_{name}.py" for name in LONGEST]
 
 # the same examples everywhere, so that a red run can be repeated

@@ -28,7 +28,7 @@ ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
 METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn", "table"}
 METADATA |= {"licence"}  # of a figure, where it is not CC BY 4.0
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
-OF_A_NOTEBOOK = {"appendix", "edition", "kernelspec", "language_info", "record", "teaches"}
+OF_A_NOTEBOOK = {"appendix", "kernelspec", "language_info", "record", "teaches"}
 COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 # others need a reason
 TAGS = r"hide-input|hide-cell|experiment|caption|licence|(exercise|solution)-\d+\.\d+"

@@ -1,8 +1,4 @@
-"""What a reader takes in at one sitting, and what stands by itself: rules of `pages.RULES`.
-
-A page that is rewritten says so in its metadata, ``"edition": 3``; the others are excused from the
-rules of that edition.
-"""
+"""What a reader takes in at one sitting, and what stands by itself: rules of `pages.RULES`."""
 
 import ast
 import re
@@ -25,13 +21,6 @@ SITTING = {
 # where one looks things up: a table says it better than a fourth picture
 APPENDIX = {"words": (600, 3600), "figures": (1, 12), "minutes": (0, 99)}
 APPENDIX["minutes that it says, in a hundred of those counted"] = (0, 999)
-# of the second edition: its lines may be longer, its outputs full of booleans, its minutes few
-EXCUSED = {
-    "characters of the longest visible line": (1, 79),
-    "sections before the exercises": (1, 8),
-    "printed booleans": (0, 99),
-    "minutes that it says, in a hundred of those counted": (0, 999),
-}
 
 
 def tags(cell) -> set[str]:
@@ -50,11 +39,6 @@ def lesson(notebook) -> list:
 
 def visible(notebook) -> list:
     return [cell for cell in lesson(notebook) if not tags(cell) & UNSEEN]
-
-
-def rewritten(notebook) -> bool:
-    """Whether a page keeps the rules of the third edition."""
-    return notebook.metadata.get("edition") == 3
 
 
 # ---------------------------------------------------------------- the budget
@@ -97,9 +81,7 @@ def measured(notebook) -> dict[str, float]:
 
 def within_one_sitting(notebook) -> list[str]:
     """About an hour for one story, in cells that a screen holds."""
-    budget = SITTING | ({} if rewritten(notebook) else EXCUSED)
-    if notebook.metadata.get("appendix", False) is True:
-        budget |= APPENDIX
+    budget = SITTING | (APPENDIX if notebook.metadata.get("appendix", False) is True else {})
     found = measured(notebook)
     broken = [what for what, (low, high) in budget.items() if not low <= found[what] <= high]
     return [f"{w}: {found[w]:.0f}, not {budget[w][0]} to {budget[w][1]}" for w in broken]
@@ -139,8 +121,6 @@ def without_magic(source: str) -> str:
 
 def stands_by_itself(notebook) -> list[str]:
     """No visible cell uses what a folded one defines, but what the set-up loads and imports."""
-    if not rewritten(notebook):
-        return []
     cells = lesson(notebook)
     trees = {cell.id: ast.parse(without_magic(cell.source)) for cell in cells}
     shown, folded, faults = given(trees[cells[0].id]), functions(trees[cells[0].id]), []

@@ -82,8 +82,8 @@ CUT = """phone => {
       .filter(block => getComputedStyle(block).overflowX !== "auto")
       .map(block => block.innerText.slice(0, 60)),
     wrapped: blocks.filter(block => getComputedStyle(block).whiteSpace !== "pre")
-      .filter(block => !block.closest("[class*=tag_exercise-] .output, .front-check")).length,
-    unsaid: all("[class*=tag_exercise-] .output pre")
+      .filter(block => !block.closest(".cell_output, .front-check")).length,
+    unsaid: all(".cell_output pre")
       .filter(block => block.scrollWidth > block.clientWidth).length,
     sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))]
       .filter(size => size !== "13px"),
@@ -129,7 +129,7 @@ LETTERS = range(60, 78)
 UNFIT = {
     "cut": ".bd-article pre.pre, .bd-article pre { overflow-x: hidden !important }",
     "wrapped": ".bd-article pre { white-space: pre-wrap !important }",
-    "unsaid": ".bd-article .cell[class] .output pre { white-space: pre !important }",
+    "unsaid": ".bd-article .cell[class] .cell_output pre { white-space: pre !important }",
     "sizes": ".bd-article .cell_output pre { font-size: 12px !important }",
     "letters": ".bd-article p { max-width: none !important; font-size: 13px !important }",
     "broken": ".bd-article table code .pre.pre { white-space: normal !important;"

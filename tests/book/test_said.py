@@ -106,7 +106,7 @@ README = {
         {"assert_attention", "assert_rope"} <= {*attn_check.__all__}
     ),
     "The first time they fetch about 290 MB of trained weights into the cache folder; the "
-    "packages take 1.9 GB with PyTorch for processors alone (the same flag). On two cores the "
+    "packages take 1.9 GB with PyTorch for processors alone (the flag is below). On two cores the "
     "website took us 6 minutes, half of them for running every page.": lambda: (
         0.45 < took()[1] / sum(took()) < 0.55 and round(sum(took()) / 60) == 6
     ),
@@ -136,17 +136,18 @@ README = {
         and has("index", "**load** published weights, and prove that it is the same model;")
         and has("index", "**look** into trained heads, and tell a finding from a story;")
     ),
-    "The first command [below](#build-it-test-it) makes it a website, "
-    "`_build/html/index.html`, that needs no server and no network; `python "
-    "book/_tools/pdf.py` then prints the whole as a PDF beside it.": lambda: (
-        has("book/_tools/pdf.py", 'ROOT / "_build" / "html"')
-        and has("README.md", "## Build it, test it")
+    "`_build/html/index.html`, which needs no server and no network; `python "
+    "book/_tools/pdf.py` then prints the whole as a PDF beside it.": lambda: has(
+        "book/_tools/pdf.py", 'ROOT / "_build" / "html"'
     ),
     "in a shell, `python -m attn_check module:function`.": lambda: has(
         "attn_check/__main__.py", "module:function"
     ),
-    "One runs every page anew, compares its outputs and builds the website; the other tests "
-    "the library and the book": lambda: (
+    "The first runs every page anew, compares its outputs and builds the website,": lambda: (
+        [("--nbval" in line, "jupyter-book" in line) for line in COMMANDS]
+        == [(True, True), (False, False)]
+    ),
+    "The second tests the library and the book,": lambda: (
         [("--nbval" in line, "jupyter-book" in line) for line in COMMANDS]
         == [(True, True), (False, False)]
     ),
