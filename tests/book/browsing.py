@@ -130,6 +130,15 @@ def styled(page, style):
     tag.evaluate("tag => tag.remove()")
 
 
+def only(part):
+    """Take away what stands around a part of an article: what changes is laid out without it."""
+    part.evaluate("""part => {
+      for (; part.parentElement.closest("article"); part = part.parentElement)
+        for (const other of [...part.parentElement.children])
+          if (other !== part && !/^H\\d$/.test(other.tagName)) other.remove();
+    }""")
+
+
 def visit(page, address, width=1280, scheme="light"):
     """Load a page, with formulas and pictures; an hour goes by: what asks late asks now."""
     page.set_viewport_size({"width": width, "height": 900})

@@ -14,7 +14,7 @@ import numpy as np
 import pages
 import pytest
 from babel.dates import format_date
-from browsing import loaded, opened, violations, visit
+from browsing import loaded, only, opened, violations, visit
 from tables import for_each
 
 from attn_lib import datasets
@@ -235,6 +235,7 @@ def reader(request, browser, site):
     with loaded(browser, site, PAGE, width, scheme, has_touch=width < 500) as page:
         found = Reader(page, width)
         found.ready()
+        only(found.drawn)
         yield found
         assert page.outside == page.errors == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -410,6 +411,7 @@ def test_axe_finds_nothing_in_it(browser, site):
     with loaded(browser, site, PAGE, 390, "light", has_touch=True) as page:
         reader = Reader(page, 390)
         reader.ready()
+        only(reader.drawn)
         reader.press(reader.key(10))
         reader.check("23 October 2025", "14 January 1987", [10])
         assert violations(page) == []

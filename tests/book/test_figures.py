@@ -14,7 +14,7 @@ import pytest
 import record
 import torch
 import torch.nn.functional as F
-from browsing import luminance, opened, visit
+from browsing import luminance, only, opened, visit
 from tables import for_each
 
 from attn_lib import (
@@ -152,6 +152,7 @@ def figure(browser, site, name, width=1280, scheme="light", where=None):
     with opened(browser, site.as_uri(), has_touch=width < 500) as page:
         visit(page, (site / f"book/{where or first}.html").as_uri(), width, scheme)
         drawn = page.locator(f"#{name}")
+        only(drawn)
         drawn.scroll_into_view_if_needed()
         yield Moving(page, drawn, width < 500, what())
         at_the_end = drawn.inner_text()
