@@ -24,7 +24,7 @@ _PLACE = re.compile(
     r"\s+\(?[1-9]\d?(?:\.\d\d?)?\b\)?(?!\.?\d)",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"\b(?=[\w/-]*[A-Z])[A-Za-z]\w*(?:[-/]\w+)+\b(?!\.\d)")
+_NAME = re.compile(r"\b(?=[\w/‑-]*[A-Z])[A-Za-z]\w*(?:[-‑/]\w+)+\b(?!\.\d)")  # ‑ does not break
 _LARGE = {"thousand": "e3", "million": "e6", "billion": "e9"}
 _MARKED = re.compile(r"(^```.*?^```|`[^`]+`|\$\$.*?\$\$|\$[^$]+\$)", re.MULTILINE | re.DOTALL)
 

@@ -643,7 +643,7 @@
         make("div", {class: "tiles", role: "group", "aria-label": "patches"}, ...tiles.map(({button}) => button)),
         make("table", {class: "next"}, columns(make("th", {scope: "col"}, "class"), ["probability"]), make("tbody", {}, ...rows))),
       say,
-      make("p", {class: "hint"}, "Choose one patch, then another, or the ", worst, ". ", again),
+      make("p", {class: "hint"}, "Choose one patch, then another. ", worst, " ", again),
     ];
   }
 

@@ -26,7 +26,7 @@ from attn_lib import files
     ("$(2, 1)$, $d_k = 64$, $x_{12}^2 + 3$, `(1, 2)`, `f(x, 3)[0.5]`", "2 1 64 1 2 0.5"),
     ("## Title 7\n\n```\n90 of 9\n```\n1. first\n> 2. second, 7x7", "7 90 7 7"),
     ("chapter 3, formula (1.1), Figure 12, Python 3.11, Section 0.25", "0.25"),
-    ("ViT-S/14, GPT-2, float16, 2.13.0, Loss/0.75", "0.75"),
+    ("ViT-S/14, ViT‑7, GPT-2, float16, 2.13.0, Loss/0.75", "0.75"),
     ("[Ba\n(2016)](https://a.invalid), [issue 41508](https://a.invalid/41508)", ""),
     ("[chapter 1](01_one_head.ipynb) of 2016, [0.93](https://a.invalid/93)", "2016 0.93"),
 )
