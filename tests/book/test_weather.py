@@ -1,6 +1,7 @@
 """The page on the weather: its functions beside others that do the same, and what it recorded."""
 
 import copy
+import datetime
 
 import numpy as np
 import pages
@@ -17,7 +18,7 @@ from torch import nn
 from attn_lib import datasets
 weather = datasets.weather()
 """
-CELLS = ("06", "08", "10", "13", "15", "29", "60", "61", "55")
+CELLS = ("06", "08", "10", "13", "15", "29", "60", "61", "55", "79", "80")
 
 
 pytestmark = pytest.mark.usefixtures("double")
@@ -52,6 +53,9 @@ def faults(page: dict) -> list[str]:
         found.append("windows")
     found += ["seasonal mean"] * (not _seasonal(page, days))
     found += ["ridge"] * (not _least_squares(page))
+    found += ["three or one"] * (not _three_or_one(page))
+    found += ["date"] * (not _dated(page, days))
+    found += ["weeks"] * (not _weeks(page))
     found += [f"{year}" for year in range(2012, 2016) if not _kept_out(page, days, year)]
     return found + [name for name, check in MODELS.items() if not check(page)]
 
@@ -64,14 +68,48 @@ def _seasonal(page, days):
     return torch.allclose(told[at], page["z"][near].mean(dim=0))
 
 
+def _by_least_squares(learn, part, days):
+    """The formula of these days, from rows that stand for its penalty."""
+    X, aim = learn[:, 50 - days : 50].flatten(1).numpy(), learn[:, -1].numpy()
+    middle, height = X.mean(axis=0), aim.mean(axis=0)
+    rows = np.vstack([X - middle, 10**0.5 * np.eye(X.shape[1])])
+    wanted = np.vstack([aim - height, np.zeros((X.shape[1], aim.shape[1]))])
+    W = np.linalg.lstsq(rows, wanted, rcond=None)[0]
+    return (part[:, 50 - days : 50].flatten(1).numpy() - middle) @ W + height
+
+
 def _least_squares(page):
     learn, test = page["learn"], page["test"]
-    X, aim = learn[:, 47:50].flatten(1).numpy(), learn[:, -1].numpy()
-    middle, height = X.mean(axis=0), aim.mean(axis=0)
-    rows = np.vstack([X - middle, 10**0.5 * np.eye(12)])
-    W = np.linalg.lstsq(rows, np.vstack([aim - height, np.zeros((12, 4))]), rcond=None)[0]
-    wanted = (test[:, 47:50].flatten(1).numpy() - middle) @ W + height
+    wanted = _by_least_squares(learn, test, 3)
     return np.allclose(page["ridge"](learn, test, 3).numpy(), wanted)
+
+
+def _three_or_one(page):
+    """What three days change, without the date and with it: of the four features alone."""
+    for name, windows in (("by_year", "windows"), ("by_year_dated", "with_date")):
+        for year, found in zip((2012, 2013, 2014, 2015), page[name], strict=True):
+            others, own = page["keep_out"](year, page[windows])
+            missed = [_by_least_squares(others, own, days) - own[:, -1].numpy() for days in (3, 1)]
+            wanted = (missed[0] ** 2 - missed[1] ** 2)[:, :4]
+            if found.shape != wanted.shape or not np.allclose(found.numpy(), wanted):
+                return False
+    return True
+
+
+def _dated(page, days):
+    """The last two features of a day are its place in the year, by its date."""
+    for at in (0, 59, 365, 800, 1410):
+        year, month, day = (int(part) for part in days.dates[at].split("-"))
+        gone = (datetime.date(year, month, day) - datetime.date(2012, 1, 1)).days
+        turn = np.exp(2j * np.pi * gone / 365.25)
+        wanted = torch.tensor([turn.imag, turn.real])
+        if not torch.allclose(page["with_date"][at, 0, 4:], wanted):
+            return False
+    return True
+
+
+def _weeks(page):
+    return page["by_weeks"](torch.arange(23.0)).tolist() == [3, 10, 17]
 
 
 def _kept_out(page, days, year):
@@ -151,11 +189,17 @@ def test_each_function_does_what_it_says():
 
 @for_each(
     (('raw[weather.split["train"]]', "raw"), "scale"),
-    (("unfold(0, 51, 1).mT", "unfold(0, 51, 1).mT.flip(1)"), "windows"),
+    (("z.unfold(0, 51, 1).mT", "z.unfold(0, 51, 1).mT.flip(1)"), "windows"),
     (("torch.minimum(apart, 365.25 - apart)", "apart"), "seasonal mean"),
     (("apart <= 30", "apart <= 20"), "seasonal mean"),
     (("part[:, 50 - days : 50]", "part[:, 51 - days : 51]"), "ridge"),
     (("cost[-1, -1] = 0", "cost[0, 0] = 0"), "ridge"),
+    (("days=3)", "days=2)"), "three or one"),
+    (("own, days=1)", "own, days=1, penalty=30.0)"), "three or one"),
+    ((".square())[:, :4]", ".square())"), "three or one"),
+    (("three_or_one(year, with_date)", "three_or_one(year, windows)"), "three or one"),
+    (("[angle.sin(), angle.cos()]", "[angle.sin(), angle.sin()]"), "date"),
+    (("len(daily) // 7 * 7", "len(daily) // 7 * 7 - 7"), "weeks"),
     (("max(days[0] - 50, 0)", "max(days[0] - 49, 0)"), "2014"),
     (("end = days[-1] + 1", "end = days[-1]"), "2013"),
     (("causal=True)\n        return", "causal=False)\n        return"), "blind"),
