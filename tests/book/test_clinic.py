@@ -1,6 +1,7 @@
 """The clinic: each switch of its recipe is the mistake it is called; its conclusions can fail."""
 
 import math
+import re
 import unittest
 from functools import partial
 
@@ -28,7 +29,7 @@ def run(names, *changes):
         )
 
 
-RECIPE = run("allowed tiled attend")
+RECIPE = run("code-02 allowed tiled code-03 attend")
 NAMED = {
     "scale: none": "the scale is missing",
     "scale: d": "divided by d_k instead of its root",
@@ -70,6 +71,22 @@ def test_each_switch_is_the_mistake_it_is_called(wrong):
     assert NAMED[wrong] in [found.name for found in report.failures], report
 
 
+def astray(labels):
+    """Labels of bars that hold a word which the heading of their section, in order, does not."""
+    cells = pages.read(pages.BOOK / "18_clinic.ipynb").cells
+    headings = [c.source.splitlines()[0].lower() for c in cells if c.source.startswith("### ")]
+    pairs = zip(labels, headings, strict=True)
+    return [b for b, h in pairs if any(w not in h for w in b.split() if len(w) > 3)]
+
+
+def test_each_bar_has_its_section_in_its_order():
+    (threads,) = re.findall(r"(?s)threads = {.*?\n}", CELLS["ch18-threads"])
+    labels = [label.replace(",", "") for label in re.findall(r'    "([^"]+)": \(', threads)]
+    assert len(labels) == 9
+    assert astray(labels) == []
+    assert astray([labels[1], labels[0], *labels[2:]]) == labels[1::-1]
+
+
 def test_without_a_switch_it_is_right_and_an_unknown_one_is_none():
     q, k, v = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0))
     words = torch.arange(7) < torch.tensor([[7], [5]])
@@ -83,7 +100,7 @@ FEW = ("range(200)", "range(50)"), ("(0, 4, 13)", "(4,)")  # steps, seeds
 
 
 def losses(*changes):
-    run("allowed tiled attend echo train losses", *FEW, *changes)
+    run("code-02 allowed tiled code-03 attend echo train losses", *FEW, *changes)
 
 
 def test_what_training_shows_can_fail():
@@ -99,18 +116,20 @@ def test_what_training_shows_can_fail():
 
 def noticed(*changes):
     """How many mistakes each judge notices; of the slowest one it is said, not asked."""
-    names = "allowed tiled attend echo five models planted run"
-    stub = ("return diagnose(called, **meant).ok", "return not function.keywords.get('wrong')")
+    names = "code-02 allowed tiled code-03 attend echo five models planted run"
+    told = "return not getattr(function, 'keywords', {}).get('wrong')"
+    stub = ("return diagnose(called, **meant).ok", told)
     return [sum(seen) for seen in run(names, stub, *changes)["seen"].values()]
 
 
 def test_who_notices_what_can_fail():
-    """A hard call that is less hard; an audit that is content; a mistake less."""
-    assert noticed() == [0, 10, 15, 15, 7, 9]
+    """A hard call that is less hard; an audit that is content, or never is; a mistake less."""
+    assert noticed() == [0, 10, 15, 15, 7, 9, 17, 17]
     assert noticed((", words\n    return distance", "\n    return distance"))[2] == 14
     for old, new in (
         ("return audit(model).ok", "return True"),
-        ('"fill: -1e9", "softmax: no maximum"', '"softmax: no maximum"'),
+        ("return audit(model).ok", "return False"),  # which accuses right ones
+        ('"fill: -1e9",\n', ""),
     ):
         with pytest.raises(AssertionError):
             noticed((old, new))

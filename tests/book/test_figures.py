@@ -970,7 +970,7 @@ def clinic():
     space = {"math": math, "torch": torch, "F": torch.nn.functional, "nn": torch.nn}
     space["partial"] = functools.partial
     with torch.random.fork_rng(devices=[]):
-        for name in ("allowed", "attend", "echo", "train", "losses"):
+        for name in ("code-02", "allowed", "code-03", "attend", "echo", "train", "losses"):
             exec(cells[f"ch18-{name}"], space)  # noqa: S102 - the page's own
     text, causal = torch.tensor([[0, 1, 2, 0, 3, 4, 0, 1, 2, 0, 3]]), masks.causal_mask(11)
     # what some of them do is attention under some mask, with some scale
