@@ -20,6 +20,7 @@ SITTING = {
 }
 # where one looks things up: a table says it better than a fourth picture
 APPENDIX = {"words": (600, 3600), "figures": (1, 12), "minutes": (0, 99)}
+APPENDIX["sections before the exercises"] = (1, 9)  # each a question that one comes with
 APPENDIX["minutes that it says, in a hundred of those counted"] = (0, 999)
 
 

@@ -15,7 +15,6 @@ from attn_lib import plotting
 # deciding words that no line holds yet, of each page. The numbers only get smaller.
 UNBOUND = {
     "01_one_head": 2,
-    "conventions": 1,
 }
 
 
