@@ -79,8 +79,8 @@ CUT = """phone => {
       .filter(block => getComputedStyle(block).overflowX !== "auto")
       .map(block => block.innerText.slice(0, 60)),
     wrapped: blocks.filter(block => getComputedStyle(block).whiteSpace !== "pre")
-      .filter(block => !block.closest(".cell_output, .front-check")).length,
-    unsaid: all(".cell_output pre")
+      .filter(block => !block.closest(".output, .front-check")).length,
+    unsaid: all(".output pre")
       .filter(block => block.scrollWidth > block.clientWidth).length,
     sizes: [...new Set(blocks.map(block => getComputedStyle(block).fontSize))]
       .filter(size => size !== "13px"),
@@ -126,7 +126,7 @@ LETTERS = range(60, 78)
 UNFIT = {
     "cut": ".bd-article pre.pre, .bd-article pre { overflow-x: hidden !important }",
     "wrapped": ".bd-article pre { white-space: pre-wrap !important }",
-    "unsaid": ".bd-article .cell[class] .cell_output pre { white-space: pre !important }",
+    "unsaid": ".bd-article .cell[class] .output pre { white-space: pre !important }",
     "sizes": ".bd-article .cell_output pre { font-size: 12px !important }",
     "letters": ".bd-article p { max-width: none !important; font-size: 13px !important }",
     "broken": ".bd-article table code .pre.pre { white-space: normal !important;"
@@ -226,18 +226,17 @@ def shaded(page, box) -> list[bool]:
 def test_a_box_shows_where_it_goes_on(browser, site, scheme):
     """At the end that is out of sight, and there alone."""
     with loaded(browser, site, "08_next_token", 390, scheme) as page:
-        for kind in ("cell_input", "cell_output"):
-            found = page.locator(f"article > section .{kind} pre:visible").all()
-            wide = [box for box in found if box.evaluate("b => b.scrollWidth > b.clientWidth + 60")]
-            narrow = [box for box in found if box.evaluate("b => b.scrollWidth <= b.clientWidth")]
-            seen = []
-            for box, x in ((wide[0], 0), (wide[0], 30), (wide[0], 9999), (narrow[-1], 0)):
-                box.evaluate("(box, x) => box.scrollTo(x, 0)", x)
-                seen.append(shaded(page, box))
-            assert seen == [[False, True], [True, True], [True, False], [False, False]], kind
-            with styled(page, "article pre:not(#_) { background-image: none !important }"):
-                wide[0].evaluate("box => box.scrollTo(0, 0)")
-                assert shaded(page, wide[0]) == [False, False]
+        found = page.locator("article > section .cell_input pre:visible").all()
+        wide = [box for box in found if box.evaluate("b => b.scrollWidth > b.clientWidth + 60")]
+        narrow = [box for box in found if box.evaluate("b => b.scrollWidth <= b.clientWidth")]
+        seen = []
+        for box, x in ((wide[0], 0), (wide[0], 30), (wide[0], 9999), (narrow[-1], 0)):
+            box.evaluate("(box, x) => box.scrollTo(x, 0)", x)
+            seen.append(shaded(page, box))
+        assert seen == [[False, True], [True, True], [True, False], [False, False]]
+        with styled(page, "article pre:not(#_) { background-image: none !important }"):
+            wide[0].evaluate("box => box.scrollTo(0, 0)")
+            assert shaded(page, wide[0]) == [False, False]
 
 
 def test_nothing_lies_on_what_one_reads(browser, site):

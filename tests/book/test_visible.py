@@ -30,7 +30,7 @@ def plant(notebook):
 
 def test_what_one_sees_runs_by_itself(checkout, everything):
     """Of one page on every change, of all weekly: what is planted is red, and nothing else."""
-    names = [path.name for path in pages.CHAPTERS]
+    names = [path.name for path in pages.NOTEBOOKS]
     chosen = [f"book/{name}" for name in (names if everything else names[:1])]
     for name in chosen:
         page = pages.read(checkout / name)
