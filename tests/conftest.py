@@ -65,8 +65,12 @@ def everything(request):
     return request.config.getoption("--everything")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    """The longest files first; what is marked as weekly only with ``--everything``."""
     items.sort(key=lambda item: (*LONGEST, item.path.name).index(item.path.name))
+    if not config.getoption("--everything"):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("weekly")])
+        items[:] = [item for item in items if not item.get_closest_marker("weekly")]
 
 
 @pytest.hookimpl(wrapper=True)

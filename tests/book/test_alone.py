@@ -1,8 +1,8 @@
 """A notebook in Colab: no book around it, and no library but the one its first cell installs.
 
-That cell is the same in every notebook (`pages.starts_with_bootstrap`), so one of them runs here
-whole, on one thread of an older processor. Of the others what they import must be there: nbval runs
-each in an empty folder, and once a week on other processors (.ci/weekly).
+That cell is the same in every notebook (`pages.starts_with_bootstrap`), so once a week one of them
+runs here whole, on one thread of an older processor. Of the others what they import must be there:
+nbval runs each in an empty folder, and once a week on other processors (.ci/weekly).
 """
 
 import ast
@@ -226,6 +226,7 @@ def test_without_an_address_a_page_finds_its_own_library_or_says_three_steps(way
     }
 
 
+@pytest.mark.weekly
 def test_what_the_pages_import_is_there(colab, tmp_path):
     """And what the book's tests have beside it is not."""
     wanted = sorted(set.union(*map(imported, pages.NOTEBOOKS)))
@@ -236,6 +237,7 @@ def test_what_the_pages_import_is_there(colab, tmp_path):
         assert done.returncode == status, done.stderr
 
 
+@pytest.mark.weekly
 def test_the_processor_is_an_older_one(colab, tmp_path):
     """Without this the page could be computed as in every other run, and nobody would know."""
     script = "import torch; print(torch.backends.cpu.get_cpu_capability(), torch.get_num_threads())"
@@ -243,6 +245,7 @@ def test_the_processor_is_an_older_one(colab, tmp_path):
     assert shown.stdout.split() == ["DEFAULT", "1"]
 
 
+@pytest.mark.weekly
 def test_a_notebook_runs_alone(colab, tmp_path):
     (path,) = [path for path in pages.NOTEBOOKS if path.stem == WHOLE]
     stored = pages.code_cells(pages.read(path))
@@ -253,6 +256,7 @@ def test_a_notebook_runs_alone(colab, tmp_path):
     assert [f for new, old in pairs if (f := compare.output_fault(new.outputs, old.outputs))] == []
 
 
+@pytest.mark.weekly
 def test_what_checks_attention_is_installed_whole(colab, tmp_path):
     """From an empty folder: the code, and the words that it answers with."""
     attention = "def attention(q, k, v):\n    return (q @ k.mT{}).softmax(-1) @ v\n"

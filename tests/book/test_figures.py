@@ -34,7 +34,8 @@ from attn_lib.recurrent import gated_delta_rule, linear_attention
 from attn_lib.vision import VisionTransformer
 
 SCREENS = [(1280, "light"), (390, "dark")]
-MANY = 100  # settings: with more of them, one control is moved after the other
+# settings: with more of them, one control is moved after the other
+MANY, NOW = 100, 30  # every week, on every change
 
 
 class Shown(NamedTuple):
@@ -1286,14 +1287,15 @@ def test_every_setting_shows_the_numbers_of_the_library(
     """By mouse or finger, and by keyboard; in all combinations, where they are not too many.
 
     On the second screen the same script computes the same numbers: there each control goes through
-    eight of its values, and the rest is left to ``--everything``.
+    eight of its values. The rest is left to ``--everything``.
     """
+    many = MANY if everything else NOW
     everything = everything or (width, scheme) == SCREENS[0]
     with figure(browser, site, name, width, scheme, page) as moving:
         moving.check()
         counts = list(map(len, moving.shown.names))
         by_hand = [parts is not None for _, parts, *_ in moving.controls]  # sliders: by keys
-        if everything and math.prod(counts) <= MANY:
+        if everything and math.prod(counts) <= many:
             for settings in itertools.product(*map(range, counts)):
                 for n, value in enumerate(settings):
                     if value != moving.settings[n]:
