@@ -524,7 +524,6 @@ LEADS = {
     "notation#in-the-five-posts": "mistakes that we met|the notation",
     "notation#symbols-b-t-s-h-d_model-d_k-d_v-d_ff": "the notation",
     "index#check-your-own-attention": "check my attention with diagnose",
-    "README#build-it-test-it": "below",
 }
 LINK = re.compile(r"\[([^]\[]+)\]\((?:book/)?([\w.]*?)(?:\.(?:ipynb|md))?(?:#([\w-]+))?\)")
 WORDS = {path.stem: path.read_text() for path in [*pages.TEXTS, ROOT / "README.md"]}
