@@ -43,7 +43,7 @@ from attn_lib.recording import record_attention
 from attn_lib.transformer import TransformerBlock, TransformerDecoder, TransformerEncoder
 from attn_lib.vision import VisionTransformer, attention_rollout
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 
 __all__ = [
     "Cache",

@@ -64,6 +64,19 @@ ORDER = {
 }
 
 
+HOUSE = (ROOT / "CONTRIBUTING.md").read_text().split("## The house")[1].split("```")[1]
+
+
+def drawn(house: str) -> dict[str, list[str]]:
+    """The modules of a drawing, from the lowest; the second column begins where its name does."""
+    lines = house.split("attn_lib", 1)[1].splitlines()
+    at = len("   attn_lib") + lines[0].index("attn_check")
+    columns = {"attn_lib": slice(at), "attn_check": slice(at, None)}
+    return {
+        name: " ".join(x[part] for x in lines[1:]).split()[::-1] for name, part in columns.items()
+    }
+
+
 def module(path: Path) -> tuple[str, str]:
     """Its package and its name; all exercises are one module."""
     return path.relative_to(ROOT).with_suffix("").parts[:2]
@@ -91,6 +104,12 @@ def faults(package: str, name: str, source: str) -> list[str]:
     others = [other for other in imports(source, package) if other != name]
     late = [other for other in others if order.index(other) >= order.index(name)]
     return [f"{name} imports {other}, which stands after it" for other in late]
+
+
+def test_the_drawing_shows_each_module_above_what_it_may_import():
+    within = {name: [x for x in order if x[:2] != "__"] for name, order in ORDER.items()}
+    assert drawn(HOUSE) == within
+    assert drawn(HOUSE.replace("   layers\n", "")) != within
 
 
 PATHS = [path for package in ORDER for path in sorted((ROOT / package).rglob("*.py"))]
