@@ -493,7 +493,6 @@ LEADS = {
     "|attention layers that you wrote",
     "positions": "rope",
     "scoreboard": "the scoreboard",
-    "one_head": "learn from one head to real models",
     "masks": "a mask|each page|padding masks",
     "entropy": "the appendix",
     "five_posts": "an appendix",
@@ -507,7 +506,6 @@ LEADS = {
     "masks#pad-a-real-batch": "padding",
     "many_heads#split-without-scrambling": "split without scrambling",
     "scaling#differentiate-the-softmax": "the derivative of the softmax",
-    "positions#exercises": "reorder the rows",
     "block#take-the-residual-stream-apart-61-vectors": "the block",
     "scaling#smaller-matrices-and-a-smaller-rate-replace-the-division": "with three scales that "
     "all start flat",
@@ -524,6 +522,7 @@ LEADS = {
     "notation#in-the-five-posts": "mistakes that we met|the notation",
     "notation#symbols-b-t-s-h-d_model-d_k-d_v-d_ff": "the notation",
     "index#check-your-own-attention": "check my attention with diagnose",
+    "index#where-to-begin": "learn from one head to real models",
 }
 LINK = re.compile(r"\[([^]\[]+)\]\((?:book/)?([\w.]*?)(?:\.(?:ipynb|md))?(?:#([\w-]+))?\)")
 WORDS = {path.stem: path.read_text() for path in [*pages.TEXTS, ROOT / "README.md"]}

@@ -197,7 +197,8 @@ README = {
     ),
     "`attn_lib.attention` is compared with plain loops in double precision and with PyTorch's "
     "own kernel, on inputs drawn by hypothesis, and passes all 93 attention cases that ONNX "
-    "publishes (`python tests/conformance/test_onnx.py`).": lambda: (
+    "publishes, in half precision within one rounding step, two for bfloat16 (`python "
+    "tests/conformance/test_onnx.py`).": lambda: (
         has("tests/library/oracle.py", "plain Python loops and double precision")
         and has("tests/library/test_functional.py", "hypothesis", "scaled_dot_product_attention")
     ),
