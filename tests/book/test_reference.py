@@ -231,14 +231,14 @@ def test_every_name_of_an_inventory_is_used_and_every_link_is_of_one(site):
 
 # ---------------------------------------------------------------- examples
 
-# what each block of a page shows, and what its button puts where it can be pasted from
-COPIED = """() => {
+# what a block of a page shows, and what its button puts where it can be pasted from
+COPIED = """button => {
   let copied;
-  document.addEventListener("copy", () => { copied = document.activeElement.value; });
-  return [...document.querySelectorAll("article button.copybtn")].map(button => {
-    button.click();
-    return [button.parentElement.querySelector("pre").textContent, copied];
-  });
+  const note = () => { copied = document.activeElement.value; };
+  document.addEventListener("copy", note);
+  button.click();
+  document.removeEventListener("copy", note);
+  return [button.parentElement.querySelector("pre").textContent, copied];
 }"""
 
 
@@ -246,7 +246,8 @@ def miscopied(page) -> list[str]:
     """What is copied otherwise than one would type it: as doctest reads it, or else as it is."""
     page.wait_for_selector("article button.copybtn", state="attached")
     faults = []
-    for shown, copied in page.evaluate(COPIED):
+    buttons = page.locator("article button.copybtn").element_handles()
+    for shown, copied in (button.evaluate(COPIED) for button in buttons):
         examples = doctest.DocTestParser().get_examples(shown)
         typed = "".join(example.source for example in examples) or shown
         faults += [copied] * (copied.strip() != typed.strip())
