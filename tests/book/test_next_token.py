@@ -6,6 +6,7 @@ more than rounding; here that is asserted, for each token of each text on which 
 
 import functools
 import re
+import unicodedata
 
 import jinja2
 import pages
@@ -146,6 +147,21 @@ def test_the_cache_of_the_page_writes_what_the_library_writes():
 def test_a_wrong_cache_is_seen(old, new):
     assert CELLS[CACHE].source.count(old) == 1
     assert not streamed(CELLS[CACHE].source.replace(old, new))
+
+
+def test_bytes_without_a_token_are_never_written_or_rare():
+    """Eight of them occur in control characters (Cc) and unassigned ones (Cn) alone."""
+    names = page()
+    missing = {n for n in range(256) if names["letter"][n] not in names["table"]["vocab"]}
+    points = map(chr, [*range(0xD800), *range(0xE000, 0x110000)])
+    kinds = {}  # of each byte, the categories of the characters that hold it
+    for point in points:
+        for byte in point.encode():
+            kinds.setdefault(byte, set()).add(unicodedata.category(point))
+    assert len(missing) == 21
+    assert len(missing - kinds.keys()) == 13
+    assert all(kinds[byte] <= {"Cc", "Cn"} for byte in missing & kinds.keys())
+    assert not kinds[0xF0] <= {"Cc", "Cn"}  # nor every byte
 
 
 def test_the_cut_by_hand_does_not_know_contractions(tokenizer):
