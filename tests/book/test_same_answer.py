@@ -156,10 +156,21 @@ CLINIC = pages.BOOK / "18_clinic.ipynb"
 def clinic(**changes):
     """What the clinic's table prints of a custom attention, with other mask functions."""
     cells = pages.sources(CLINIC)
-    told, space = [], {"torch": torch, "F": torch.nn.functional, "audit": attn_check.audit}
+    told, space = (
+        [],
+        {
+            "torch": torch,
+            "partial": functools.partial,
+            "F": torch.nn.functional,
+            "audit": attn_check.audit,
+        },
+    )
     space |= {"LlamaConfig": LlamaConfig, "LlamaForCausalLM": LlamaForCausalLM}
     space |= {"AttentionInterface": AttentionInterface}
-    space |= {"AttentionMaskInterface": AttentionMaskInterface, "print": told.append}
+    space |= {
+        "AttentionMaskInterface": AttentionMaskInterface,
+        "print": lambda *row: told.append(" ".join(row)),
+    }
     exec(cells["ch18-custom"], space)  # noqa: S102 - the page's own
     mask_functions = {name: getattr(masking_utils, name) for name in ("sdpa_mask", "eager_mask")}
     exec(cells["ch18-custom-said"], {**space, **mask_functions, **changes})  # noqa: S102
@@ -173,17 +184,110 @@ def clinic(**changes):
 def test_a_changed_mask_function_turns_the_clinic_red(changes):
     stored = clinic()
     assert stored[1:] == [
-        "none           1.22  does not hold",
-        "sdpa_mask      1.22  does not hold",
-        "eager_mask     0.00  holds",
+        "none       off  1.00 causal, left padding",
+        "sdpa_mask  off  1.00 causal, left padding",
+        "eager_mask off  0.00 nothing",
+        "none       on   0.00 left padding",
+        "sdpa_mask  on   0.00 nothing",
     ]
     assert clinic(**changes) != stored
 
 
+def pasted(*, without="", change=("", "")):
+    """The clinic's own attention for transformers, perhaps with some of its code changed."""
+    old, new = (without, "") if without else change
+    code = pages.sources(CLINIC)["ch18-custom"]
+    assert old in code
+    code = code.replace(old, new) if old else code
+    return pages.defined_by(["import torch.nn.functional as F", code])["custom"]
+
+
+@torch.no_grad()
+def off_in_a_model(custom, *, flag, mask_function):
+    """Largest gaps of logits to transformers' own attention: no padding, padding, with a cache."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3, "initializer_range": 0.3}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=97, **sizes, **heads)).eval()
+    tokens = torch.arange(12).view(2, 6)
+    for block in model.model.layers:
+        block.self_attn.scaling = 0.7  # as models do that have a scale of their own
+    padded = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    name, answers = f"pasted_{id(custom)}_{flag}", {}
+    AttentionInterface.register(name, functools.partial(custom, flag=flag))
+    AttentionMaskInterface.register(name, mask_function)
+    for attention in ("sdpa", name):
+        model.set_attn_implementation(attention)
+        first = model(tokens[:, :4], use_cache=True)
+        answers[attention] = (
+            model(tokens).logits,
+            model(tokens, attention_mask=padded).logits[padded.bool()],
+            model(tokens[:, 4:], past_key_values=first.past_key_values).logits,
+        )
+    return [gap(*pair) for pair in zip(*answers.values(), strict=True)]
+
+
+@for_each((True, masking_utils.sdpa_mask), (False, masking_utils.eager_mask))
+def test_the_clinics_repairs_are_what_transformers_computes(flag, mask_function):
+    given = {"flag": flag, "mask_function": mask_function}
+    assert max(off_in_a_model(pasted(), **given)) < 1e-5
+    assert min(off_in_a_model(pasted(without=", scale=scaling"), **given)) > 0.01
+    tiled = pasted(change=("repeat_interleave(groups, dim=1)", "repeat(1, groups, 1, 1)"))
+    assert min(off_in_a_model(tiled, **given)) > 0.01
+
+
+def test_the_flag_alone_is_wrong_with_padding_and_with_a_piece_after_a_cache():
+    given = {"flag": True, "mask_function": lambda **_: None}
+    plain, padding, cached = off_in_a_model(pasted(), **given)
+    assert plain < 1e-5
+    assert min(padding, cached) > 0.01
+    given["mask_function"] = masking_utils.sdpa_mask
+    assert off_in_a_model(pasted(without=" and query.shape[2] > 1"), **given)[2] < 1e-5
+    given["flag"] = False
+    assert off_in_a_model(pasted(), **given)[0] > 0.01
+
+
+@for_each("softcap", "s_aux", "is_causal", "cu_seq_lens_q", "position_bias")
+def test_the_clinics_function_refuses_what_it_does_not_compute(name):
+    q = torch.randn(2, 4, 3, 8)
+    assert pasted()(None, q, q, q, None, position_ids=q, sliding_window=None, **{name: None})
+    with pytest.raises(ValueError, match=name):
+        pasted()(None, q, q, q, None, **{name: 1.0})
+
+
+def test_the_clinic_says_rightly_what_diagnose_does_not_take():
+    """Packed texts, and a kernel that needs a GPU: each passes inside a wrapper."""
+
+    def kernel(q, k, v, cu_seqlens):  # (total, H, d)
+        pieces = [(cu_seqlens[i], cu_seqlens[i + 1]) for i in range(len(cu_seqlens) - 1)]
+        parts = [[x[a:b].transpose(0, 1) for x in (q, k, v)] for a, b in pieces]
+        attend = torch.nn.functional.scaled_dot_product_attention
+        return torch.cat([attend(*part).transpose(0, 1) for part in parts])
+
+    def elsewhere(q, k, v):
+        if q.dtype != torch.float32:  # stands for a device that the inputs are not on
+            raise RuntimeError("not on this device")
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    with pytest.raises(ValueError, match="cu_seqlens"):
+        attn_check.diagnose(kernel)
+    assert attn_check.diagnose(lambda q, k, v: kernel(q, k, v, [0, None]), layout="THd").ok
+
+    def moved(q, k, v):  # there and back
+        return elsewhere(q.float(), k.float(), v.float()).to(q.dtype)
+
+    assert attn_check.diagnose(moved).ok
+
+
+def test_the_14_equal_calls_of_the_first_report_are_those_without_a_mask():
+    sources = pages.sources(CLINIC)
+    mine = pages.defined_by(["import math", "import torch", sources["ch18-mine"]])["mine"]
+    (with_mask,) = [x for x in attn_check.diagnose(mine).holds if "different calls" in x]
+    assert with_mask in attn_check.diagnose(lambda q, k, v: mine(q, k, v)).holds
+
+
 def test_the_function_that_gets_no_mask_is_right():
-    custom = pages.defined_by(
-        ["import torch.nn.functional as F", pages.sources(CLINIC)["ch18-custom"]]
-    )["custom"]
+    custom = pasted()
 
     def called(q, k, v, mask=None):
         return custom(None, q, k, v, mask)[0].transpose(1, 2)
