@@ -190,7 +190,9 @@ def assert_same_answer(
 ) -> None:
     """Raise unless :func:`audit` finds no answer that changes: one line in a test suite.
 
-    What is named in ``properties`` has to hold; without them, what could not be judged passes.
+    What is named in ``properties`` has to hold; without them, what could not be judged passes, and
+    so does a way of calling that fails where the audit knows another one that holds. So name the
+    way in which you call, as ``"packing: restarted positions, the default call"``.
 
     Args:
         model: as in :func:`audit`.

@@ -16,6 +16,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     masking_utils,
+    modeling_flash_attention_utils,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -336,3 +337,87 @@ def test_a_block_mask_of_booleans_closes_nothing_in_eager_attention(kernel, seed
     assert moved["numbers"] < 1e-4
     assert (moved["booleans"] < 1e-4) is (kernel == "sdpa")
     assert kernel == "sdpa" or moved["booleans"] > 0.1
+
+
+# ---------------------------------------------------------------- FlashAttention's path
+
+
+def _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None, causal=False, **ignored):
+    """What the kernel for packed rows computes, (tokens, heads, width), document by document."""
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+    cuts = cu_seqlens_q[1:-1].tolist()
+    documents = zip(*(x[None].tensor_split(cuts, dim=1) for x in (q, k, v)), strict=True)
+    return torch.cat([_flash(*one, softmax_scale, causal) for one in documents], dim=1)[0]
+
+
+def _flash(q, k, v, softmax_scale=None, causal=False, **ignored):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    options = {"scale": softmax_scale, "is_causal": causal}
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+
+
+def flash_moves(monkeypatch, rows, **passed):
+    """How far a token of the first document moves the logits of the last one, in rows alike.
+
+    And how far these are from the logits of that document alone.
+    """
+    pad = modeling_flash_attention_utils._pad_input, modeling_flash_attention_utils._unpad_input
+    stand_in = lambda *_, **__: (_flash, _varlen, None, *pad)  # noqa: E731
+    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", stand_in)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    model = tiny(LlamaForCausalLM, 0)
+    model.config._attn_implementation = "flash_attention_2"
+    first = torch.arange(20, 38).repeat(rows, 1)
+    other = first.clone()
+    other[:, 3] = 60
+    passed = {name: x.repeat(rows, 1) if torch.is_tensor(x) else x for name, x in passed.items()}
+    seen = [model(tokens, **passed).logits[0, -4:] for tokens in (first, other)]
+    return gap(seen[1], seen[0]), gap(seen[0], model(first[:1, -4:]).logits[0])
+
+
+POSITIONS = torch.cat([torch.arange(n) for n in (7, 7, 4)])[None]
+
+
+@for_each(
+    (1, {}, False),
+    (1, {"position_ids": POSITIONS}, True),  # the default call, with its cache
+    (1, {"position_ids": POSITIONS, "use_cache": False}, True),
+    (1, {"position_ids": POSITIONS, "attention_mask": torch.ones(1, 18).long()}, True),
+    (2, {"position_ids": POSITIONS}, False),
+    (2, {"position_ids": POSITIONS, "use_cache": False}, False),
+)
+@torch.no_grad()
+def test_flash_attention_reads_documents_from_the_positions_of_a_single_row(
+    rows, passed, isolated, monkeypatch
+):
+    """As the page says; with a plain function in place of the kernel, which needs a GPU."""
+    gaps = flash_moves(monkeypatch, rows, **passed)
+    assert max(gaps) < 1e-4 if isolated else min(gaps) > 0.1
+
+
+def test_the_page_names_the_transformers_that_is_pinned_and_the_file():
+    (pin,) = re.findall(r"(?m)^transformers==(.+)$", (pages.ROOT / "requirements.txt").read_text())
+    assert f"in transformers {pin}, which this book pins" in CELLS["ch11-text-17"]
+    named = inspect.getfile(modeling_flash_attention_utils._flash_attention_forward)
+    assert f"`{named.rpartition('/')[2]}`" in CELLS["ch11-text-17"]
+
+
+# ---------------------------------------------------------------- the audit of one's own call
+
+
+def _calls(model, **options):
+    def mine(tokens, position_ids=None):
+        return model(tokens, position_ids=position_ids, **options).logits
+
+    return mine
+
+
+@for_each(({}, False), ({"use_cache": False}, True))
+def test_a_call_of_ones_own_is_judged_as_a_function(options, holds):
+    """Packing counts once it is named, as the page says; before that it does not."""
+    mine = _calls(tiny(LlamaForCausalLM, 0), **options)
+    attn_check.assert_same_answer(mine)
+    assert attn_check.audit(mine, properties=["packing"]).ok is holds
+    if not holds:
+        with pytest.raises(AssertionError, match=r"the answer changes \(packing\)"):
+            attn_check.assert_same_answer(mine, properties=["packing"])

@@ -332,6 +332,26 @@ def test_the_name_of_a_kernel_is_not_guessed():
     assert OWN["kernel_of"](lambda: q @ k.mT) == "unknown"
 
 
+GPU_OPERATORS = {
+    "flash": ("_scaled_dot_product_flash_attention", ()),
+    "efficient": ("_scaled_dot_product_efficient_attention", (None, False)),
+    "cuDNN": ("_scaled_dot_product_cudnn_attention", (None, False)),
+}
+
+
+@pytest.mark.parametrize("kernel", GPU_OPERATORS)
+def test_the_kernels_of_a_gpu_are_known_by_name(kernel):
+    """PyTorch's own operators, on tensors without values: what the profiler calls them."""
+    q = torch.empty(1, 2, 16, 8, device="meta", dtype=torch.float16)
+    name, more = GPU_OPERATORS[kernel]
+    call = lambda: getattr(torch.ops.aten, name)(q, q, q, *more)  # noqa: E731
+    assert OWN["kernel_of"](call) == kernel
+    ((line, known),) = [(f'"{end}": "{known}"', known) for end, known in OWN["KERNELS"].items()
+                        if name == f"_scaled_dot_product_{end}"]  # fmt: skip
+    assert known == kernel
+    assert run((line, f'"another": "{kernel}"'))["kernel_of"](call) == "unknown"
+
+
 def test_the_kernel_takes_larger_tiles_from_768_queries_on():
     """So says the page of the step in its figure of memory."""
 
