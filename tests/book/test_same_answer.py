@@ -185,11 +185,11 @@ def clinic(**changes):
 def test_a_changed_mask_function_turns_the_clinic_red(changes):
     stored = clinic()
     assert stored[1:] == [
-        "none       off  1.00 causal, left padding",
-        "sdpa_mask  off  1.00 causal, left padding",
-        "eager_mask off  0.00 nothing",
-        "none       on   0.00 left padding",
-        "sdpa_mask  on   0.00 nothing",
+        "none        off   1.00  causal, left padding",
+        "sdpa_mask   off   1.00  causal, left padding",
+        "eager_mask  off   0.00  nothing",
+        "none        on    0.00  left padding",
+        "sdpa_mask   on    0.00  nothing",
     ]
     assert clinic(**changes) != stored
 
