@@ -96,7 +96,7 @@ def test_without_a_switch_it_is_right_and_an_unknown_one_is_none():
         torch.testing.assert_close(RECIPE["attend"](q, k, v, words, 4, wrong), right)
 
 
-FEW = ("range(200)", "range(50)"), ("(0, 4, 13)", "(4,)")  # steps, seeds
+FEW = ("steps=200", "steps=50"), ("(0, 4, 13)", "(4,)")  # steps, seeds
 
 
 def losses(*changes):

@@ -1046,9 +1046,9 @@ def test_formulas_in_sentences_have_the_order_of_others():
 # letters that stand only once in the formulas of their page
 ONCE = {
     "01_one_head": "W^V e^0 e^s e^{1000} k o q v",
-    "02_masks": "N e^{-}",
-    "03_many_heads": "T^2 W^K W^O_h W^V o_0 o_{H-1} v_cat v_milk",
-    "04_scaling": "J K Q Z^2 e^{s_n} k' k_1 k_{d_k} n q' q_1 q_{d_k} r s t",
+    "02_masks": "e^{-}",
+    "03_many_heads": "T^2 W^K W^O_h W^V a b d_k d_v o_0 o_{H-1} v_cat v_milk",
+    "04_scaling": "J K Q Z^2 e^{s_n} k' k_1 k_{d_k} n q' q_1 q_{d_k} r r^2 s t",
     "05_positions": "A_0 A_1 A_p R_a R_{_mn} b^{-2m/d} e^{ia} x' y'",
     "06_block": "W_1 W_2 b_1 b_2 d_model e^{-z} g' k p_k s^2 x^2",
     "07_real_encoder": "e t",

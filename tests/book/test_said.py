@@ -411,8 +411,8 @@ FORMULAS = {
         "on average $(1 + \\frac13 + \\frac12 + 1 + \\frac13 + \\frac13 + 1)/7 = 0.643$.": lambda: (
             near((1 + 1 / 3 + 1 / 2 + 1 + 1 / 3 + 1 / 3 + 1) / 7, 0.643)
         ),
-        "That is a loss of $\\log 54$ for its 7 guesses, or $\\log(54)/7$ for each.": lambda: near(
-            sum(-math.log(1 / n) for n in (1, 3, 2, 1, 3, 3, 1)), math.log(54)
+        "So the smallest loss is $\\log 54$ for 7 guesses, or $\\log(54)/7$ for each.": lambda: (
+            near(sum(-math.log(1 / n) for n in (1, 3, 2, 1, 3, 3, 1)), math.log(54))
         ),
         "$0 \\cdot \\text{NaN}$ is NaN, and our head": lambda: math.isnan(0 * math.nan),
         "the mean of $-\\log(\\text{chance of the right word})$": lambda: near(
