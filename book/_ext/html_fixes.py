@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 from datetime import date
+from html import unescape
 from pathlib import Path
 
 from checked import checked_on
@@ -91,7 +92,7 @@ def _typed(work: re.Match) -> str:
 
 def _whole(code: re.Match) -> str:
     """Code that is not broken if it is short, not even at a space."""
-    letters = re.sub(r"&\w+;", "x", re.sub("<[^>]*>", "", code[1]))
+    letters = unescape(re.sub("<[^>]*>", "", code[1]))
     return "short " * (len(letters) <= _SHORT) + code[0]
 
 

@@ -545,7 +545,12 @@ def test_code_is_broken_where_it_may_be():
     assert "torch<wbr>.nn<wbr>.functional<wbr>.scaled" in html_fixes.fix_text(
         code("torch.nn.functional.scaled_dot_product_attention")
     )
-    for text, short in (("trained - 1", True), ("a &lt; 20 * letters", True), ("b " * 11, False)):
+    for text, short in (
+        ("trained - 1", True),
+        ("a &lt; 20 * letters", True),
+        ("out = weights &#64; k", True),
+        ("b " * 11, False),
+    ):
         assert ('class="short ' in html_fixes.fix_text(code(text))) is short, text
 
 
