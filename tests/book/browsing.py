@@ -141,6 +141,7 @@ def only(part):
 
 def visit(page, address, width=1280, scheme="light"):
     """Load a page, with formulas and pictures; an hour goes by: what asks late asks now."""
+    page.goto("about:blank")  # or the page before would be laid out once more
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme=scheme)
     page.goto(address)
