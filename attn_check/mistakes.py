@@ -297,6 +297,9 @@ FORMS: dict[str, Forms] = {
         },
     ],
     "softmax_twice": _weights(lambda s: s.softmax(dim=-1).softmax(dim=-1)),
+    "softmax_of_base_two": _weights(
+        lambda s: (s * math.log(2)).softmax(dim=-1), lambda s: (s / math.log(2)).softmax(dim=-1)
+    ),
     "softmax_sigmoid": _weights(torch.sigmoid),
     "softmax_relu_normalised": _weights(
         lambda s: _normalised(s.relu()),

@@ -72,6 +72,8 @@ edit(Relative, "layer", BIASES, causal=False, attn_bias=lambda layer: layer.bias
 # ---------------------------------------------------------------- the softmax
 
 SOFTMAX = "F.softmax(scores, dim=-1)"
+BASE_TWO = """torch.exp2(scores - scores.amax(-1, keepdim=True))
+    weights = weights / weights.sum(-1, keepdim=True)"""
 SOFTMAXES = {
     "softmax_over_queries": ("dim=-1", "dim=-2"),
     "softmax_over_heads": ("dim=-1", "dim=1"),
@@ -80,6 +82,7 @@ SOFTMAXES = {
     "softmax_low_precision": (SOFTMAX, "F.softmax(scores, -1, dtype=torch.bfloat16).to(q.dtype)"),
     "softmax_no_maximum": (SOFTMAX, "scores.exp() / scores.exp().sum(dim=-1, keepdim=True)"),
     "softmax_twice": (SOFTMAX, "F.softmax(F.softmax(scores, dim=-1), dim=-1)"),
+    "softmax_of_base_two": (SOFTMAX, BASE_TWO),
     "softmax_sigmoid": (SOFTMAX, "torch.sigmoid(scores)"),
     "softmax_relu_normalised": (SOFTMAX, "F.relu(scores) / (F.relu(scores).sum(-1, True) + 1e-6)"),
     "softmax_missing": (SOFTMAX, "scores"),
@@ -107,6 +110,11 @@ SOFTMAXES = {
         "scores.exp()\n        weights = weights / weights.sum(-1, keepdim=True)",
     ),
     "softmax_twice": ('bshd->bthd", used,', 'bshd->bthd", used.softmax(-1),'),
+    "softmax_of_base_two": (
+        SOFTMAX,
+        "2.0 ** (scores - scores.amax(dim=-1, keepdim=True))\n"
+        "        weights = weights / weights.sum(dim=-1, keepdim=True)",
+    ),
     "softmax_sigmoid": (SOFTMAX, "1 / (1 + torch.exp(-scores))"),
     "softmax_relu_normalised": (
         SOFTMAX,
@@ -116,6 +124,8 @@ SOFTMAXES = {
     "softmax_missing": (f"weights = {SOFTMAX}", "weights = scores"),
 }
 edit(Layer, "layer", SOFTMAXES)
+LEFT = {"softmax_of_base_two": (MEANT, f"{MEANT} * 1.44269504")}  # for an exp2 that is none
+edit(Layer, "factor", LEFT)
 times = {
     "softmax_before_mask": [
         ("scores = scores.masked_fill(~keep, -INF)", "pass"),
