@@ -100,7 +100,9 @@ def _fold(cell) -> None:
     for name in ("cellView", "collapsed", "jupyter"):
         cell.metadata.pop(name, None)
     for fold in (FOLDS[tag] for tag in cell.metadata.get("tags", []) if tag in FOLDS):
-        title = cell.metadata.get("mystnb", {}).get("code_prompt_show", "")
+        title = cell.metadata.get("mystnb", {}).get("code_prompt_show")
+        if not title:
+            raise ValueError(f"{cell.id} is folded: its name belongs into mystnb.code_prompt_show")
         cell.source = f"# @title {title}\n{cell.source}"
         cell.metadata |= {"cellView": "form", "jupyter": fold}
         if "outputs_hidden" in fold:

@@ -1,14 +1,15 @@
-"""Write the numbers of the figures that move: ``python book/_tools/live.py``.
+"""Write the numbers of the figures that move: ``python book/_tools/live.py [book/02_masks.ipynb]``.
 
 A cell whose figure moves has `live` in its metadata: the kind of the figure, the caption of what
 moves, and for each name that ``book/assets/live.js`` wants an expression, such as ``{"kind": "map",
 "caption": "Choose a row.", "weights": "trained"}``. The
 cells up to there are run, and the values go to ``book/assets/live_data.js`` under the name of the
-figure, with the colours of :mod:`attn_lib.plotting`. A page read from disk can load a script, but
-no other data.
+figure, with the colours of :mod:`attn_lib.plotting`; where pages are named, those of the others
+stay as they are. A page read from disk can load a script, but no other data.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import nbformat
@@ -67,14 +68,19 @@ def stored() -> dict:
     return json.loads(DATA.read_text().partition(START)[2].removesuffix(";\n"))
 
 
-def write() -> None:
-    """Run the pages and write the file, a figure a line."""
+def write(*names: str) -> None:
+    """Run the pages of these names, or all, and write the file, a figure a line."""
     from attn_lib.plotting import ROLES  # loads torch, which who only compares has no need of
 
-    figures = {}
+    figures, before = {}, stored()["figures"] if names else {}
     for path in sorted(BOOK.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
-        if wanted := moving(notebook):
+        wanted = moving(notebook)
+        if names and path.name not in names:
+            kept = (cell.metadata.mystnb.figure.name for cell in wanted)
+            figures |= {name: before[name] for name in kept}
+        elif wanted:
+            print(path.name)
             for cell in wanted:
                 asking = nbformat.v4.new_code_cell(question(cell))
                 notebook.cells.insert(notebook.cells.index(cell) + 1, asking)
@@ -90,4 +96,4 @@ def write() -> None:
 
 
 if __name__ == "__main__":
-    write()
+    write(*(Path(page).name for page in sys.argv[1:]))

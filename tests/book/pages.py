@@ -166,7 +166,7 @@ def exercises_named(notebook) -> list[str]:
 def folds_named(notebook) -> list[str]:
     """A folded cell says what it holds: there is nothing else to see of it."""
     return [
-        f"{cell.id} is folded without a name"
+        f"{cell.id} is folded without a name in mystnb.code_prompt_show"
         for cell in code_cells(notebook)
         if tags(cell) & FOLDED
         and cell.metadata.get("mystnb", {}).get("code_prompt_show", "Show the code")[:4] == "Show"

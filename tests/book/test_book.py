@@ -310,7 +310,8 @@ def test_a_missing_and_a_surplus_entry_are_found():
 
 def test_nothing_shrinks_in_silence():
     cells = sum(len(pages.code_cells(pages.read(path))) for path in pages.NOTEBOOKS)
-    assert (len(pages.NOTEBOOKS), cells) == (COUNTS["notebooks"], COUNTS["cells"])
+    counted = (COUNTS["notebooks"], COUNTS["cells"])
+    assert (len(pages.NOTEBOOKS), cells) == counted, "if so meant: tests/counts.json"
 
 
 def test_cell_ids_are_unique_across_the_book():

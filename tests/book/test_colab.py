@@ -210,6 +210,15 @@ def test_a_planted_mistake_is_found(faults, plant, published):
         assert nbformat.writes(repaired) + "\n" == path.read_text()
 
 
+def test_a_folded_cell_without_a_name_keeps_what_it_has():
+    """The command takes no title away: it says where the name belongs."""
+    notebook = pages.read(pages.NOTEBOOKS[0])
+    (folded, *_) = (cell for cell in notebook.cells if cell.source.startswith("# @title"))
+    del folded.metadata["mystnb"]["code_prompt_show"]
+    with pytest.raises(ValueError, match=rf"{folded.id} is folded: .* mystnb\.code_prompt_show"):
+        colab.prepare(notebook, (f"1.{n}" for n in range(1, 99)), PUBLISHED)
+
+
 # ---------------------------------------------------------------- what else is shown
 
 

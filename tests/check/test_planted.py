@@ -72,7 +72,8 @@ def test_what_is_right_beside_a_rotation_or_a_note(name):
 
 def test_the_numbers_that_the_clinic_quotes():
     counts = json.loads((Path(__file__).parents[1] / "counts.json").read_text())
-    assert (counts["known mistakes"], counts["right attentions"]) == (len(BY_MISTAKE), len(RIGHT))
+    quoted = (counts["known mistakes"], counts["right attentions"])
+    assert (len(BY_MISTAKE), len(RIGHT)) == quoted, "if so meant: tests/counts.json"
 
 
 def test_every_known_mistake_is_planted_in_two_forms():
