@@ -206,6 +206,7 @@ def imported(path) -> set[str]:
     return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
+@pytest.mark.weekly
 def test_without_an_address_a_page_finds_its_own_library_or_says_three_steps(ways):
     """In silence it takes none that is older; what is planted is found by what it does instead."""
     version = attn_lib.__version__

@@ -178,6 +178,7 @@ def small(checkout):
     return checkout
 
 
+@pytest.mark.weekly
 def test_only_a_whole_green_run_is_recorded(small):
     """Every cell of every page, in one process or in two; and until something changes."""
     page = "book/02_second.ipynb"
@@ -227,6 +228,7 @@ BROKEN_PAGES = {
 }
 
 
+@pytest.mark.weekly
 def test_broken_pages_turn_the_build_red_each_time(checkout):
     """Each mistake is a warning of its own, an error therefore, in the second run as in the first.
 

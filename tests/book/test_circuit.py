@@ -1,7 +1,4 @@
-"""The page on circuits: more draws, words and widths than it has time for.
-
-One of each a day; with ``--everything`` as many as the page's claims rest on.
-"""
+"""The page on circuits: more draws, words and widths than it has time for."""
 
 import copy
 import functools
@@ -129,14 +126,15 @@ def test_keys_put_back_in_other_texts(everything):
         assert max(back.values()) < 0.06
 
 
-def test_draws_of_matched_heads(everything):
+@pytest.mark.weekly
+def test_draws_of_matched_heads():
     """At least 5 to 1 in each, on the page's tokens; and the heads are found again on others."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         page = run(*SMOLLM2)
         halves, silenced, test = page["halves"], page["silenced"], page["test"]
         usual = page["second_time"]
         rises = []
-        for seed in range(10 if everything else 2):
+        for seed in range(10):
             heads = page["matched"](seed)
             layers = sorted(layer for layer, _ in page["top"])
             assert sorted(layer for layer, _ in heads) == layers
@@ -165,8 +163,8 @@ def test_both_heads_rise_and_the_second_needs_the_first():
         assert first[-1] > 0.9
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_cut_of_other_seeds(seed, everything):
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.weekly)])
+def test_the_cut_of_other_seeds(seed):
     """The one cell matters there, too, and two other words do as little as on the page."""
     cells = [f"ch10-code-{n}" for n in ("07", "09", "11", "12", "22")]
     with torch.random.fork_rng(devices=[]):

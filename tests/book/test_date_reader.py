@@ -228,9 +228,12 @@ class Reader:
         assert np.abs(found[..., 1] - mean.numpy()).max() < 0.0051
 
 
-@pytest.fixture(params=SCREENS, ids=lambda screen: str(screen[0]))
+@pytest.fixture(
+    params=[pytest.param(SCREENS[0], marks=pytest.mark.weekly), SCREENS[1]],
+    ids=lambda screen: str(screen[0]),
+)
 def reader(request, browser, site):
-    """On both screens; at the end nothing was said to the console or asked for outside."""
+    """On a phone, every week on both; nothing is said to the console or asked for outside."""
     width, scheme = request.param
     with loaded(browser, site, PAGE, width, scheme, has_touch=width < 500) as page:
         found = Reader(page, width)

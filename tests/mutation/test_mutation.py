@@ -127,6 +127,7 @@ def verdicts(found):
     return dict(re.findall(r"^(\S+) grossly wrong\n    (.*)", found.stdout, re.MULTILINE))
 
 
+@pytest.mark.weekly
 def test_a_page_that_shows_only_shapes_lets_a_wrong_function_survive(book):
     found = run(book, SHOWN, SHAPED)
     assert verdicts(found) == {SHOWN: "01_shown.ipynb, cell 1", SHAPED: "SURVIVED"}
@@ -134,6 +135,7 @@ def test_a_page_that_shows_only_shapes_lets_a_wrong_function_survive(book):
     assert found.returncode == 1
 
 
+@pytest.mark.weekly
 def test_a_comparison_that_compares_nothing_lets_all_survive(book):
     edit(book, "book/_tools/compare.py", "    if now != then:\n", "    if False:\n")
     found = run(book, SHOWN, SHAPED)
@@ -141,6 +143,7 @@ def test_a_comparison_that_compares_nothing_lets_all_survive(book):
     assert found.returncode == 1
 
 
+@pytest.mark.weekly
 def test_a_page_that_is_red_without_a_mutant_proves_nothing(book):
     edit(book, "book/01_shown.ipynb", "causal_mask(3)", "causal_mask(4)")
     found = run(book, SHOWN, SHAPED)
@@ -148,6 +151,7 @@ def test_a_page_that_is_red_without_a_mutant_proves_nothing(book):
     assert (found.stdout, found.returncode) == ("", 1)
 
 
+@pytest.mark.weekly
 def test_mistakes_that_are_listed_are_planted_beside_wrong_functions(book):
     """The page that prints a mask sees a mistake in it; the one that prints a shape sees none."""
     paths = sorted(book.glob("book/*.ipynb"))
@@ -228,6 +232,7 @@ def taken_back(checkout):
     return of
 
 
+@pytest.mark.weekly
 def test_a_repair_that_no_test_misses_is_named(taken_back):
     file, far = "attn_lib/masks.py", f"{MASKS}::test_far_offsets_do_not_wrap_around"
     found = taken_back(
@@ -245,6 +250,7 @@ def test_a_repair_that_no_test_misses_is_named(taken_back):
     assert found.returncode == 1
 
 
+@pytest.mark.weekly
 def test_a_test_that_is_red_anyway_proves_nothing(checkout, taken_back):
     edit(checkout, "attn_lib/masks.py", "return distance <= 0", "return distance <= 1")
     found = taken_back(["far", "attn_lib/masks.py", CLAMP, "offset.long()", CAUSAL])
@@ -267,6 +273,7 @@ def test_small_changes_are_of_what_is_computed_and_never_of_a_type():
     assert len({*texts, ast.unparse(ast.parse(source))}) == 1 + len(texts)
 
 
+@pytest.mark.weekly
 def test_a_sample_lists_what_survives(tmp_path, capsys):
     used, unused = "def used(x):\n    return x + 1\n", "def unused(x):\n    return x < 2\n"
     (tmp_path / "tiny.py").write_text(used + unused)
