@@ -70,7 +70,7 @@ FAULTS = """() => {
       ? [new Text(unknown.join(""))] : [],
     "not set": all(".math").filter(formula => !formula.querySelector("math")),
     "no picture": all("img").filter(image => !image.naturalWidth)
-      .concat(all(".drawn svg").filter(svg => !svg.querySelector("path"))),
+      .concat(all(".drawn svg").filter(svg => !svg.querySelector("path, image"))),
     "leads nowhere": all("a[href]").filter(nowhere),
     "numbered otherwise than in the contents": all("h1")
       .filter(title => numbered(title) !== Boolean(title.closest(".numbered"))),

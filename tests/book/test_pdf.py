@@ -216,6 +216,18 @@ def test_nothing_unfinished_is_printed(browser, site, piece):
         pdf.prepare(page, site / "book", [pdf.Page("planted", "", True)])
 
 
+@pytest.mark.weekly
+def test_the_whole_book_is_finished(browser, site):
+    """But for Chinese letters: `.ci/publish` brings a font that has them."""
+    faults = ""
+    with opened(browser, site.as_uri()) as page:
+        try:
+            pdf.prepare(page, site / "book", pdf.contents())
+        except ValueError as error:
+            faults = str(error)
+    assert [line for line in faults.splitlines()[1:] if not line.startswith("no font")] == []
+
+
 def streams(page, address, scheme) -> list[bytes]:
     """What a page draws on paper, in a theme."""
     visit(page, address, scheme=scheme)
