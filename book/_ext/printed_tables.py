@@ -35,8 +35,8 @@ def columns(lines: list[str]) -> list[list[str]]:
 
 
 def numeric(column: list[str]) -> bool:
-    """Whether numbers stand below a heading, and nothing else."""
-    found = [cell for cell in column[1:] if cell]
+    """Whether numbers stand below a heading, and nothing else but dashes, for what there is not."""
+    found = [cell for cell in column[1:] if cell not in ("", "–")]
     return bool(found) and all(map(NUMBER.fullmatch, found))
 
 

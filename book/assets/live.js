@@ -742,12 +742,12 @@
 
   // Texts, each by the right model or by one with an error: the reader guesses, and then sees whose it is and what tests say.
   function guess({questions, texts, order, names, measures, question}) {
-    const kinds = ["not yet", "the right model", "one with an error"], letters = names.map((_, i) => String.fromCharCode(65 + i));
+    const kinds = ["none yet", "the right model", "one with an error"], letters = names.map((_, i) => String.fromCharCode(65 + i));
     const words = make("p", {class: "written"}), say = make("p", {class: "say", "aria-live": "polite"});
     const cells = Object.keys(measures).map(() => make("td")), again = make("button", {type: "button"}, "start again");
     const asks = choices("question", questions, i => { asked = i; told = 0; draw(); });
     const picks = choices("text", letters, i => { read = i; told = 0; draw(); });
-    const guesses = choices("written by", kinds, i => { told = i; draw(); });
+    const guesses = choices("your guess", kinds, i => { told = i; draw(); });
     let asked = question, read = 0, told = 0;
     function draw() {
       const who = order[asked][read], right = who === 0;

@@ -762,7 +762,7 @@ def guess():
         texts = [[decode(answers[name]) for name in names] for answers in recorded]
     order = stored(GUESS)["order"]
     assert all(sorted(places) == list(range(9)) for places in order)
-    kinds = ["not yet", "the right model", "one with an error"]
+    kinds = ["none yet", "the right model", "one with an error"]
 
     def check(moving, question, letter, told):
         who = order[question][letter]

@@ -62,6 +62,12 @@ def test_what_a_number_is(cell, number):
     assert not printed_tables.numeric(["head", cell, "words"])
 
 
+def test_a_dash_among_numbers_is_a_number_that_there_is_not():
+    assert printed_tables.numeric(["MB", "155", "–"])
+    assert not printed_tables.numeric(["MB", "155", "no room"])
+    assert not printed_tables.numeric(["token", "–", ""])
+
+
 # ---------------------------------------------------------------- built, and stored
 
 

@@ -452,8 +452,8 @@ FORMULAS = {
             2 ** (-torch.tensor([0.5, 0.25]).log2()).mean(),
             (-torch.tensor([0.5, 0.25]).log().mean()).exp(),
         ),
-        "the sum of the smaller of the two, over all tokens. It is 1 if they are equal": lambda: (
-            near(torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1]))
+        "the smaller of its two probabilities, summed over all tokens. It is 1 if": lambda: near(
+            torch.minimum(Q.softmax(-1), Q.softmax(-1)).sum(-1), torch.ones(Q.shape[:-1])
         ),
     },
 }
