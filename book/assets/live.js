@@ -396,8 +396,10 @@
     const names = ["1", "1/√dₖ", "1/dₖ"], count = products[0].length;
     const cells = tokens.map(() => make("td", {class: "weight"}));
     const bars = products[0].map((_, h) => make("rect", {class: "bar", x: 10 * h + 1, width: 8}));
+    const tallest = make("text", {class: "name", x: 10 * count - 2, y: 10, "text-anchor": "end"});
     const svg = make("svg", {class: "losses", viewBox: `0 0 ${10 * count} 108`, role: "img"},
-      make("text", {class: "name", x: 2, y: 10}, "gradient of each head"), ...bars,
+      make("text", {class: "name", x: 2, y: 10}, "gradient of each head"), tallest, ...bars,
+      make("line", {class: "axis", x1: 0, x2: 10 * count, y1: 16, y2: 16, "stroke-dasharray": "2 4"}),
       make("line", {class: "axis", x1: 0, x2: 10 * count, y1: 106, y2: 106}));
     const say = make("p", {class: "say", "aria-live": "polite"}), again = make("button", {type: "button"}, "start again");
     const width = slider("width", {max: widths.length - 1, value: widths.indexOf(d_0)}, () => draw());
@@ -415,6 +417,7 @@
         cell.textContent = number(weights[s], 2);
         cell.style.setProperty("--w", weights[s]);
       });
+      tallest.textContent = `dotted line: ${number(top, 3)}`;
       bars.forEach((bar, n) => {
         const height = 90 * sizes[n] / top;
         bar.setAttribute("height", height.toFixed(2));
@@ -484,7 +487,7 @@
     const cells = [...roles, "product", "angle"].map(name => speeds.map(() => make("td", {class: name})));
     const say = make("p", {class: "say", "aria-live": "polite"});
     const knob = (name, move) => slider(name, {max: last, step: 1}, p => { move(p); draw(); });
-    const knobs = [...roles.map(role => knob(`${role} at`, p => { at[role] = p; })), knob("both from", p => {
+    const knobs = [...roles.map(role => knob(`${role} at`, p => { at[role] = p; })), knob("shift both", p => {
       const by = p - Math.min(at.query, at.key);
       roles.forEach(role => { at[role] += by; });
     })];
@@ -517,7 +520,7 @@
       knobs[2].input.max = last - Math.abs(apart);
       [at.query, at.key, low].forEach((p, n) => {
         knobs[n].input.value = p;
-        knobs[n].output.textContent = n < 2 ? p : `${low} on`;
+        knobs[n].output.textContent = p;
       });
       const score = products.reduce((a, b) => a + b);
       say.replaceChildren(`Query at ${at.query}, key at ${at.key}: distance ${number(apart, 0)}, score ${number(score, 3)}.`);

@@ -602,7 +602,7 @@ def dial():
         return i, j, min(i, j)
 
     at = [str(n) for n in range(64)]
-    return Shown([at, at, [f"{n} on" for n in range(64)]], (24, 4, 4), check, follow)
+    return Shown([at, at, at], (24, 4, 4), check, follow)
 
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
