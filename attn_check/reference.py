@@ -288,23 +288,25 @@ def compute(
         run.parts = {name for name, x in has.items() if x is not None and x is not False}
         runs.append(run)
     while len(runs) <= start:
-        runs.append(_after(runs[-1], _NAMES[len(runs) - 1]))
-    run = runs[start]
+        run = Run(**vars(runs[-1]))
+        _go_on(run, _NAMES[len(runs) - 1])
+        runs.append(run)
+    run = Run(**vars(runs[start]))
     for name in _NAMES[start:]:
-        run = _after(run, name, change.get(name), dtype)
+        _go_on(run, name, change.get(name), dtype)
     return run
 
 
-def _after(run: Run, name: str, other: Step | None = None, dtype: torch.dtype | None = None) -> Run:
+def _go_on(
+    run: Run, name: str, other: Step | None = None, dtype: torch.dtype | None = None
+) -> None:
     names, usual, part = STEPS[name]
-    run = Run(**vars(run))
     if part not in run.parts:
         if other is not None:
             raise NotMeant(f"{name} is not part of this attention")
-        return run
+        return
     result = (other or usual)(run)
     for key, value in zip(names.split(), result if " " in names else (result,), strict=True):
         if dtype is not None and isinstance(value, Tensor) and value.is_floating_point():
             value = value.to(dtype).double()
         setattr(run, key, value)
-    return run
