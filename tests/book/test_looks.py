@@ -164,9 +164,9 @@ def test_what_matters_fits(browser, site, request):
             for width in (390, 1280):
                 page.set_viewport_size({"width": width, "height": 900})
                 assert unfit(page) == [], (name, width)
-                for what, style in UNFIT.items():
-                    with styled(page, style):
-                        seen[what] |= what in unfit(page)
+                for what in [what for what in UNFIT if not seen[what]]:
+                    with styled(page, UNFIT[what]):
+                        seen[what] = what in unfit(page)
     assert all(seen.values()), seen  # each mistake was seen on some page
 
 
