@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import csv
 import importlib.util
 import inspect
 import io
@@ -733,3 +734,60 @@ def test_true_means_the_same_wherever_a_library_is_named():
 )
 def test_a_meaning_is_read_with_its_library(sentence, meanings):
     assert [meaning for _, meaning in libraries_and_meanings(sentence)] == meanings
+
+
+# ---------------------------------------------------------------- Chinese terms
+
+# words of another book: the glossary and the chapters of d2l-ai/d2l-zh, commit e6b18cc and, for
+# "norm", 13177e1, under the Apache License 2.0; what it has no word for is left to readers
+TERMS = list(csv.DictReader((Path(__file__).parent / "terms.csv").read_text().splitlines()))
+# where the Chinese says more than the English, or less
+OTHERWISE = {
+    ("attention", "注意力头"),
+    ("embedding", "旋转位置编码"),
+    ("padding", "预填充"),
+    ("image", "图像块"),
+    ("image", "图像块嵌入"),
+    ("norm", "未归一化分数 (logit)"),
+}
+
+
+def translated(text: str) -> list[tuple[str, str]]:
+    """English and Chinese terms of the notation, one by one where a row has several."""
+    rows = re.findall(r"(?m)^\| ([^|]+) \| ([^|]*[\u4e00-\u9fff][^|]*) \| [^|]+ \|$", text)
+    both = [(english.split(", "), words.split("、")) for english, words in rows if words != "中文"]
+    return [pair for english, words in both for pair in zip(english, words, strict=True)]
+
+
+def mistranslated(terms: list[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Words of the other book that only one side of a term has, and Latin ones of the Chinese."""
+    wrong = {
+        (word["english"], words)
+        for english, words in terms
+        for word in TERMS
+        if (word["english"] in english) != (word["chinese"] in words)
+    }
+    latin = (
+        (word, english, words)
+        for english, words in terms
+        for word in re.findall("[A-Za-z]+", words)
+    )
+    return wrong | {(word, words) for word, english, words in latin if word.lower() not in english}
+
+
+def test_chinese_terms_have_the_words_of_another_book():
+    terms = translated(WORDS["notation"])
+    assert mistranslated(terms) == OTHERWISE
+    for word in TERMS:
+        assert all(word[of] in word["of"] for of in ("english", "chinese")), word
+        assert any(word["english"] in one or word["chinese"] in other for one, other in terms)
+
+
+def test_nearly_all_exchanged_terms_are_seen():
+    terms = translated(WORDS["notation"])
+    exchanged = [*itertools.combinations(terms, 2)]
+    seen = [
+        not mistranslated([(one, second), (other, first)]) <= OTHERWISE
+        for (one, first), (other, second) in exchanged
+    ]
+    assert sum(seen) > 0.95 * len(seen) > 2000
