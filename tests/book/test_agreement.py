@@ -2,7 +2,8 @@
 
 import ast
 import base64
-import importlib
+import csv
+import importlib.util
 import inspect
 import io
 import itertools
@@ -14,6 +15,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
+import onnx
 import pages
 import pytest
 import tomllib
@@ -138,6 +140,28 @@ def of_photographs(text: str) -> dict[str, bool]:
     """Whether each photograph that a text names is under CC0, or else in the public domain."""
     parts = re.split(r", |\n(?=\w+\.jpg)", text)
     return {name: "CC0" in part for part in parts for name in re.findall(r"\w+\.jpg", part)}
+
+
+# whose each photograph is and where it was found, as the documentation of skimage.data says
+WHOSE = {
+    "astronaut.jpg": {"Eileen Collins, NASA", "https://flic.kr/p/r9qvLn"},
+    "chelsea.jpg": {"Stefan van der Walt"},
+    "coffee.jpg": {"Rachel Michetti"},
+    "rocket.jpg": {"SpaceX", "https://www.flickr.com/photos/spacexphotos/16511594820"},
+}
+
+
+def whose(note: str) -> dict[str, set[str]]:
+    """The names and addresses that a note gives for each photograph."""
+    entries = re.findall(r"(?ms)^(\w+\.jpg)(.*?)(?=^\w+\.jpg|\Z)", note)
+    name = r"https://\S+|SpaceX|[A-Z][a-z]+(?: [a-z]{3}){0,2} [A-Z][a-z]+(?:, NASA)?"
+    return {photograph: {*re.findall(name, words)} for photograph, words in entries}
+
+
+def test_photographs_are_theirs_who_took_them():
+    note = (ROOT / "attn_lib/data/photographs.txt").read_text()
+    assert whose(note) == WHOSE
+    assert whose(note.replace("SpaceX", "Stefan van der Walt")) != WHOSE
 
 
 def figures_under_another(notebook, beside: dict[str, bool]) -> list[str]:
@@ -618,3 +642,152 @@ def test_rows_of_the_readme_have_the_words_of_their_pages():
     assert foreign(README) <= ELSEWHERE
     for old, new in (("a weight matrix", "a weight gradient"), ("sample with", "stop with")):
         assert foreign(README.replace(old, new)) - ELSEWHERE != set()
+
+
+# ---------------------------------------------------------------- what True means in a mask
+
+PRINTED = {"attn_lib": "attend", "SDPA": "attend", "MHA": "blocked", "Flex": "attend"}
+QUOTED = {  # in each of them True, or 1, means that the query may attend
+    "BERT": "1 for tokens that are **not masked**",
+    "ONNX": "`True` indicates that the element should take part in attention",
+    "Keras": "1 indicates attention and 0 indicates no attention",
+    "JAX": "`True` indicates the element should take part in attention",
+    "Flax": "Attention weights are masked out if their corresponding mask value is False.",
+}
+TRUE_MEANS = PRINTED | dict.fromkeys(QUOTED, "attend")
+CALLED = {
+    r"this library|this book|\battn_lib\b": "attn_lib",
+    r"\bSDPA\b|\bscaled_dot_product_attention": "SDPA",
+    r"\bMHA\b|\bMultiheadAttention": "MHA",
+    r"\bFlex": "Flex",
+    **{rf"\b{name}\b": name for name in QUOTED},
+    r"\battend\b|\bopens?\b": "attend",
+    r"\bblocked\b|\bcloses?\b": "blocked",
+}
+
+
+def about_true(text: str):
+    """Sentences with True, and cells of tables with it, each after its row's and column's name."""
+    parts = re.split(r"(?<=[.;:])\s+|\n(?=\n|\||\* |- |: )", text)
+    yield from (part for part in parts if re.search(r"\bTrue\b", part) and part[0] != "|")
+    for table in re.findall(r"(?m)(?:^\|.*\|$\n?)+", text):
+        heads, _, *rows = ([*map(str.strip, row.split("|")[1:-1])] for row in table.splitlines())
+        for name, *cells in rows:
+            for head, cell in zip(heads[1:], cells, strict=True):
+                if "True" in head + cell:
+                    yield f"{name}, {head}: {cell}"
+
+
+def libraries_and_meanings(sentence: str) -> list[tuple[str, str]]:
+    """Each library that a sentence names, and what the sentence says that True means to it."""
+    hits = [(hit.start(), name) for w, name in CALLED.items() for hit in re.finditer(w, sentence)]
+    names = [name for _, name in sorted(hits)]
+    if names and names[0] in TRUE_MEANS:  # first a library, then what it reads
+        names.reverse()
+    pairs, meaning = [], None
+    for name in names:
+        if name in TRUE_MEANS and meaning:
+            pairs.append((name, meaning))
+        elif name not in TRUE_MEANS:
+            meaning = name
+    return pairs
+
+
+OF_MASKS = WORDS | {name: text for name, text in SOURCES.items() if name.endswith(".py")}
+OF_MASKS["CHANGELOG"] = (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_what_true_means_is_what_was_found_and_quoted():
+    cells = pages.code_cells(pages.read(pages.BOOK / "conventions.ipynb"))
+    printed = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
+    assert dict(re.findall(r"(?m)^(\w+) +(attend|blocked) +open ", printed)) == PRINTED
+    said = onnx.defs.get_schema("Attention").inputs[3].description
+    assert QUOTED["ONNX"] in " ".join(said.split())
+    (folder,) = importlib.util.find_spec("transformers").submodule_search_locations
+    assert QUOTED["BERT"] in (Path(folder) / "utils/auto_docstring.py").read_text()
+
+
+def test_true_means_the_same_wherever_a_library_is_named():
+    found = {
+        (name, sentence): libraries_and_meanings(sentence)
+        for name, text in OF_MASKS.items()
+        for sentence in about_true(text)
+    }
+    wrong = [
+        where
+        for where, pairs in found.items()
+        if not all(TRUE_MEANS[library] == meaning for library, meaning in pairs)
+    ]
+    assert wrong == []
+    assert {library for pairs in found.values() for library, _ in pairs} == {*TRUE_MEANS}
+    assert {"index", "notation", "02_masks", "conventions", "masks.py"} <= {
+        name for (name, _), pairs in found.items() if pairs
+    }
+
+
+@for_each(
+    ("SDPA reads True as attend, MHA as blocked.", ["blocked", "attend"]),
+    ("MHA closes where a mask is True.", ["blocked"]),
+    ("True means attend in JAX and Keras, and blocked in MHA.", ["attend", "attend", "blocked"]),
+    ("True: blocked, as in SDPA.", ["blocked"]),
+    ("In SDPA nothing is said of True.", []),
+)
+def test_a_meaning_is_read_with_its_library(sentence, meanings):
+    assert [meaning for _, meaning in libraries_and_meanings(sentence)] == meanings
+
+
+# ---------------------------------------------------------------- Chinese terms
+
+# words of another book: the glossary and the chapters of d2l-ai/d2l-zh, commit e6b18cc and, for
+# "norm", 13177e1, under the Apache License 2.0; what it has no word for is left to readers
+TERMS = list(csv.DictReader((Path(__file__).parent / "terms.csv").read_text().splitlines()))
+# where the Chinese says more than the English, or less
+OTHERWISE = {
+    ("attention", "注意力头"),
+    ("embedding", "旋转位置编码"),
+    ("padding", "预填充"),
+    ("image", "图像块"),
+    ("image", "图像块嵌入"),
+    ("norm", "未归一化分数 (logit)"),
+}
+
+
+def translated(text: str) -> list[tuple[str, str]]:
+    """English and Chinese terms of the notation, one by one where a row has several."""
+    rows = re.findall(r"(?m)^\| ([^|]+) \| ([^|]*[\u4e00-\u9fff][^|]*) \| [^|]+ \|$", text)
+    both = [(english.split(", "), words.split("、")) for english, words in rows if words != "中文"]
+    return [pair for english, words in both for pair in zip(english, words, strict=True)]
+
+
+def mistranslated(terms: list[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Words of the other book that only one side of a term has, and Latin ones of the Chinese."""
+    wrong = {
+        (word["english"], words)
+        for english, words in terms
+        for word in TERMS
+        if (word["english"] in english) != (word["chinese"] in words)
+    }
+    latin = (
+        (word, english, words)
+        for english, words in terms
+        for word in re.findall("[A-Za-z]+", words)
+    )
+    return wrong | {(word, words) for word, english, words in latin if word.lower() not in english}
+
+
+def test_chinese_terms_have_the_words_of_another_book():
+    terms = translated(WORDS["notation"])
+    assert mistranslated(terms) == OTHERWISE
+    for word in TERMS:
+        assert all(word[of] in word["of"] for of in ("english", "chinese")), word
+        assert any(word["english"] in one or word["chinese"] in other for one, other in terms)
+
+
+def test_nearly_all_exchanged_terms_are_seen():
+    terms = translated(WORDS["notation"])
+    exchanged = [*itertools.combinations(terms, 2)]
+    seen = [
+        not mistranslated([(one, second), (other, first)]) <= OTHERWISE
+        for (one, first), (other, second) in exchanged
+    ]
+    assert sum(seen) > 0.95 * len(seen) > 2000

@@ -20,7 +20,7 @@ from tables import for_each
 
 import attn_check
 import attn_lib
-from attn_lib import files, functional, masks, positions, vision
+from attn_lib import files, functional, fused, masks, positions, recurrent, vision
 from attn_lib.layers import FeedForward, MultiHeadAttention, split_heads
 from attn_lib.models import SentenceEncoder
 from attn_lib.training import train
@@ -73,6 +73,14 @@ def draw(*shape):
 def near(one, other) -> bool:
     one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=5e-4)
+
+
+def stands_alone() -> bool:
+    """Whether attn_check imports nothing of attn_lib."""
+    return not any(
+        re.search(r"(?m)^ *(import|from) attn_lib", path.read_text())
+        for path in pages.ROOT.glob("attn_check/*.py")
+    )
 
 
 def report(attend) -> str:
@@ -182,12 +190,7 @@ README = {
         {*LIBRARY} <= {path.stem for path in pages.ROOT.glob("attn_lib/*")}
     ),
     "attn_check/ what finds the mistake in somebody's attention; it imports nothing of "
-    "attn_lib": lambda: (
-        not any(
-            re.search(r"(?m)^ *(import|from) attn_lib", path.read_text())
-            for path in pages.ROOT.glob("attn_check/*.py")
-        )
-    ),
+    "attn_lib": stands_alone,
     "book/ the pages: notebooks, stored as they ran": lambda: len(pages.NOTEBOOKS) > 10,
     "We changed one digit that chapter 1 prints, and the first command said:": lambda: has(
         "tests/book/test_front.py", "test_the_readme_s_red_run_is_a_real_one"
@@ -386,6 +389,108 @@ DOCSTRINGS = {
     },
 }
 
+# ---------------------------------------------------------------- what the changelog says of code
+
+
+def by_position(of) -> list[str]:
+    """The sizes that a constructor takes without their names."""
+    parameters = [*signature(of.__init__).parameters.values()][1:]
+    return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+
+
+def refuses(**options) -> bool:
+    try:
+        layer(**options)
+    except (TypeError, ValueError):
+        return True
+    return False
+
+
+def delta(part=slice(None), decays=(4,), **options):
+    """What the gated delta rule gives for some of five tokens, and its state."""
+    sizes = {"q": (4,), "k": (4,), "v": (3,), "beta": (), "log_decay": decays}
+    given = {name: draw(1, 2, 5, *width)[:, :, part] / 3 for name, width in sizes.items()}
+    given["log_decay"] = -given["log_decay"].abs()
+    return recurrent.gated_delta_rule(**given, **options)
+
+
+def equal(*pairs) -> bool:
+    return all(near(one, other) for one, other in zip(*pairs, strict=True))
+
+
+def keeps_a_state() -> bool:
+    """Token by token, in chunks and with padding, from the state of the first three tokens on."""
+    padding, first = torch.zeros(1, 1, 1, 5).bool(), delta(slice(3))[1]
+    return (
+        equal(delta(chunk_size=None), delta(chunk_size=2))
+        and equal(delta(decays=(), chunk_size=None), delta(decays=(), chunk_size=2))
+        and near(delta(slice(3, None), state=first)[0], delta()[0][:, :, 3:])
+        and near(delta(mask=padding, state=first)[1], first)
+    )
+
+
+def steps_with_caches() -> bool:
+    """Two layers that share a cache by their numbers give what they give without one."""
+    first, second, x = layer(), layer(window=2), draw(1, 4, 12)
+    cache = attn_lib.Cache()
+    steps = []
+    for token in x.split(1, dim=1):
+        middle = first(token, causal=True, cache=cache, layer=0)
+        steps.append(second(middle, causal=True, cache=cache, layer=1))
+    return near(torch.cat(steps, dim=1), second(first(x, causal=True), causal=True))
+
+
+SIZED = [MultiHeadAttention, FeedForward, SentenceEncoder, attn_lib.DecoderLM]
+SIZED += [attn_lib.Transformer, attn_lib.TransformerBlock, attn_lib.VisionTransformer]
+CHANGELOG = {
+    "`attn_check`, a package of its own that comes with `attn_lib` and imports nothing of it, "
+    "holds `diagnose`, `assert_attention`, `diagnose_rope` and `assert_rope`;": lambda: (
+        {"diagnose", "assert_attention", "diagnose_rope", "assert_rope"} <= {*attn_check.__all__}
+        and stands_alone()
+    ),
+    "`window_mask(T, window=3)` counts the token itself, as a layer's `window` does.": lambda: (
+        masks.window_mask(9, window=3)[5].sum() == 3 and moved(1, window=3) == [1, 2, 3]
+    ),
+    "Numbers added to the scores are `attn_bias`; `bias` is a projection's, as in "
+    "PyTorch.": lambda: (
+        "attn_bias" in signature(attn_lib.attention).parameters
+        and "bias" not in signature(attn_lib.attention).parameters
+        and layer(bias=False).q_proj.bias is None
+    ),
+    "Sizes are given by name, except in `MultiHeadAttention(d_model, num_heads)`": lambda: (
+        [by_position(of) for of in SIZED] == [["d_model", "num_heads"], *[[]] * (len(SIZED) - 1)]
+    ),
+    "`SentenceEncoder` takes `tokens` and `mask=`.": lambda: (
+        [*signature(SentenceEncoder.forward).parameters][1:] == ["tokens", "mask"]
+    ),
+    "A cache tells layers apart by their index: a stack counts its own; layers of a stack of your "
+    "own are called with `layer=0, 1, …`.": steps_with_caches,
+    "`qk_norm=` also takes a factory of one size, such as `nn.RMSNorm`.": lambda: (
+        layer(qk_norm=torch.nn.RMSNorm).q_norm.normalized_shape == (4,)
+    ),
+    "Numbers that are none, NaN or infinite are refused when a layer or a model is made.": lambda: (
+        all(refuses(scale=number) for number in ("1", math.nan, math.inf))
+        and not refuses(scale=0.5)
+    ),
+    "`fused_attention` without a scale divided by the root of the values' width where these are "
+    "wider than the keys.": lambda: near(
+        fused.fused_attention(*(x[None] for x in (Q, K, draw(2, 7, 32)))),
+        attn_lib.attention(*(x[None] for x in (Q, K, draw(2, 7, 32))))[0],
+    ),
+    "An empty piece, a mask and a window of one failed.": lambda: (
+        moved(1, window=1) == [1] and layer()(draw(1, 0, 12)).shape == (1, 0, 12)
+    ),
+    "linear attention and the gated delta rule, token by token or in chunks, with a state that is "
+    "given and returned, a decay of each head or of each channel, and padding that leaves the "
+    "state alone;": keeps_a_state,
+    "gradients do not vanish without the division, they concentrate on few queries": lambda: has(
+        "04_scaling", "it does not vanish, it concentrates on few queries."
+    ),
+    "Exercise 5.3 is another one, and there is no 5.4.": lambda: (
+        [f"Exercise 5.{n}.**" in TEXTS["05_positions"] for n in (3, 4)] == [True, False]
+    ),
+}
+
 # ---------------------------------------------------------------- formulas inside sentences
 
 MILK = torch.tensor([[0.0, 0], [2, 0], [1, 1]])  # keys of *the*, *cat* and *drank*
@@ -457,7 +562,7 @@ FORMULAS = {
         ),
     },
 }
-TABLES = {"README.md": README, "LICENSE": LICENSE, **FORMULAS}
+TABLES = {"README.md": README, "LICENSE": LICENSE, "CHANGELOG.md": CHANGELOG, **FORMULAS}
 TABLES |= {f"attn_lib/{name}.py": table for name, table in DOCSTRINGS.items()}
 ROWS = [(name, *row) for name, table in TABLES.items() for row in table.items()]
 
@@ -491,6 +596,8 @@ def test_a_sentence_that_is_no_longer_true_is_seen(words, name, old, new, monkey
     ("rows sum to 1, or to 0", functional, "attention_weights"),
     ("Close the padding after the end", masks, "padding_mask"),
     ("The token itself is counted", masks, "window_mask"),
+    ("`window_mask(T, window=3)` counts", masks, "window_mask"),
+    ("`fused_attention` without a scale", fused, "fused_attention"),
     ("each pair keeps its length", positions, "apply_rope"),
 )
 def test_a_docstring_of_another_computation_is_seen(words, module, name, monkeypatch):
