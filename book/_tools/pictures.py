@@ -21,7 +21,10 @@ DECIDING = re.compile(
     r"|above|below|upper|lower"
     r"|pink|blue|green|amber|orange|red|yellow|black|dotted|dashed|solid|hollow|filled"
     r"|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
-    r"|most|none|all|only|longest|darkest|highest|lowest|tallest)\b",
+    r"|clear(?:er)?|hidden|veiled|covered|open|closed|(?:anti|counter)?clockwise"
+    r"|vertical|horizontal|thick|thin|wider|narrower|longer|shorter|larger|smaller"
+    r"|most|none|all|only|largest|smallest|longest|shortest|darkest|lightest|highest|lowest"
+    r"|tallest)\b",
     re.IGNORECASE,
 )
 HUES = {327: "pink", 202: "blue", 164: "green", 41: "amber", 26: "orange", 355: "red"}
@@ -49,10 +52,11 @@ def line_faults(cell, caption: str) -> list[str]:
 
 
 def unbound(cell, caption: str) -> list[str]:
-    """The deciding words that stand in no line."""
+    """The deciding words that stand in no line, and in no address."""
     words = said(cell, caption)
     for line in cell.metadata.get("drawn", []):
         words = words.replace(line.partition(ARROW)[0], "·")
+    words = re.sub(r"\]\([^)]*\)", "]", words)
     return [found[0] for found in DECIDING.finditer(words)]
 
 

@@ -2,7 +2,8 @@
 
 The notebooks hold compared PNGs. While ``execute.py`` runs one, the kernel writes the SVG of each
 figure that it shows, under the sha256 of the PNG; what is kept of it is built anew here from a few
-kinds of elements. A figure stays a PNG alone if it would be heavy.
+kinds of elements, and sealed, for nobody edits it by hand. A figure stays a PNG alone if it would
+be heavy.
 """
 
 import base64
@@ -83,9 +84,9 @@ def drawn(figure) -> str:
 # ---------------------------------------------------------------- what is kept of it
 
 
-def sha(png: bytes) -> str:
+def sha(picture: bytes) -> str:
     """By which a picture is known."""
-    return hashlib.sha256(png).hexdigest()
+    return hashlib.sha256(picture).hexdigest()
 
 
 def lean(svg: str, name: str, png: str) -> str:
@@ -103,7 +104,13 @@ def lean(svg: str, name: str, png: str) -> str:
         text = re.sub(rf"\b{old}\b", f"{name}-{number}", text)
     used = set(re.findall(r"#([\w-]+)", text))
     text = re.sub(r' id="([\w-]+)"', lambda one: one[0] * (one[1] in used), text)
-    return re.sub(r"<(?=path|text|use|g|clipPath|rect|linear)", "\n<", text) + "\n"
+    return sealed(re.sub(r"<(?=path|text|use|g|clipPath|rect|linear)", "\n<", text) + "\n")
+
+
+def sealed(text: str) -> str:
+    """An SVG that names the sha256 of all else that stands in it."""
+    text = re.sub(' data-own="[^"]*"', "", text)
+    return text.replace(" data-png=", f' data-own="{sha(text.encode())}" data-png=', 1)
 
 
 def keep(page: str, notebook, folder: Path) -> None:

@@ -101,6 +101,11 @@ CUT = """phone => {
       const [first, last] = [firstChild, lastChild].map(one => one.getBoundingClientRect?.());
       return textContent.length < 20 && first && last && last.bottom > first.bottom + 5;
     }).length,
+    unheaded: innerWidth > 600 ? 0 : all(".stacked td[data-head]").filter(cell => {
+      const head = getComputedStyle(cell, "::before");
+      return cell.offsetWidth && (head.display === "none" || head.visibility === "hidden"
+        || head.content.replace(/^"|"$/g, "").trim() !== cell.dataset.head);
+    }).length,
     unproved: all(".proof").map(box => [...box.querySelectorAll("p")].at(-1))
       .filter(end => !getComputedStyle(end, "::after").content.includes("∎")).length,
     jumped: all("details[open] > summary > .expanded")
@@ -120,7 +125,7 @@ CUT = """phone => {
   };
 }"""
 FITS = {"cut": [], "wrapped": 0, "unsaid": 0, "sizes": [], "broken": [], "orphans": 0}
-FITS |= {"unseen": 0, "torn": 0, "unproved": 0, "jumped": 0}
+FITS |= {"unseen": 0, "torn": 0, "unheaded": 0, "unproved": 0, "jumped": 0}
 FITS |= {"apart": 0, "split": [], "higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
 LETTERS = range(60, 78)
 UNFIT = {
@@ -139,6 +144,7 @@ UNFIT = {
     "unseen": ".bd-article .pst-scrollable-table-container[class] td { padding: 6rem !important }",
     "torn": ".bd-article p code[class] :is(*, .pre) { white-space: normal !important }"
     ".bd-article p code[class] { letter-spacing: 2rem; white-space: normal !important }",
+    "unheaded": ".bd-article .stacked td[data-head]::before { content: none !important }",
     "unproved": "article .proof[class] li > p::after { content: none !important }",
     "jumped": "article details summary > .expanded { margin-left: 22px !important }",
     "higher": "article .headerlink { display: block !important; position: static !important }",

@@ -111,6 +111,7 @@ def test_figures_are_kept_until_they_are_asked_for(usual, capsys):
     ("Left: the keys. Right: the values.", "Left Right"),
     ("The right answers of two blue curves", "two blue"),
     ("Dotted: with the mask", "Dotted"),
+    ("Clear are the patches; their hands turn anticlockwise", "Clear anticlockwise"),
     ("no word that decides", ""),
 )
 def test_which_words_decide(words, found):

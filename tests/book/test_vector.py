@@ -41,6 +41,19 @@ def test_each_figure_has_its_svg():
     assert stale(PNGS, {name: SVGS[name] for name in SVGS if name != one}) == [one]
 
 
+def edited(svgs: dict[str, str]) -> list[str]:
+    """The figures that are no longer as they were drawn."""
+    return [name for name, text in svgs.items() if vector.sealed(text) != text]
+
+
+def test_no_svg_was_edited():
+    """A browser sees another picture; two words of a legend that are exchanged look alike to it."""
+    assert edited(SVGS) == []
+    name = "fig-masks-crime"
+    exchanged = re.sub(">(honest)(.*?)>(peeking)<", r">\3\2>\1<", SVGS[name], flags=re.DOTALL)
+    assert edited({**SVGS, name: exchanged}) == [name]
+
+
 KINDS = vector.KEPT - {"a"} | {"svg", "title", "desc", "linearGradient", "stop"}
 PICTURE = "data:image/(png|jpeg);base64,[A-Za-z0-9+/=]+"  # of a photograph
 
