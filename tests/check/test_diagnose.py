@@ -40,6 +40,7 @@ from torch import nn
 import attn_lib
 import attn_lib.positions
 from attn_check import Report, __main__, assert_attention, diagnose
+from attn_check.calls import shaped
 from attn_check.mistakes import FORMS, MISTAKES
 from attn_check.reference import STEPS
 
@@ -104,16 +105,16 @@ WRONG = {
     "mask": (sdpa, {"mask_means": "true"}, "attend.*blocked.*additive.*'true'"),
     "mask shape": (sdpa, {"mask_shape": "BLS"}, "B1TS.*'BLS'"),
     "window": (sdpa, {"window": 0}, "window must be at least 1, got 0"),
-    "window alone": (sdpa, {"window": 7, "causal": False}, "causal=True"),
+    "window alone": (sdpa, {"window": 7, "causal": False}, "^window= is of causal queries: pass "),
     "causal": (sdpa, {"causal": "yes"}, "top_left.*'yes'"),
     "norm": (sdpa, {"qk_norm": "batch"}, "rms.*'batch'"),
-    "base": (sdpa, {"rope_base": True}, "rope_base must be"),
+    "base": (sdpa, {"rope_base": True}, "^rope_base must be a number above 1, as 1"),
     "heads": (sdpa, {"heads": 4, "kv_heads": 3}, "a multiple of kv_heads, got 4 and 3"),
     "heads are contradicted": (torch_layer(), {"heads": 4}, "heads"),
     "key heads are contradicted": (Separate(16, 4, 2), {"kv_heads": 4}, "contradicts"),
     "no such part": (unnamed(), {"heads": 2, "projections": {"q": "three"}}, "there are one"),
     "no names of projections": (unnamed(), {"heads": 2}, "projections="),
-    "it raises": (broken, {}, "RuntimeError: shape of nothing"),
+    "it raises": (broken, {}, "the first call gave: RuntimeError: shape of nothing$"),
     "with a mask too": (needs_a_mask, {}, "with a mask or without one.*ZeroDivisionError"),
     "a name is not known": (
         forgot,
@@ -132,6 +133,24 @@ def test_what_cannot_be_is_an_error(name):
     fn, adapter, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         diagnose(fn, **adapter)
+
+
+ANSWERS = iter([sdpa])  # not inside the function, whose own state is put back before each call
+
+
+def test_a_function_that_answers_only_once_is_an_error():
+    def once(q, k, v):
+        return next(ANSWERS, broken)(q, k, v)
+
+    with pytest.raises(ValueError, match=r"^every call of fn raises; the first: RuntimeError: "):
+        diagnose(once, layout="BHTd")
+
+
+@for_each(("BS", "closes keys for all queries"), ("TS", "is the same for all examples"))
+def test_no_cell_of_a_mask_is_lost_in_another_shape(shape, message):
+    mask = torch.tensor([[[True, False], [True, True]], [[True, True], [True, True]]])
+    with pytest.raises(ValueError, match=f"^a mask of shape {shape} {message}$"):
+        shaped(mask, shape)
 
 
 def test_what_is_no_function():
