@@ -71,7 +71,7 @@ def calls() -> None:
     for attend in (functional.attention, fused.fused_attention):
         attend(q, k, v, mask=masks.padding_mask(torch.tensor([7, 4]), 7))
     functional.attention_weights(q, k, mask=masks.causal_mask(5, 7))
-    functional.attention_weights(q, k, mask=draw(2, 3, 5, 7) > 0)
+    functional.attention_weights(q, k, mask=torch.ones(2, 3, 5, 7).bool())
     fused.fused_attention(draw(2, 6, 5, 11), k, v)
     heads, some = draw(2, 3, 5, 11), masks.padding_mask(torch.tensor([5, 4]), 5)
     options = {"mask": some, "state": draw(2, 3, 11, 13)}
@@ -95,7 +95,7 @@ def calls() -> None:
     positions.LearnedPositions(max_len=19, d_model=14)(draw(2, 5, 14), torch.arange(5))
     sizes = {"d_model": 21, "num_heads": 3, "d_ff": 23}
     crossing = MultiHeadAttention(21, 3, d_context=17)
-    for closing in (masks.causal_mask(5, 7), draw(2, 3, 5, 7) > 0):
+    for closing in (masks.causal_mask(5, 7), torch.ones(2, 3, 5, 7).bool()):
         crossing(draw(2, 5, 21), draw(2, 7, 17), mask=closing)
     FeedForward(d_model=21, d_ff=23)(draw(2, 5, 21))
     TransformerBlock(**sizes, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
