@@ -210,6 +210,45 @@ def test_a_row_that_does_not_raise_what_it_says_is_red(error):
         does(raised=error, error=ValueError, message="these words")
 
 
+# ---------------------------------------------------------------- messages that say a direction
+
+DIRECTION = re.compile(
+    r"\b(left|right|before|after|first|last|earlier|later|above|below|smaller|larger|most|least"
+    r"|rows?|columns?|query|queries|keys?)\b"
+)
+
+
+def texts(node: ast.AST) -> list[str]:
+    """All strings of a part of a file, without those that stand for themselves, as docstrings."""
+    parts = [*ast.walk(node)]
+    bare = {part.value for part in parts if isinstance(part, ast.Expr)}
+    parts = [part for part in parts if isinstance(part, ast.Constant) and part not in bare]
+    return [part.value for part in parts if isinstance(part.value, str)]
+
+
+def untried(source: str, matched: str) -> list[str]:
+    """Words of direction in raised messages that no test has with the words around them."""
+    raised = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
+    found = []
+    for text in (text for call in raised if call for text in texts(call)):
+        told = text.split()
+        for i in (i for i, word in enumerate(told) if DIRECTION.search(word)):
+            starts = range(max(0, min(i - 3, len(told) - 4)), max(0, min(i, len(told) - 4)) + 1)
+            phrases = [" ".join(told[start : start + 4]).rstrip(".,:;") for start in starts]
+            found += [] if any(phrase in matched for phrase in phrases) else [f"{told[i]}: {text}"]
+    return found
+
+
+def test_each_direction_in_a_message_is_matched():
+    matched = "\n".join(text.replace("\\", "") for tree in trees().values() for text in texts(tree))
+    sources = {path: path.read_text() for path in TESTS.parent.glob("attn_*/**/*.py")}
+    found = {path: untried(source, matched) for path, source in sources.items()}
+    assert {path: words for path, words in found.items() if words} == {}
+    message = 'raise ValueError(f"row {i}: write it on the left, got {x}")'
+    assert untried(message, "row 2: write it on the left") == []
+    assert len(untried(message, "row 2: write it on the right")) == 1
+
+
 # ---------------------------------------------------------------- how much the tests ask
 
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import subprocess
+import sys
 import tokenize
 from importlib.metadata import metadata
 
@@ -309,9 +310,11 @@ def test_a_missing_and_a_surplus_entry_are_found():
 
 
 def test_nothing_shrinks_in_silence():
-    cells = sum(len(pages.code_cells(pages.read(path))) for path in pages.NOTEBOOKS)
-    counted = (COUNTS["notebooks"], COUNTS["cells"])
-    assert (len(pages.NOTEBOOKS), cells) == counted, "if so meant: tests/counts.json"
+    cells = [cell for path in pages.NOTEBOOKS for cell in pages.code_cells(pages.read(path))]
+    lines = [line for cell in cells for line in pages.lines(cell)]
+    asserted = sum(line.lstrip().startswith("assert ") for line in lines)
+    counted = (COUNTS["notebooks"], COUNTS["cells"], COUNTS["assertions"])
+    assert (len(pages.NOTEBOOKS), len(cells), asserted) == counted, "if so meant: tests/counts.json"
 
 
 def test_cell_ids_are_unique_across_the_book():
@@ -372,6 +375,33 @@ def test_every_package_of_the_library_is_shipped():
     data = json.loads(re.search(r"^attn_lib = (\[.*\])$", settings, re.MULTILINE).group(1))
     assert data == ["data/*", "py.typed"]
     assert (pages.ROOT / "attn_lib" / "py.typed").exists()
+
+
+BROUGHT = {"PIL", "IPython", "matplotlib_inline"}  # by matplotlib, or by a running notebook
+
+
+def imported(source: str) -> set[str]:
+    """Modules of others that a code imports, at its top or late."""
+    names = []
+    for node in ast.walk(ast.parse(re.sub("(?m)^( *)%.*", r"\1pass", source))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names.append(node.module)
+    own = {"attn_lib", "attn_check", *BROUGHT, *sys.stdlib_module_names}
+    return {name.partition(".")[0] for name in names} - own
+
+
+def test_what_is_imported_is_installed():
+    """With the extra that the first cell of a page asks for, and nothing else."""
+    project = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["book"]]
+    texts = [path.read_text() for path in pages.ROOT.glob("attn_*/**/*.py")]
+    cells = [cell for path in pages.NOTEBOOKS for cell in pages.code_cells(pages.read(path))]
+    used = set().union(*map(imported, [*texts, *(cell.source for cell in cells)]))
+    assert {re.match(r"[\w-]+", name)[0] for name in asked} == used
+    late = "import math, numpy.linalg\ndef f():\n    %pip install x\n    from babel.dates import g"
+    assert imported(late) == {"numpy", "babel"}
 
 
 def test_readme_and_ci_run_the_same_two_commands():

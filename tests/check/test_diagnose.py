@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,11 +38,14 @@ from subjects import (
 from tables import for_each
 from torch import nn
 
+import attn_check
 import attn_lib
 import attn_lib.positions
 from attn_check import Report, __main__, assert_attention, diagnose
+from attn_check.calls import shaped
 from attn_check.mistakes import FORMS, MISTAKES
 from attn_check.reference import STEPS
+from attn_lib import causal_mask
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,6 +68,39 @@ def test_each_row_of_the_table_is_whole(name):
     forms = FORMS.get(name, [])
     assert {step for form in forms for step in form} <= STEPS.keys()
     assert not forms or {int(number) for number in row.words} <= set(range(1, len(forms)))
+
+
+FORMULA = re.compile(r"(?:\w+ )?\b\w+ (?:[+·%]|//) (?:\([^()]*\)|\w+)(?: [+−] \w+)*")
+
+
+def stated() -> dict[str, bool]:
+    """The formulas in sentences of reports, each with the word before it, and whether it holds."""
+    h, i, t, c, seen, start, B, H, H_kv, d, T, S = 4, 2, 3, 1, 5, 3, 5, 6, 2, 7, 8, 10
+    piece, slices = causal_mask(4, seen + 4), causal_mask(T, S)[start:]
+    split, interleaved = torch.arange(H * d).view(H, d), torch.arange(H * d).view(d, H)
+    group = h // (H / H_kv) == torch.arange(H_kv).repeat_interleave(H // H_kv)[h]
+    found = {
+        "t + 1": t + 1 == causal_mask(9, 9)[t].sum(),
+        "position seen + i": seen + i == piece[i].nonzero().max(),
+        "to seen + i + 1": seen + i + 1 == piece[i].sum(),
+        "key start + i + S − T": start + i + S - T == slices[i].nonzero().max(),
+        "b · H + h": 2 * H + h == torch.arange(B * H).view(B, H)[2, h],
+        "h + H": h + H == interleaved[1, h],
+        "h + 2H": h + 2 * H == interleaved[2, h],
+        "channel c · H + h": split.T.flatten()[c * H + h] == split[h, c],
+        "where h · d + c": split.flatten()[h * d + c] == split[h, c],
+        "head h % H_kv": h % H_kv == torch.arange(H_kv).repeat(H // H_kv)[h],
+    }
+    found |= {f"{word} h // (H / H_kv)": group for word in ("head", "where")}
+    return {formula: bool(holds) for formula, holds in found.items()}
+
+
+def test_formulas_in_sentences_of_reports_hold():
+    folder = Path(attn_check.__file__).parent
+    texts = "".join((folder / f"{name}.json").read_text() for name in ("audit", "mistakes"))
+    sentences = re.findall(r'"([^"\n]*\.)"', texts)
+    found = {formula for text in sentences for formula in FORMULA.findall(text)}
+    assert dict.fromkeys(found, True) == stated()
 
 
 def test_the_table_is_long_and_says_nothing_twice():
@@ -104,16 +141,16 @@ WRONG = {
     "mask": (sdpa, {"mask_means": "true"}, "attend.*blocked.*additive.*'true'"),
     "mask shape": (sdpa, {"mask_shape": "BLS"}, "B1TS.*'BLS'"),
     "window": (sdpa, {"window": 0}, "window must be at least 1, got 0"),
-    "window alone": (sdpa, {"window": 7, "causal": False}, "causal=True"),
+    "window alone": (sdpa, {"window": 7, "causal": False}, "^window= is of causal queries: pass "),
     "causal": (sdpa, {"causal": "yes"}, "top_left.*'yes'"),
     "norm": (sdpa, {"qk_norm": "batch"}, "rms.*'batch'"),
-    "base": (sdpa, {"rope_base": True}, "rope_base must be"),
+    "base": (sdpa, {"rope_base": True}, "^rope_base must be a number above 1, as 1"),
     "heads": (sdpa, {"heads": 4, "kv_heads": 3}, "a multiple of kv_heads, got 4 and 3"),
     "heads are contradicted": (torch_layer(), {"heads": 4}, "heads"),
     "key heads are contradicted": (Separate(16, 4, 2), {"kv_heads": 4}, "contradicts"),
     "no such part": (unnamed(), {"heads": 2, "projections": {"q": "three"}}, "there are one"),
     "no names of projections": (unnamed(), {"heads": 2}, "projections="),
-    "it raises": (broken, {}, "RuntimeError: shape of nothing"),
+    "it raises": (broken, {}, "the first call gave: RuntimeError: shape of nothing$"),
     "with a mask too": (needs_a_mask, {}, "with a mask or without one.*ZeroDivisionError"),
     "a name is not known": (
         forgot,
@@ -132,6 +169,24 @@ def test_what_cannot_be_is_an_error(name):
     fn, adapter, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         diagnose(fn, **adapter)
+
+
+ANSWERS = iter([sdpa])  # not inside the function, whose own state is put back before each call
+
+
+def test_a_function_that_answers_only_once_is_an_error():
+    def once(q, k, v):
+        return next(ANSWERS, broken)(q, k, v)
+
+    with pytest.raises(ValueError, match=r"^every call of fn raises; the first: RuntimeError: "):
+        diagnose(once, layout="BHTd")
+
+
+@for_each(("BS", "closes keys for all queries"), ("TS", "is the same for all examples"))
+def test_no_cell_of_a_mask_is_lost_in_another_shape(shape, message):
+    mask = torch.tensor([[[True, False], [True, True]], [[True, True], [True, True]]])
+    with pytest.raises(ValueError, match=f"^a mask of shape {shape} {message}$"):
+        shaped(mask, shape)
 
 
 def test_what_is_no_function():

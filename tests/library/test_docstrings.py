@@ -70,7 +70,8 @@ def calls() -> None:
     q, k, v = draw(2, 3, 5, 11), draw(2, 3, 7, 11), draw(2, 3, 7, 13)
     for attend in (functional.attention, fused.fused_attention):
         attend(q, k, v, mask=masks.padding_mask(torch.tensor([7, 4]), 7))
-    functional.attention_weights(q, k)
+    functional.attention_weights(q, k, mask=masks.causal_mask(5, 7))
+    functional.attention_weights(q, k, mask=torch.ones(2, 3, 5, 7).bool())
     fused.fused_attention(draw(2, 6, 5, 11), k, v)
     heads, some = draw(2, 3, 5, 11), masks.padding_mask(torch.tensor([5, 4]), 5)
     options = {"mask": some, "state": draw(2, 3, 11, 13)}
@@ -81,17 +82,21 @@ def calls() -> None:
     taps = {"bias": draw(21), "mask": some, "state": draw(2, 3, 21)}
     one_state.short_convolution(draw(2, 5, 21), draw(21, 4), **taps)
     merge_heads(split_heads(draw(2, 5, 21), 3))
-    masks.causal_mask(5, 7)
-    masks.window_mask(5, 7, window=3)
+    for offset in (None, torch.tensor([0, 1])):
+        masks.causal_mask(5, 7, offset=offset)
+        masks.window_mask(5, 7, window=3, offset=offset)
     masks.segment_mask(torch.zeros(2, 5, dtype=torch.int64))
     masks.from_binary(masks.to_binary(masks.padding_mask(torch.tensor([7, 4]), 7)))
     positions.apply_rope(draw(2, 3, 5, 14), torch.arange(5))
     positions.apply_rope(draw(5, 14), torch.arange(5))
+    positions.apply_rope(draw(2, 3, 5, 14), torch.arange(5).expand(2, 1, 5))
     positions.sinusoidal(5, 14)
     positions.alibi_bias(3, 5, 7)
     positions.LearnedPositions(max_len=19, d_model=14)(draw(2, 5, 14), torch.arange(5))
     sizes = {"d_model": 21, "num_heads": 3, "d_ff": 23}
-    MultiHeadAttention(21, 3, d_context=17)(draw(2, 5, 21), draw(2, 7, 17))
+    crossing = MultiHeadAttention(21, 3, d_context=17)
+    for closing in (masks.causal_mask(5, 7), torch.ones(2, 3, 5, 7).bool()):
+        crossing(draw(2, 5, 21), draw(2, 7, 17), mask=closing)
     FeedForward(d_model=21, d_ff=23)(draw(2, 5, 21))
     TransformerBlock(**sizes, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
     TransformerEncoder(**sizes, num_layers=1, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
@@ -192,8 +197,8 @@ def misfits(text: str, value, known: dict[str, int]) -> list[str]:
     return wrong
 
 
-def untrue(doc: str, given: dict, result) -> list[str]:
-    """What a docstring says of tensors that is not so in one call."""
+def held(doc: str, given: dict, result) -> tuple[dict[str, int], list[str]]:
+    """What the letters of a docstring are worth in one call, and what it says that is not so."""
     own = {**vars(given.get("self", draw)), **given}
     known = {name: number for name, number in own.items() if type(number) is int}
     told = {name: (text, given.get(name)) for name, text in arguments(doc).items()}
@@ -201,12 +206,53 @@ def untrue(doc: str, given: dict, result) -> list[str]:
     told["Returns"] = (" ".join(part(doc, "Returns").split()), first)
     for _ in range(2):  # a letter may be used before it is named
         wrong = {name: misfits(*pair, known) for name, pair in told.items()}
-    return [f"{name}: {what}" for name, faults in wrong.items() for what in faults]
+    return known, [f"{name}: {what}" for name, faults in wrong.items() for what in faults]
+
+
+def untrue(doc: str, given: dict, result) -> list[str]:
+    return held(doc, given, result)[1]
 
 
 def test_shapes_are_those_of_the_calls(made):
     wrong = {SAID[code][0]: untrue(SAID[code][1], *call) for code, *call in made}
     assert {name: faults for name, faults in wrong.items() if faults} == {}
+
+
+INNER = re.compile(r"(?<=. )\((?:[A-Z],|n,|(?:[A-Z]|\d+|\.\.\.), [^()]*)\)")
+
+
+# what a function is called with that is passed, and what is only read
+UNFIT = {"MultiHeadAttention (B, H + H_kv, T, d_k)", "MultiHeadAttention (B, ·, heads, d_k)"}
+UNFIT |= {"generate (B, T, vocabulary)", "weather (1461, 4)", "fashion (n,)"}
+UNFIT |= {"photographs (3, 448, 448)"}
+UNFIT |= {"VisionTransformer.forward (B, d_model)"}  # of a model without classes
+
+
+def inner(doc: str) -> set[str]:
+    """Shapes within a text, not at its beginning: ``(T,) or (B, T)``, ``For x (B, T)``."""
+    texts = [*arguments(doc).values(), " ".join(part(doc, "Returns").split())]
+    return {shape for text in texts for shape in INNER.findall(re.sub("``.*?``", "code", text))}
+
+
+def unfit(made: list[tuple], change=str) -> set[str]:
+    """Shapes within texts that no tensor of any call has."""
+    texts = {name: change(doc) for name, doc, _ in SAID.values()}
+    found = {f"{name} {shape}" for name, doc in texts.items() for shape in inner(doc)}
+    for code, given, result in made:
+        name = SAID[code][0]
+        known, _ = held(texts[name], given, result)
+        values = [*given.values(), *(result if isinstance(result, tuple) else [result])]
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        for shape in inner(texts[name]):
+            if not all(misfits(shape, tensor, {**known}) for tensor in tensors):
+                found.discard(f"{name} {shape}")
+    return found
+
+
+def test_shapes_within_a_text_are_those_of_calls(made):
+    assert unfit(made) == UNFIT
+    changed = unfit(made, lambda doc: doc.replace("example: (B, 1, T)", "example: (B, T, 1)"))
+    assert changed == {*UNFIT, "apply_rope (B, T, 1)"}
 
 
 def exchanged(doc: str) -> dict[str, str]:

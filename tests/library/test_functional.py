@@ -253,7 +253,7 @@ BAD = [  # changes to a good call, error, what its message must name
     ({"attn_bias": draw(4)}, ValueError, "attn_bias must have 2 axes"),
     ({"attn_bias": 1.0}, TypeError, "attn_bias must be a tensor, got float"),
     ({"softcap": "1"}, TypeError, "got '1'"),
-    ({"softcap": 0.0}, ValueError, "positive and finite.*got 0.0"),
+    ({"softcap": 0.0}, ValueError, "positive and finite .*, at least 2.23e-308, got 0.0$"),
     ({"softcap": INF}, ValueError, "got inf"),
     ({"dropout_p": True}, TypeError, "got True"),
     ({"dropout_p": -0.1}, ValueError, "got -0.1"),

@@ -17,7 +17,7 @@ TOKENS = torch.randint(13, (2, 6), generator=torch.Generator().manual_seed(1))
 
 def test_a_model_in_training_mode_is_refused():
     model = language_model(max_len=40).train()
-    with pytest.raises(ValueError, match=r"^the model is in training mode: call model.eval\(\) fi"):
+    with pytest.raises(ValueError, match=r"is in training mode: call model.eval\(\) first$"):
         generate(model, TOKENS, max_new_tokens=2)
     pair = Transformer(source_vocab_size=13, target_vocab_size=13, max_len=9, **SIZES)
     call = partial(pair.decode, context=draw(2, 5, 6).float())

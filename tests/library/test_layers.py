@@ -166,7 +166,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
 
 
 @for_each(
-    ({"kdim": 5, "vdim": 4}, "kdim=5 and vdim=4"),
+    ({"kdim": 5, "vdim": 4}, "^keys and values must have the same width, got kdim=5 and vdim=4$"),
     ({"add_bias_kv": True}, "^add_bias_kv and add_zero_attn have no counterpart here$"),
     ({"add_zero_attn": True}, "add_zero_attn"),
 )

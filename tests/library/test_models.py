@@ -483,14 +483,17 @@ def test_a_mask_counts_what_the_cache_holds(kind):
         call(TARGET[:1, 3:], cache=cache)
 
 
+ON_THE_LEFT = "^the last token of every row must be real: put the padding on the left$"
+
+
 @raises_for_each(
     ({"max_new_tokens": -1}, ValueError, "at least 0, got max_new_tokens=-1$"),
     ({"max_new_tokens": 1.5}, TypeError, "^max_new_tokens must be an integer, got 1.5$"),
     ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
     ({"temperature": float("inf")}, ValueError, "at least 0 and finite, got inf$"),
     ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
-    ({"mask": PADDING["right"][1]}, ValueError, "^the last token of every row must be real: "),
-    ({"mask": (torch.arange(5) < 4).expand(2, 1, 1, 5)}, ValueError, "^the last token of eve"),
+    ({"mask": PADDING["right"][1]}, ValueError, ON_THE_LEFT),
+    ({"mask": (torch.arange(5) < 4).expand(2, 1, 1, 5)}, ValueError, ON_THE_LEFT),
     ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
     ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
 )

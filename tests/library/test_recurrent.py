@@ -274,7 +274,7 @@ WRONG = [
         "beta must have shape",
     ),
     ({"log_decay": RIGHT["log_decay"].mT}, ValueError, "log_decay must have shape"),
-    ({"log_decay": -RIGHT["log_decay"]}, ValueError, "at most 0"),
+    ({"log_decay": -RIGHT["log_decay"]}, ValueError, "^log_decay must be at most 0, and not NaN: "),
     ({"log_decay": RIGHT["log_decay"] * math.nan}, ValueError, "NaN"),
     ({"state": RIGHT["state"].mT}, ValueError, "state must have shape"),
     ({"mask": torch.ones(B, T, dtype=torch.bool)}, ValueError, "padding_mask"),

@@ -137,7 +137,7 @@ def test_every_part_gets_back_its_mode(outer):
     (1, float("nan"), squares, "lr must be positive and finite, got nan at step 0"),
     (1, 0.1, lambda m, g: m.weight, r"no axes, got shape \(1, 3\)"),
     (1, 0.1, lambda m, g: 1.0, "no axes, got float"),
-    (1, 0.1, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0"),
+    (1, 0.1, lambda m, g: m.weight.sum() / 0, "is -?inf at step 0: try a smaller lr$"),
     (1, 0.1, lambda m, g: m.weight.sum() * torch.nan, "the loss is nan at step 0"),
 )
 @pytest.mark.parametrize("mode", [True, False])

@@ -267,7 +267,7 @@ def test_a_cache_goes_with_either_order_that_is_asked_for():
     ({"num_layers": 1.0}, TypeError, "num_layers must be an integer, got 1.0"),
     ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
     ({"dropout": 2.0}, ValueError, "dropout must be in"),
-    ({"norm_at": "first"}, ValueError, "^norm_at must be before, .* or both, got 'first'$"),
+    ({"norm_at": "first"}, ValueError, "must be before, after, inside or both, got 'first'$"),
 )
 def test_bad_stacks_are_named(options):
     TransformerEncoder(**{**SIZES, **options})
