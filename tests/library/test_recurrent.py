@@ -293,18 +293,20 @@ def test_what_does_not_fit_is_refused(change, error, message):
 
 def test_what_does_not_fit_a_convolution_is_refused():
     x, weight = torch.randn(2, 5, 3), torch.randn(3, 4)
-    for wrong, error in [
-        ({"x": x[0]}, ValueError),
-        ({"x": x.int()}, TypeError),
-        ({"weight": weight[None]}, ValueError),
-        ({"weight": weight.T}, ValueError),
-        ({"weight": weight.double()}, TypeError),
-        ({"weight": weight[:, :0]}, ValueError),
-        ({"bias": torch.zeros(4)}, ValueError),
-        ({"state": torch.zeros(2, 4, 3)}, ValueError),
-        ({"mask": torch.ones(2, 5, dtype=torch.bool)}, ValueError),
+    for wrong, error, message in [
+        ({"x": x[0]}, ValueError, "^x must have 3 axes and weight 2, got"),
+        ({"x": x.int()}, TypeError, "^x must"),
+        ({"weight": weight[None]}, ValueError, "^x must have 3 axes and weight 2, got"),
+        ({"weight": weight.T}, ValueError, "^weight must have shape"),
+        ({"weight": weight.double()}, TypeError, "^weight must have the dtype of x"),
+        ({"weight": weight[:, :0]}, ValueError, "^weight must have shape"),
+        ({"bias": torch.zeros(4)}, ValueError, "^bias must have shape"),
+        ({"bias": torch.zeros(3).double()}, TypeError, "^bias must have the dtype of x"),
+        ({"state": torch.zeros(2, 4, 3)}, ValueError, "^state must have shape"),
+        ({"mask": torch.ones(2, 5, dtype=torch.bool)}, ValueError, "padding_mask"),
+        ({"mask": torch.ones(2, 1, 1, 5, dtype=torch.bool, device="meta")}, ValueError, "^mask"),
     ]:
-        with pytest.raises(error):
+        with pytest.raises(error, match=message):
             short_convolution(**{"x": x, "weight": weight} | wrong)
 
 
