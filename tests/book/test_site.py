@@ -46,14 +46,14 @@ def faults(page, width, scheme) -> list[str]:
     page.emulate_media(color_scheme=scheme)
     seen = page.evaluate(SEEN)
     found = {
-        "asks another server": sorted(set(page.outside)),
-        "errors": page.errors,
         "formulas not set": seen["formulas"] - seen["set"],
         "formulas left as text": len(re.findall(TEX, seen["text"])),
         "wider than the screen": seen["width"] > width,
         "formulas cut off": page.evaluate(CUT_OFF),
         "pictures missing": seen["missing"],
         "another scheme": page.evaluate(THEME, scheme) != scheme,
+        "errors": page.errors,
+        "asks another server": sorted(set(page.outside)),  # last, as it is told of a little later
     }
     return [f"{width} {scheme}, {what}: {value}" for what, value in found.items() if value]
 
