@@ -57,6 +57,14 @@ def appendix(notebook) -> bool:
     return notebook.metadata.get("appendix", False) is True
 
 
+def imported(source: str) -> set[str]:
+    """The modules that code imports, at its top or late, but for those beside it."""
+    nodes = [*ast.walk(ast.parse(re.sub("(?m)^( *)%.*", r"\1pass", source)))]
+    plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
+    found = (node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level)
+    return plain | {node.module for node in found}
+
+
 def code_cells(notebook) -> list:
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 

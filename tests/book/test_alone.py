@@ -5,7 +5,6 @@ runs here whole, on one thread of an older processor. Of the others what they im
 nbval runs each in an empty folder, and once a week on other processors (.ci/weekly).
 """
 
-import ast
 import os
 import re
 import subprocess
@@ -197,15 +196,6 @@ def importable(root, environment):
     return run(["python", "-c", script], root, environment).stdout.split()
 
 
-def imported(path) -> set[str]:
-    """The modules that a page imports."""
-    source = "\n".join(cell.source for cell in pages.code_cells(pages.read(path)))
-    page = ast.parse(re.sub(r"(?m)^( *)%.*", r"\1pass", source))
-    nodes = list(ast.walk(page))
-    plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
-    return plain | {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
-
-
 @pytest.mark.weekly
 def test_without_an_address_a_page_finds_its_own_library_or_says_three_steps(ways):
     """In silence it takes none that is older; what is planted is found by what it does instead."""
@@ -230,7 +220,8 @@ def test_without_an_address_a_page_finds_its_own_library_or_says_three_steps(way
 @pytest.mark.weekly
 def test_what_the_pages_import_is_there(colab, tmp_path):
     """And what the book's tests have beside it is not."""
-    wanted = sorted(set.union(*map(imported, pages.NOTEBOOKS)))
+    cells = [cell for path in pages.NOTEBOOKS for cell in pages.code_cells(pages.read(path))]
+    wanted = sorted(set.union(*(pages.imported(cell.source) for cell in cells)))
     assert {"attn_lib.plotting", "torch.nn.functional"} & set(wanted)
     for names, status in ((wanted, 0), (["x_transformers"], 1)):
         script = "\n".join(f"import {name}" for name in names)

@@ -380,16 +380,10 @@ def test_every_package_of_the_library_is_shipped():
 BROUGHT = {"PIL", "IPython", "matplotlib_inline"}  # by matplotlib, or by a running notebook
 
 
-def imported(source: str) -> set[str]:
-    """Modules of others that a code imports, at its top or late."""
-    names = []
-    for node in ast.walk(ast.parse(re.sub("(?m)^( *)%.*", r"\1pass", source))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names.append(node.module)
+def of_others(source: str) -> set[str]:
+    """Packages of others that a code imports."""
     own = {"attn_lib", "attn_check", *BROUGHT, *sys.stdlib_module_names}
-    return {name.partition(".")[0] for name in names} - own
+    return {name.partition(".")[0] for name in pages.imported(source)} - own
 
 
 def test_what_is_imported_is_installed():
@@ -398,10 +392,10 @@ def test_what_is_imported_is_installed():
     asked = [*project["dependencies"], *project["optional-dependencies"]["book"]]
     texts = [path.read_text() for path in pages.ROOT.glob("attn_*/**/*.py")]
     cells = [cell for path in pages.NOTEBOOKS for cell in pages.code_cells(pages.read(path))]
-    used = set().union(*map(imported, [*texts, *(cell.source for cell in cells)]))
+    used = set().union(*map(of_others, [*texts, *(cell.source for cell in cells)]))
     assert {re.match(r"[\w-]+", name)[0] for name in asked} == used
     late = "import math, numpy.linalg\ndef f():\n    %pip install x\n    from babel.dates import g"
-    assert imported(late) == {"numpy", "babel"}
+    assert of_others(late) == {"numpy", "babel"}
 
 
 def test_readme_and_ci_run_the_same_two_commands():
