@@ -30,7 +30,8 @@ import attn_lib
 # what Colab brings, with all that it requires; the rest must come from the first cell
 PRESENT = ("pip", "torch", "numpy", "matplotlib", "transformers", "ipykernel", "nbclient")
 PROJECT = tomllib.loads((pages.ROOT / "pyproject.toml").read_text())["project"]
-NEEDED = ["attn_lib", *PROJECT["optional-dependencies"]["book"]]
+NEEDED = ["attn_lib"]
+NEEDED += [Requirement(asked).name for asked in PROJECT["optional-dependencies"]["book"]]
 BROUGHT = ["safetensors", "tokenizers", "transformers"]  # of these
 EXECUTE = ("python", "-c", "from nbclient.cli import main; main()", "--inplace")
 PUBLISHED = "https://github.com/someone/attention-checked"
