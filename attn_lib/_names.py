@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -149,8 +150,19 @@ def count_blocks(state: dict[str, Tensor]) -> int:
 
 def unfilled(kind: Callable[..., _Model], **sizes: Any) -> _Model:
     """A model whose weights are to be replaced: it takes no memory and no random numbers."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return kind(**sizes)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Where nothing is drawn: to draw for ``meta``, PyTorch imports its compiler, for seconds."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function is nn.init.normal_:
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def fill(model: _Model, state: dict[str, Tensor]) -> _Model:

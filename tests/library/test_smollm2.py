@@ -158,7 +158,10 @@ def test_a_tensor_without_a_counterpart_is_named(monkeypatch):
         pretrained.smollm2()
 
 
-@pytest.mark.parametrize("load", [pretrained.smollm2, pretrained.smollm2_tokenizer])
+LOADERS = [pretrained.smollm2, pretrained.smollm2_tokenizer, pretrained.smollm2_file]
+
+
+@pytest.mark.parametrize("load", LOADERS)
 def test_a_damaged_smollm2_is_named_with_the_remedy(tmp_path, monkeypatch, load):
     """Compared before it is read, each time; other damage: ``test_pretrained.py``."""
     path = tmp_path / FILE
