@@ -4,7 +4,7 @@ import textwrap
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from attn_check.mistakes import MISTAKES
@@ -221,7 +221,7 @@ def show(case: Case, mine: Tensor, expected: Tensor, intent: Intent) -> str:
     worst = gap.amax(dim=-1)  # of each row
     off = (worst > allowed(case, expected)).flatten()
     index = off.int().argmax() if off.any() else worst.argmax()
-    at = tuple(int(i) for i in torch.unravel_index(index, worst.shape))
+    at = tuple(map(int, np.unravel_index(int(index), worst.shape)))
     channel = int(gap[at].argmax())
     names = ("example", "head", "position") if len(at) == 3 else ("example", "position")
     where = ", ".join(f"{name} {i}" for name, i in zip(names, at, strict=True))

@@ -31,6 +31,7 @@ Answered = Sequence[Pair]
 
 _EMPTY = ("nan", "zeros", "uniform")
 _ROWS: WeakKeyDictionary[Case, dict[tuple, Tensor | None]] = WeakKeyDictionary()
+_ALONE: WeakKeyDictionary[Case, dict[tuple, list[Hypothesis]]] = WeakKeyDictionary()
 
 
 def open_rows(case: Case, intent: Intent) -> Tensor | None:
@@ -55,8 +56,8 @@ def reachable(intent: Intent, T: int, S: int) -> Tensor:
 
 def allowed(case: Case, expected: Tensor) -> float:
     """How far an output may be off from the expected one."""
-    finite = expected[expected.isfinite()]
-    return case.tolerance * (1.0 + (finite.abs().max().item() if finite.numel() else 0.0))
+    size = expected.nan_to_num(0.0, 0.0, 0.0).abs().max().item() if expected.numel() else 0.0
+    return case.tolerance * (1.0 + size)
 
 
 def equal(actual: Tensor, expected: Tensor, case: Case, intent: Intent) -> bool:
@@ -145,26 +146,41 @@ def explain(
 
 def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterator[Hypothesis]:
     """What may explain one failing case, the likeliest first."""
-    case, meant = failing[0], base.intent
-    # with what is meant of empty rows alone, or also with what else they may give
-    others = [replace(meant, empty=empty) for empty in _EMPTY if empty != meant.empty]
-    forms = [
-        Hypothesis((mistake.id,), change, (change,), intent, base.layer, form)
-        for mistake in MISTAKES.values()
-        for form, change in enumerate(mistake.forms)
-        for intent in ([meant, *others] if mistake.empties else [meant])
-    ]
     if depth == 1:
-        yield from forms
+        yield from _alone(failing, base)
     elif depth == 2:
-        alone = [form for form in forms if agrees(failing, form, meant)]
-        yield from filter(None, starmap(_together, product(alone, forms)))
+        yield from filter(None, starmap(_together, product(_alone(failing, base), _forms(base))))
     else:  # neither alone explains the case: both change it
+        case, meant = failing[0], base.intent
         expected = compute(case, meant, base.layer).out
-        outs = [(form, outcome(case, form)) for form in forms]
+        outs = [(form, outcome(case, form)) for form in _forms(base)]
         changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
         pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
         yield from filter(None, starmap(_together, pairs))
+
+
+def _forms(base: Hypothesis) -> list[Hypothesis]:
+    """Every mistake in every form, with what is meant of empty rows, or what else they may give."""
+    others = _other_rows(base.intent)
+    return [
+        Hypothesis((mistake.id,), change, (change,), intent, base.layer, form)
+        for mistake in MISTAKES.values()
+        for form, change in enumerate(mistake.forms)
+        for intent in ([base.intent, *others] if mistake.empties else [base.intent])
+    ]
+
+
+def _other_rows(intent: Intent) -> list[Intent]:
+    """The same, but that rows without a key give something else."""
+    return [replace(intent, empty=empty) for empty in _EMPTY if empty != intent.empty]
+
+
+def _alone(failing: Pair, base: Hypothesis) -> list[Hypothesis]:
+    """Single mistakes that explain one failing case: found once, as several searches ask."""
+    known, key = _ALONE.setdefault(failing[0], {}), (failing[1], base.intent, base.layer)
+    if key not in known:
+        known[key] = [form for form in _forms(base) if agrees(failing, form, base.intent)]
+    return known[key]
 
 
 def _fitting(hypothesis: Hypothesis, ordered: Answered, meant: Intent) -> list[Hypothesis]:
@@ -180,8 +196,7 @@ def _fitting(hypothesis: Hypothesis, ordered: Answered, meant: Intent) -> list[H
     if not fits(hypothesis, [pair for pair in ordered if open_rows(pair[0], meant) is None]):
         return []
     # rows without a key are not compared, but a mistake may move them to where others are expected
-    others = [empty for empty in _EMPTY if empty != hypothesis.intent.empty]
-    tried = [replace(hypothesis, intent=replace(hypothesis.intent, empty=e)) for e in others]
+    tried = [replace(hypothesis, intent=intent) for intent in _other_rows(hypothesis.intent)]
     return [one for one in tried if fits(one, ordered)]
 
 
