@@ -119,11 +119,10 @@ def _explained(exam: Exam) -> Hypothesis | None:
         if answer.out is not None and answer.out.shape == calls.output_shape(case, exam.layer)
     ]
     hypotheses, attempt = _search(exam, pairs)
-    if exam.layer is not None and exam.layer.shared:
+    if (layer := exam.layer) is not None and layer.shared:
         found.known("projection_shared_by_heads", "")
-    if exam.layer is not None and exam.layer.order:
-        if not isinstance(exam.subject.fn, nn.MultiheadAttention):
-            found.assumed.append(exam.layer.order)
+    if layer is not None and layer.order and not isinstance(exam.subject.fn, nn.MultiheadAttention):
+        found.assumed.append(layer.order)
     if not hypotheses:
         known = not _PROPERTIES.isdisjoint(found.mistakes)
         if exam.intent.causal and not known and not exam.state_example:
@@ -227,15 +226,15 @@ def _breaks_a_property(exam: Exam, pairs: list[Pair]) -> bool:
 
 def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -> None:
     whole = hypotheses[0]
-    for i, (mistake, change) in enumerate(zip(whole.mistakes, whole.parts, strict=True)):
+    for i, (mistake, form) in enumerate(zip(whole.mistakes, whole.forms, strict=True)):
         if mistake == "residual_added" and exam.intent.prenorm is not None:
             exam.found.assumed.append("it is meant to add its input to its output")
             continue
         others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
         others -= {"causal_only_in_training"} if exam.subject.module is None else set()  # no modes
-        example = _example(exam, pairs, replace(whole, change=change), whole)
-        forms = [j for j, form in enumerate(MISTAKES[mistake].forms) if form is change]
-        exam.found.known(mistake, example, alike=tuple(sorted(others)), form=(forms or [0])[0])
+        alone = replace(whole, change=MISTAKES[mistake].forms[form])
+        example = _example(exam, pairs, alone, whole)
+        exam.found.known(mistake, example, alike=tuple(sorted(others)), form=form)
 
 
 def _example(exam: Exam, pairs: list[Pair], part: Hypothesis, whole: Hypothesis) -> str:

@@ -79,22 +79,20 @@ def _own_parts(exam: Exam) -> dict[str, str]:
     return {n: f"{part}=" if part else "projections=, or its attention alone" for n, part in pairs}
 
 
-def _gap(exam: Exam, call: Call) -> float:
-    """The largest difference, in rows that may attend to something."""
-    case, out, expected = call
-    if out.shape != expected.shape:
-        return float("inf")
-    rows = [compared(x, case, exam.intent) for x in (out, expected)]
-    return largest(*rows) if rows[0].numel() else 0.0
-
-
 def _where(exam: Exam, wrong: list[Call], right: list[Call]) -> str:
     """In which calls the output differs, and how far the others agree."""
+
+    def gap(call: Call) -> float:  # the largest, in rows that may attend to something
+        if call[1].shape != call[2].shape:
+            return float("inf")
+        rows = [compared(x, call[0], exam.intent) for x in call[1:]]
+        return largest(*rows) if rows[0].numel() else 0.0
+
     text = "No known mistake that was tried, for what is said and assumed here, gives these "
     text += "numbers"
     if exam.intent.rope_base is None:
         text += " (assumed: no RoPE inside, as no usual base fits; if there is, pass rope_base=)"
-    n, gap = len(wrong), partial(_gap, exam)
+    n = len(wrong)
     text += f". The output differs from attention's in {n} of {n + len(right)} calls"
     least = min(1e-4, *map(gap, wrong))
     near = [call for call in right if gap(call) < least]

@@ -248,8 +248,23 @@ def check_precision(exam: Exam) -> None:
         out = _in_dtype(exam, one, dtype, name)
         if out is not None and dtype in _HALF:
             errors[name] = _rounding(exam, out, one, dtype)
-    if errors:
-        _judge(exam, errors)
+    if not errors:
+        return
+    lost = [name for name, (error, _) in errors.items() if not math.isfinite(error)]
+    coarse = {name: pair for name, pair in errors.items() if pair[0] > pair[1]}
+    if lost:
+        text = "some rows that may attend to something are NaN or infinite."
+        exam.found.broken("NaN or infinity in half precision", f"In {' and '.join(lost)} {text}")
+    elif not coarse:
+        fine = all(error <= 2.0 for error, _ in errors.values())
+        limit = "two rounding steps" if fine else "twice that of attention rounded after each step"
+        exam.found.holds.append(f"half precision: the error is at most {limit}")
+    else:
+        for name, (error, most) in coarse.items():
+            exam.note(
+                f"In {name} the largest error is {error:.2g} rounding steps; that of attention "
+                f"whose every step is rounded to it is {most / 2:.2g}."
+            )
 
 
 def _in_dtype(exam: Exam, case: Case, dtype: torch.dtype, name: str) -> Tensor | None:
@@ -283,21 +298,3 @@ def _rounding(exam: Exam, out: Tensor, case: Case, dtype: torch.dtype) -> tuple[
     step = torch.finfo(dtype).eps * expected.abs().max().item()
     error, least = (largest(x, expected) / step for x in (actual, usual))
     return error, 2.0 * max(least, 2.0)
-
-
-def _judge(exam: Exam, errors: dict[str, tuple[float, float]]) -> None:
-    lost = [name for name, (error, _) in errors.items() if not math.isfinite(error)]
-    coarse = {name: pair for name, pair in errors.items() if pair[0] > pair[1]}
-    if lost:
-        text = "some rows that may attend to something are NaN or infinite."
-        exam.found.broken("NaN or infinity in half precision", f"In {' and '.join(lost)} {text}")
-    elif not coarse:
-        fine = all(error <= 2.0 for error, _ in errors.values())
-        limit = "two rounding steps" if fine else "twice that of attention rounded after each step"
-        exam.found.holds.append(f"half precision: the error is at most {limit}")
-    else:
-        for name, (error, most) in coarse.items():
-            exam.note(
-                f"In {name} the largest error is {error:.2g} rounding steps; that of attention "
-                f"whose every step is rounded to it is {most / 2:.2g}."
-            )

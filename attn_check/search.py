@@ -19,11 +19,10 @@ class Hypothesis:
     """One or two mistakes, each in one of its forms, and what empty rows give."""
 
     mistakes: tuple[str, ...]
+    forms: tuple[int, ...]  # the number of each one's form
     change: Change
-    parts: tuple[Change, ...]
     intent: Intent
     layer: Layer | None
-    form: int = 0  # its number
 
 
 Pair = tuple[Case, Answer]
@@ -107,7 +106,7 @@ def outcome(case: Case, hypothesis: Hypothesis) -> Tensor | None:
 
 def right(intent: Intent, layer: Layer | None) -> Hypothesis:
     """The hypothesis that nothing is wrong."""
-    return Hypothesis((), {}, (), intent, layer)
+    return Hypothesis((), (), {}, intent, layer)
 
 
 def explain(
@@ -155,7 +154,7 @@ def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterator[Hypothe
         expected = compute(case, meant, base.layer).out
         outs = [(form, outcome(case, form)) for form in _forms(base)]
         changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
-        pairs = sorted(combinations(changing, 2), key=lambda pair: pair[0].form + pair[1].form)
+        pairs = sorted(combinations(changing, 2), key=lambda two: sum(two[0].forms + two[1].forms))
         yield from filter(None, starmap(_together, pairs))
 
 
@@ -163,7 +162,7 @@ def _forms(base: Hypothesis) -> list[Hypothesis]:
     """Every mistake in every form, with what is meant of empty rows, or what else they may give."""
     others = _other_rows(base.intent)
     return [
-        Hypothesis((mistake.id,), change, (change,), intent, base.layer, form)
+        Hypothesis((mistake.id,), (form,), change, intent, base.layer)
         for mistake in MISTAKES.values()
         for form, change in enumerate(mistake.forms)
         for intent in ([base.intent, *others] if mistake.empties else [base.intent])
@@ -205,8 +204,8 @@ def _together(*pair: Hypothesis) -> Hypothesis | None:
     a, b = sorted(pair, key=lambda h: h.mistakes)  # names and parts in one order
     if a.mistakes == b.mistakes or a.intent.empty != b.intent.empty or {*a.change} & {*b.change}:
         return None
-    names, change = a.mistakes + b.mistakes, {**a.change, **b.change}
-    return Hypothesis(names, change, a.parts + b.parts, a.intent, a.layer)
+    change = {**a.change, **b.change}
+    return Hypothesis(a.mistakes + b.mistakes, a.forms + b.forms, change, a.intent, a.layer)
 
 
 def by_size(pair: Pair) -> tuple:
