@@ -1,7 +1,6 @@
 """How many calls agree; and, where no known mistake gives the numbers, what is true of them."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
