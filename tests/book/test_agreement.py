@@ -791,3 +791,116 @@ def test_nearly_all_exchanged_terms_are_seen():
         for (one, first), (other, second) in exchanged
     ]
     assert sum(seen) > 0.95 * len(seen) > 2000
+
+
+# ---------------------------------------------------------------- code and units in sentences
+
+PLACES = {
+    **{"t": torch.arange(6)[:, None], "s": torch.arange(6), "window": 2},
+    **{"mask": torch.tensor([[0, 1, 1], [1, 1, 1]]).bool(), "scores": torch.arange(3.0)},
+    **{"x": torch.eye(4), "W_q": torch.arange(12.0).view(4, 3)},
+}
+CAUSAL = PLACES["s"] <= PLACES["t"]
+# code in a sentence that no cell of its page runs: what its page says of it
+ON_ITS_OWN = {
+    "s <= t + 1": lambda code: (code != CAUSAL).sum() == 5,  # off by one, but in the last row
+    "t - s <= 3": lambda code: (code & CAUSAL).sum(dim=1).max() == 4,
+    "t - s < window": lambda code: (code & CAUSAL).sum(dim=1).max() == 2,
+    "(mask.cumsum(dim=1) - 1).clamp(min=0)": lambda code: code.tolist() == [[0, 0, 1], [0, 1, 2]],
+    "scores.masked_fill(~mask, -1e9)": lambda code: code[0].tolist() == [-1e9, 1.0, 2.0],
+    "x @ W_q": lambda code: code.equal(PLACES["W_q"]),
+}
+
+
+def parts_of(source: str) -> set[str]:
+    """Every expression of a cell, however it is spaced."""
+    tree = ast.parse(re.sub(r"(?m)^( *)[%!].*", r"\1pass", source))
+    parts = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
+    return {ast.dump(part) for part in parts}
+
+
+def told_and_not_run(cells) -> list[str]:
+    """Code in sentences that computes something, and stands in no cell of the page."""
+    known = set().union(*[parts_of(c.source) for c in cells if c.cell_type == "code"])
+    found = []
+    for cell in (cell for cell in cells if cell.cell_type == "markdown"):
+        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", cell.source):
+            try:
+                part = ast.parse(code, mode="eval").body
+            except SyntaxError:
+                continue
+            if isinstance(part, ast.Tuple | ast.Lambda):  # a shape, a piece of a call
+                continue
+            inside = [*ast.iter_child_nodes(part)] if isinstance(part, ast.Call) else []
+            if inside and all(
+                isinstance(n, ast.Name | ast.Attribute | ast.keyword) for n in inside
+            ):
+                if not isinstance(getattr(part.func, "value", part.func), ast.Call | ast.BinOp):
+                    continue  # a name, and what it is given
+            kinds = ast.Subscript | ast.Call | ast.BinOp | ast.Compare
+            computes = any(isinstance(node, kinds) for node in ast.walk(part))
+            names = any(isinstance(node, ast.Name) for node in ast.walk(part))
+            if computes and names and not (ROOT / code).exists() and ast.dump(part) not in known:
+                found.append(code)
+    return found
+
+
+def test_code_in_a_sentence_runs_in_its_page_or_computes_what_is_said_of_it():
+    told = [code for path in pages.NOTEBOOKS for code in told_and_not_run(pages.read(path).cells)]
+    assert sorted(told) == sorted(ON_ITS_OWN)
+    for code, holds in ON_ITS_OWN.items():
+        assert holds(eval(code, dict(PLACES))), code  # noqa: S307 - the pages' own
+
+
+@for_each(
+    (
+        "11_same_answer",
+        "`(mask.cumsum(dim=1) - 1).clamp(min=0)`",
+        "`mask.cumsum(dim=1).clamp(min=0)`",
+    ),
+    ("conventions", "`m[:, None]`", "`m[None]`"),
+    ("02_masks", "`s <= t + 1`", "`s < t + 1`"),
+)
+def test_other_code_in_a_sentence_is_seen(page, old, new):
+    cells = pages.read(pages.BOOK / f"{page}.ipynb").cells
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            cell.source = cell.source.replace(old, new)
+    assert new.strip("`") in told_and_not_run(cells)
+
+
+def head_used(text: str) -> list[str]:
+    """By what a query head h finds the key head, or the state, that it uses."""
+    return re.findall(r"\bhead\s+(h\s*(?://|%)\s*(?:\([^)]*\)|\w+))", text)
+
+
+def test_grouped_heads_use_the_same_head_wherever_it_is_said():
+    texts = [text for name, text in SOURCES.items() if name != "mistakes.py"]
+    told = [code for text in texts for code in head_used(text)]
+    assert len(told) >= 4
+    groups = torch.arange(2).repeat_interleave(3).tolist()
+    wrong = {c for c in told if [eval(c, {"h": h, "H": 6, "H_kv": 2}) for h in range(6)] != groups}  # noqa: S307
+    assert wrong == set()
+    assert head_used("query head h reads the state of head h % H_kv.") == ["h % H_kv"]
+
+
+UNIT = re.compile(r"\"[\w ]+, (°C|°F|K|m/s|km/h|mm|cm|MB|GB|kB|ms|s|µs|bits?|nats?|hPa)\"")
+
+
+def units_not_told(notebook) -> list[str]:
+    """Units of labels that neither the page's text nor the library's has."""
+    told = " ".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+    told += " ".join(text for name, text in SOURCES.items() if name.endswith(".py"))
+    code = "\n".join(c.source for c in notebook.cells if c.cell_type == "code")
+    return [
+        u for u in UNIT.findall(code) if not re.search(rf"(?<![\w/]){re.escape(u)}(?![\w/])", told)
+    ]
+
+
+def test_units_of_figures_are_those_of_the_text():
+    assert sum(len(UNIT.findall(source)) for source in SOURCES.values()) > 5
+    assert [u for path in pages.NOTEBOOKS for u in units_not_told(pages.read(path))] == []
+    page = pages.read(pages.BOOK / "17_weather.ipynb")
+    for cell in page.cells:
+        cell.source = cell.source.replace('"wind, m/s"', '"wind, km/h"')
+    assert units_not_told(page) == ["km/h"]
