@@ -82,9 +82,10 @@ def _where(exam: Exam, wrong: list[Call], right: list[Call]) -> str:
     """In which calls the output differs, and how far the others agree."""
 
     def gap(call: Call) -> float:  # the largest, in rows that may attend to something
-        if call[1].shape != call[2].shape:
+        case, out, expected = call
+        if out.shape != expected.shape:
             return float("inf")
-        rows = [compared(x, call[0], exam.intent) for x in call[1:]]
+        rows = [compared(x, case, exam.intent) for x in (out, expected)]
         return largest(*rows) if rows[0].numel() else 0.0
 
     text = "No known mistake that was tried, for what is said and assumed here, gives these "

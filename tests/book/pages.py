@@ -57,9 +57,14 @@ def appendix(notebook) -> bool:
     return notebook.metadata.get("appendix", False) is True
 
 
+def nodes_of(source: str) -> list[ast.AST]:
+    """All parts of code, without the magics of a notebook."""
+    return [*ast.walk(ast.parse(re.sub("(?m)^( *)%.*", r"\1pass", source)))]
+
+
 def imported(source: str) -> set[str]:
     """The modules that code imports, at its top or late, but for those beside it."""
-    nodes = [*ast.walk(ast.parse(re.sub("(?m)^( *)%.*", r"\1pass", source)))]
+    nodes = nodes_of(source)
     plain = {name.name for node in nodes if isinstance(node, ast.Import) for name in node.names}
     found = (node for node in nodes if isinstance(node, ast.ImportFrom) and not node.level)
     return plain | {node.module for node in found}

@@ -812,16 +812,25 @@ ON_ITS_OWN = {
 }
 
 
-def parts_of(source: str) -> set[str]:
-    """Every expression of a cell, however it is spaced."""
-    tree = ast.parse(re.sub(r"(?m)^( *)[%!].*", r"\1pass", source))
-    parts = [node for node in ast.walk(tree) if isinstance(node, ast.expr)]
-    return {ast.dump(part) for part in parts}
+COMPUTES = ast.Subscript | ast.Call | ast.BinOp | ast.UnaryOp | ast.Compare
+
+
+def computes(part: ast.expr) -> bool:
+    """Whether it is more than a name, a shape, a function, or a call with names."""
+    if isinstance(part, ast.Tuple | ast.Lambda):
+        return False
+    inside = ast.walk(part)
+    if isinstance(part, ast.Call):
+        next(inside)  # the call itself
+    found = [*inside]
+    named = isinstance(part, ast.Call) or any(isinstance(node, ast.Name) for node in found)
+    return named and any(isinstance(node, COMPUTES) for node in found)
 
 
 def told_and_not_run(cells) -> list[str]:
     """Code in sentences that computes something, and stands in no cell of the page."""
-    known = set().union(*[parts_of(c.source) for c in cells if c.cell_type == "code"])
+    sources = [cell.source for cell in cells if cell.cell_type == "code"]
+    known = {ast.dump(node) for source in sources for node in pages.nodes_of(source)}
     found = []
     for cell in (cell for cell in cells if cell.cell_type == "markdown"):
         for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", cell.source):
@@ -829,18 +838,7 @@ def told_and_not_run(cells) -> list[str]:
                 part = ast.parse(code, mode="eval").body
             except SyntaxError:
                 continue
-            if isinstance(part, ast.Tuple | ast.Lambda):  # a shape, a piece of a call
-                continue
-            inside = [*ast.iter_child_nodes(part)] if isinstance(part, ast.Call) else []
-            if inside and all(
-                isinstance(n, ast.Name | ast.Attribute | ast.keyword) for n in inside
-            ):
-                if not isinstance(getattr(part.func, "value", part.func), ast.Call | ast.BinOp):
-                    continue  # a name, and what it is given
-            kinds = ast.Subscript | ast.Call | ast.BinOp | ast.Compare
-            computes = any(isinstance(node, kinds) for node in ast.walk(part))
-            names = any(isinstance(node, ast.Name) for node in ast.walk(part))
-            if computes and names and not (ROOT / code).exists() and ast.dump(part) not in known:
+            if computes(part) and not (ROOT / code).exists() and ast.dump(part) not in known:
                 found.append(code)
     return found
 
