@@ -13,7 +13,8 @@ Each record keeps the first 20 losses of every model that was trained, in order.
 pages does all of it again and says where today's cells or today's library find something else; a
 test does only those steps again, of the last seed; where nothing is trained, it does the whole of
 that seed again. For that the metadata names functions:
-``"clocks"`` answer as the time has it, so that a repetition is given the recorded answers;
+``"clocks"`` answer as the machine has it, so that a repetition is given the recorded answers, and
+``--check`` asks whether one of them stands out among all by more than a factor of two;
 ``"measures"`` take long on a trained model, and the test leaves them out; what runs ``"once"``
 needs more than the repository holds, and no repetition calls it.
 """
@@ -46,6 +47,7 @@ from attn_lib import training
 DATA = Path(__file__).parents[2] / "attn_lib" / "data"
 STEPS = 20  # of each training, whose losses are kept
 LOSS, NUMBER = 0.01, 0.03  # what a loss may differ by, relatively; and any other result
+CLOCK = 2  # the factor by which one of many clocks may differ, where all are faster or slower
 
 
 class _Enough(Exception):
@@ -103,12 +105,14 @@ class _Run:
             if (kind == "once" and again) or (kind == "measures" and self.first):
                 return None
             before, self.aside = self.aside, True  # what is trained in here is no recorded model
-            answer = next(self.given) if kind == "clocks" and again else function(*args, **kwargs)
+            recorded = next(self.given) if kind == "clocks" and again else None
+            given = recorded is not None
+            answer = recorded if given and self.first else function(*args, **kwargs)
             self.aside = before
             if kind == "clocks":
                 answer = _plain(answer)
                 self.clocks.append(answer)
-            return answer
+            return recorded if given else answer
 
         return call
 
@@ -255,7 +259,28 @@ def differences(path: Path, *, first: int | None = None) -> list[str]:
             old = {name: stored[name][i] for name in stored if name not in aside}
             new = {name: value for name, value in run.items() if name not in aside}
             found += [f"seed {seed}, {difference}" for difference in _unlike(old, new, "results")]
-    return found
+    return found if first else found + _out_of_step(stored["clocks"], [r["clocks"] for r in runs])
+
+
+def _out_of_step(old: list, new: list) -> list[str]:
+    """Clocks, the least of all seeds each, that today's machine has not as it has the others."""
+    least = [torch.tensor([_numbers(seed) for seed in clocks]).amin(dim=0) for clocks in (old, new)]
+    if not least[0].numel():
+        return []
+    both = (least[0] > 0) & (least[1] > 0)
+    pace = (least[1] / least[0])[both].median() if both.any() else 1.0
+    apart = (least[1] / (least[0] * pace)).log().abs() > math.log(CLOCK)
+    wrong = torch.where(both, apart, least[0] != least[1])
+    return [
+        f"clock {i}: {new:.3g}, recorded is {old:.3g}, and all are {pace:.2g} times as long"
+        for i, (old, new) in enumerate(zip(*least, strict=True))
+        if wrong[i]
+    ]
+
+
+def _numbers(value: Any) -> list[float]:
+    """All of them, one after the other."""
+    return [n for part in value for n in _numbers(part)] if isinstance(value, list) else [value]
 
 
 def _unlike(old: Any, new: Any, name: str) -> list[str]:

@@ -228,6 +228,22 @@ def test_a_changed_record_is_seen(change, first, said, recorded_page, stored, ca
         assert difference in capsys.readouterr().out
 
 
+@for_each(
+    ([[0.2, 0.6, 0.9]], []),
+    ([[0.1, 0.3, 0.9]], ["clock 2: 0.9, recorded is 0.3, and all are 1 times"]),
+    ([[0.2, 0.2, 0.6]], ["clock 1: 0.2, recorded is 0.3, and all are 2 times"]),
+    ([[0.1, 0.3, 0.3], [9.0, 9.0, 0.1]], ["clock 2: 0.1, recorded is 0.3, and all are 1 times"]),
+    ([[0.1, 0.0, 0.3]], ["clock 1: 0, recorded is 0.3, and all are 1 times"]),
+    ids=["all slower", "one slower", "one quicker", "the least of all seeds", "none"],
+)
+def test_a_clock_that_stands_out_is_seen(found, said):
+    """Of two recorded seeds; a machine that is slower in everything differs in nothing."""
+    recorded = [[[0.1], [0.3, 0.4]], [[0.2], [0.5, 0.3]]]
+    lines = record._out_of_step(recorded, found)
+    assert [line.removesuffix(" as long") for line in lines] == said
+    assert record._out_of_step([[], []], [[], []]) == []
+
+
 # ---------------------------------------------------------------- the book's records
 
 
