@@ -3,18 +3,22 @@
 A figure's cell has in its metadata, under ``drawn``, lines such as ``honest models (blue) <-
 colour("honest") == "blue"``: words of its caption or description, and Python that must hold then.
 nbval evaluates it in the page's own kernel just after the cell, where the names of the page, and
-those that :func:`vocabulary` adds, are known.
+those that :func:`vocabulary` adds, are known. Then names of the figure are exchanged, and its
+straight lines and bands displaced: a line must say so of each.
 """
 
 import ast
 import colorsys
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise, product
+from typing import Any
 
 ARROW = " <- "
 # what the Python of a line may name, beside the names of its page
 NAMES = "panels panel texts_in x_of y_of mark colour style curve shows".split()
+NAMES += "words_of lines_at bars_of equals".split()
 # words of which one is easily written for another, and that no rule of language can judge
 DECIDING = re.compile(
     r"\b(left|right(?=[.,:;)]| (?:one|of|panel|column|end|edge|cut|circle)|$)"
@@ -91,11 +95,11 @@ def watch() -> None:
 
 
 def report(claims: Callable) -> None:
-    """Print those of the lines that do not hold of the figure that was kept."""
+    """Print those of the lines that do not hold of the figure that was kept, or what none sees."""
     from matplotlib import pyplot as plt
 
     figures, plt.close = plt.close.figures, plt.close.usual
-    print(json.dumps(untrue(claims(**vocabulary(figures)))))
+    print(json.dumps(untrue(claims(**vocabulary(figures))) or unseen(claims, figures)))
 
 
 def untrue(claims: Iterable[tuple[str, Callable[[], bool]]]) -> list[str]:
@@ -108,6 +112,102 @@ def untrue(claims: Iterable[tuple[str, Callable[[], bool]]]) -> list[str]:
         except Exception as error:
             faults.append(f"{line}: {error!r}")
     return faults
+
+
+def unseen(claims: Callable, figures: list) -> list[str]:
+    """What could have been drawn otherwise, and every line would hold."""
+    found = []
+    for what, put, otherwise, usual in changes(*figures):
+        put(otherwise)
+        seen = untrue(claims(**vocabulary(figures)))
+        put(usual)
+        found += [] if seen else [f"no line sees {what}"]
+    return found
+
+
+def changes(figure) -> Iterator[tuple[str, Callable, Any, Any]]:
+    """What is changed, how it is put, what another would be, and what it is."""
+    import numpy as np
+    from matplotlib.patches import Rectangle
+
+    panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+    marks = named(figure)
+    labels = [axes.xaxis.label for axes in panels], [axes.yaxis.label for axes in panels]
+    groups = [[axes.title for axes in panels], *labels, *zip(*labels, strict=True)]
+    groups += [legend.get_texts() for legend in legends(figure)]
+    for kind, group in [("label", marks.values()), *(("text", group) for group in groups)]:
+        words = {getattr(it, f"get_{kind}")(): it for it in group}
+        words = {word: it for word, it in words.items() if re.search(r"[^\W\d_]", word)}
+        for one, other in pairwise(words):
+            if kind == "text" and {one, other} & {*marks}:
+                continue
+
+            def put(names, group=(words[one], words[other]), kind=kind):
+                for mark, name in zip(group, names, strict=True):
+                    getattr(mark, f"set_{kind}")(name)
+
+            yield f"{one!r} and {other!r} exchanged", put, (other, one), (one, other)
+
+    for axes in panels:
+        for line, way, at in straight(axes):
+            away = at + np.ptp(axes.get_xlim() if way == "x" else axes.get_ylim()) / 7
+            put = line.set_xdata if way == "x" else line.set_ydata
+            yield f"a line at {way} = {at[0]:.3g} elsewhere", put, away, at
+        for bars in lengthy(axes):
+
+            def put(corners, bars=bars):
+                for path, places in zip(bars.get_paths(), corners, strict=True):
+                    path.vertices = places
+
+            corners = [path.vertices for path in bars.get_paths()]
+            half = [(places + places.mean(axis=0)) / 2 for places in corners]
+            if any(low < high for low, high in ends(bars)):
+                yield "bars or a band half as long", put, half, corners
+        for span in axes.patches:
+            across = axes.get_xaxis_transform(which="grid"), axes.get_yaxis_transform(which="grid")
+            if isinstance(span, Rectangle) and span.get_data_transform() in across:
+                x, y, width, height = whole = span.get_bbox().bounds
+                half = (x + width / 4, y + height / 4, width / 2, height / 2)
+                yield "a span half as wide", lambda box, it=span: it.set_bounds(*box), half, whole
+
+
+def straight(axes) -> list:
+    """The lines that cross a whole panel, each with its axis, x or y, and its place there twice."""
+    across = axes.get_xaxis_transform(which="grid"), axes.get_yaxis_transform(which="grid")
+    pairs = product(axes.lines, enumerate(across))
+    ends = [(line, n, line.get_data()[n]) for line, (n, a) in pairs if line.get_transform() == a]
+    return [(line, "xy"[n], at) for line, n, at in ends if len(at) == 2 and at[0] == at[1]]
+
+
+def lengthy(axes) -> list:
+    """The bars of a panel's errors, the lines beside them, and the bands."""
+    from matplotlib.collections import FillBetweenPolyCollection, LineCollection
+
+    kinds = FillBetweenPolyCollection, LineCollection
+    return [drawn for drawn in axes.collections if isinstance(drawn, kinds)]
+
+
+def ends(bars) -> list:
+    """The lowest and the highest of each bar, or of a band at each of its places."""
+    found = []
+    for corners in (path.vertices for path in bars.get_paths()):
+        band = len(corners) > 2
+        for place in dict.fromkeys(corners[:, 0]) if band else [None]:
+            here = corners[corners[:, 0] == place] if band else corners
+            way = here[:, int(band or here[0, 0] == here[1, 0])]
+            found.append((way.min(), way.max()))
+    return found
+
+
+def legends(figure) -> list:
+    """Those of the figure and of its panels."""
+    return [*figure.legends, *filter(None, (axes.get_legend() for axes in figure.axes))]
+
+
+def named(figure) -> dict:
+    """What has a label that a legend shows or could show, the first of each."""
+    pairs = [axes.get_legend_handles_labels() for axes in figure.axes[::-1]]
+    return {label: mark for pair in pairs for mark, label in zip(*pair, strict=True)}
 
 
 def vocabulary(figures: list) -> dict:
@@ -140,9 +240,9 @@ def vocabulary(figures: list) -> dict:
 
     def mark(words):
         """What a legend calls so, or else the text itself."""
-        named = [axes.get_legend_handles_labels() for axes in figure.axes]
-        named = {label: handle for pair in named for handle, label in zip(*pair, strict=True)}
-        return named.get(words) or texts(figure)[words]
+        shown = [zip(it.get_texts(), it.legend_handles, strict=True) for it in legends(figure)]
+        shown = {text.get_text(): handle for pairs in shown for text, handle in pairs}
+        return (shown | named(figure)).get(words) or texts(figure)[words]
 
     def look(what):
         return colour(mark(what) if isinstance(what, str) else what)
@@ -150,6 +250,23 @@ def vocabulary(figures: list) -> dict:
     def shows(axes, values):
         drawn = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
         return np.allclose(np.nan_to_num(drawn), np.nan_to_num(np.asarray(values)), atol=1e-5)
+
+    def words_of(axes):
+        """The title of a panel, and what its two axes are called."""
+        labels = axes.title, axes.xaxis.label, axes.yaxis.label
+        return tuple(" ".join(label.get_text().split()) for label in labels)
+
+    def lines_at(axes, way):
+        """Where straight lines cross the whole panel."""
+        return [float(at[0]) for _, axis, at in straight(axes) if axis == way]
+
+    def bars_of(axes):
+        """Both ends of each bar and of each place of a band, in the order of drawing."""
+        return np.array([pair for bars in lengthy(axes) for pair in ends(bars)])
+
+    def equals(drawn, values):
+        drawn, values = np.asarray(drawn, dtype=float), np.asarray(values, dtype=float)
+        return drawn.shape == values.shape and np.allclose(drawn, values, rtol=1e-5, atol=1e-9)
 
     known = (
         panels,
@@ -162,6 +279,10 @@ def vocabulary(figures: list) -> dict:
         lambda words: STYLES[mark(words).get_linestyle()],
         lambda words: np.asarray(mark(words).get_ydata()),
         shows,
+        words_of,
+        lines_at,
+        bars_of,
+        equals,
     )
     return dict(zip(NAMES, known, strict=True))
 

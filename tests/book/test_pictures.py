@@ -1,6 +1,7 @@
 """What captions and descriptions say of pictures is held against what was drawn."""
 
 import copy
+import io
 from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
@@ -90,6 +91,69 @@ def test_other_numbers_and_unknown_names_are_seen():
     assert "AttributeError" in unknown
     assert pictures.fault("[]") is None
     assert pictures.fault('["left <- x"]') == "not as it was drawn: left <- x"
+
+
+def complete():
+    """Two panels with everything that is exchanged or displaced."""
+    figure, (left, right) = plt.subplots(1, 2)
+    left.plot([1, 2], label="ours")
+    left.plot([2, 1], label="theirs")
+    left.legend()
+    left.axhline(1.5)
+    left.axvline(0.5)
+    left.fill_between([0, 1], [1, 1], [2, 2])
+    right.axvspan(0.2, 0.4)
+    right.vlines([0.1, 0.2], 0, 1)
+    (dots,) = right.plot([0, 1], "o")
+    right.legend([dots, right.lines[0]], ["a dot", "another dot"])
+    left.set(title="one", xlabel="step", ylabel="loss")
+    right.set(title="two", xlabel="time", ylabel="error")
+    figure.canvas.draw()
+    plt.close(figure)
+    return figure
+
+
+ALL = {
+    "'one' and 'two'": lambda it: it.panels[0].get_title() == "one",
+    "'step' and 'time'": lambda it: it.panels[0].get_xlabel() != "time",
+    "'loss' and 'error'": lambda it: it.panels[0].get_ylabel() != "error",
+    "'step' and 'loss'": lambda it: it.panels[0].get_xlabel() != "loss",
+    "'time' and 'error'": lambda it: it.panels[1].get_xlabel() != "error",
+    "'ours' and 'theirs'": lambda it: it.curve("ours")[0] == 1,
+    "'a dot' and 'another dot'": (
+        lambda it: it.panels[1].get_legend().get_texts()[0].get_text() == "a dot"
+    ),
+    "a line at x = 0.5": lambda it: it.panels[0].lines[3].get_xdata()[0] == 0.5,
+    "a line at y = 1.5": lambda it: it.panels[0].lines[2].get_ydata()[0] == 1.5,
+    "a span": lambda it: it.panels[1].patches[0].get_width() == 0.2,
+    "bars or a band": lambda it: (
+        it.panels[0].collections[0].get_paths()[0].vertices[:, 1].max() == 2
+        and it.panels[1].collections[0].get_segments()[0][:, 1].max() == 1
+    ),
+}
+
+
+@for_each(*ALL)
+def test_what_no_line_sees_is_said(what):
+    """With a line for each of the others; and all is put back as it was."""
+
+    def claims(**known):
+        it = SimpleNamespace(**known)
+        lines = {name: holds for name, holds in ALL.items() if name != what}
+        return [(name, lambda holds=holds: holds(it)) for name, holds in lines.items()]
+
+    def picture():
+        file = io.BytesIO()
+        figure.savefig(file, format="raw")
+        return file.getvalue()
+
+    figure = complete()
+    before = picture()
+    found = pictures.unseen(claims, [figure])
+    assert {line.partition(what)[0] for line in found} == {"no line sees "}
+    assert len(found) == (2 if what == "bars or a band" else 1)
+    assert picture() == before
+    assert pictures.untrue(claims(**pictures.vocabulary([figure]))) == []
 
 
 @pytest.mark.parametrize("usual", [plt.close])
