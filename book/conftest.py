@@ -1,13 +1,14 @@
 """What strict nbval leaves out.
 
 Each page alone in an empty folder, every kind of output compared, what its moving figures read,
-what is said of its pictures, weights there, a green run recorded.
+what is said of its pictures and in its text, weights there, a green run recorded.
 """
 
 import os
 import sys
 import tempfile
 from collections import Counter
+from itertools import takewhile
 from pathlib import Path
 
 import checked
@@ -50,7 +51,7 @@ class AloneInAFolder(plugin.RunningKernel):
 
 
 def _run(item):
-    """A cell, and questions: what its moving figure would read, and whether its words are true."""
+    """A cell, and questions: what its moving figure would read, and whether words are true."""
     metadata = item.cell.metadata
     if "drawn" in metadata:
         _ask(item, pictures.before())
@@ -60,8 +61,18 @@ def _run(item):
         faults.append(pictures.fault(_ask(item, pictures.after(item.cell))))
     if "live" in metadata:
         faults.append(live.fault(item.cell, _ask(item, live.question(item.cell))))
+    texts = [item.cell, *_texts_below(item)]
+    if any("held" in cell.metadata for cell in texts):
+        faults.append(pictures.fault(_ask(item, pictures.after_text(texts)), "as the text says"))
     if faults := [fault for fault in faults if fault]:
         item.raise_cell_error("\n".join(faults))
+
+
+def _texts_below(item):
+    """The texts between this cell of code and the next."""
+    cells = iter(item.parent.nb.cells)
+    next(cell for cell in cells if cell is item.cell)
+    return list(takewhile(lambda cell: cell.cell_type != "code", cells))
 
 
 def _ask(item, question):

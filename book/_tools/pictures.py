@@ -5,9 +5,14 @@ colour("honest") == "blue"``: words of its caption or description, and Python th
 nbval evaluates it in the page's own kernel just after the cell, where the names of the page, and
 those that :func:`vocabulary` adds, are known. Then names of the figure are exchanged, and its
 straight lines and bands displaced: a line must say so of each.
+
+Text may have such lines too, under ``held``, with words of its own and names of its page alone;
+they are evaluated after the code above it. So may the caption of a figure that moves, as the
+website has it.
 """
 
 import ast
+import builtins
 import colorsys
 import json
 import re
@@ -45,14 +50,37 @@ def said(cell, caption: str) -> str:
 
 def line_faults(cell, caption: str) -> list[str]:
     """Lines whose words the figure does not say once, and those that hold whatever was drawn."""
-    words, faults = said(cell, caption), []
-    for line in cell.metadata.get("drawn", []):
+    return _faults(cell, said(cell, caption), cell.metadata.get("drawn", []))
+
+
+def _faults(cell, words: str, lines: Iterable[str]) -> list[str]:
+    faults = []
+    for line in lines:
         about, _, holds = line.partition(ARROW)
         if words.count(about) != 1:
             faults.append(f"{cell.id}: {about!r} is said {words.count(about)} times")
-        if not any(isinstance(node, ast.Name) for node in ast.walk(ast.parse(holds, mode="eval"))):
+        if not _looked_at(holds):
             faults.append(f"{cell.id}: {holds!r} looks at nothing")
     return faults
+
+
+def _looked_at(holds: str) -> set[str]:
+    """Names that an expression neither gives itself nor has of Python."""
+    nodes = list(ast.walk(ast.parse(holds, mode="eval")))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    given = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+    given |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    given |= {*dir(builtins)} - {"__import__"}
+    return {node.id for node in names} - given
+
+
+def text_faults(cell) -> list[str]:
+    """Lines of a text whose words it does not say once, and those that look at nothing.
+
+    The text of a cell of code is the caption of its figure that moves.
+    """
+    text = cell.source if cell.cell_type == "markdown" else cell.metadata.live.caption
+    return _faults(cell, " ".join(text.split()), cell.metadata.get("held", []))
 
 
 def unbound(cell, caption: str) -> list[str]:
@@ -74,10 +102,19 @@ def before() -> str:
 
 def after(cell) -> str:
     """Code that prints which of the lines do not hold."""
-    lines = cell.metadata.get("drawn", [])
-    pairs = ", ".join(f"({line!r}, lambda: ({line.partition(ARROW)[2]}))" for line in lines)
-    claims = f"lambda {', '.join(NAMES)}: [{pairs}]"
+    claims = f"lambda {', '.join(NAMES)}: {_pairs(cell.metadata.get('drawn', []))}"
     return f'__import__("runpy").run_path({__file__!r})["report"]({claims})'
+
+
+def after_text(cells) -> str:
+    """Code that prints which of the lines of text do not hold."""
+    pairs = _pairs(line for cell in cells for line in cell.metadata.get("held", []))
+    return f'__import__("runpy").run_path({__file__!r})["tell"]({pairs})'
+
+
+def _pairs(lines: Iterable[str]) -> str:
+    """Each line, and a function of what it says."""
+    return f"[{', '.join(f'({line!r}, lambda: ({line.partition(ARROW)[2]}))' for line in lines)}]"
 
 
 def watch() -> None:
@@ -100,6 +137,11 @@ def report(claims: Callable) -> None:
 
     figures, plt.close = plt.close.figures, plt.close.usual
     print(json.dumps(untrue(claims(**vocabulary(figures))) or unseen(claims, figures)))
+
+
+def tell(claims: list) -> None:
+    """Print those of the lines that do not hold."""
+    print(json.dumps(untrue(claims)))
 
 
 def untrue(claims: Iterable[tuple[str, Callable[[], bool]]]) -> list[str]:
@@ -302,7 +344,7 @@ def colour(mark) -> str:
     return "grey" if vivid < 0.25 else HUES[nearest]
 
 
-def fault(printed: str) -> str | None:
+def fault(printed: str, where="as it was drawn") -> str | None:
     """What the kernel's answer says against the words, or None."""
     found = json.loads(printed)
-    return "not as it was drawn: " + "; ".join(found) if found else None
+    return f"not {where}: " + "; ".join(found) if found else None

@@ -3,10 +3,12 @@
 import base64
 import io
 import re
+from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pages
+import pictures
 from matplotlib.image import imread, imsave
 
 
@@ -85,12 +87,22 @@ def plant(notebook) -> dict[int, str]:
 
 
 def plant_in_words(notebook) -> dict[int, str]:
-    """A caption that says otherwise than the first figure of a page that moves shows."""
+    """The first figure that moves, and the last text that is held, say otherwise than is so."""
     cells = pages.code_cells(notebook)
     number = next(n for n, cell in enumerate(cells) if {"drawn", "live"} <= cell.metadata.keys())
-    words, _, holds = cells[number].metadata["drawn"][0].partition(" <- ")
-    cells[number].metadata["drawn"][0] = f"{words} <- not ({holds})"
-    return {number: f"not as it was drawn: {words}"}
+    held = max(n for n, cell in enumerate(notebook.cells) if "held" in cell.metadata)
+    above = len(pages.code_cells(SimpleNamespace(cells=notebook.cells[:held]))) - 1
+    return {
+        number: f"not as it was drawn: {_turned(cells[number].metadata['drawn'])}",
+        above: f"not as the text says: {_turned(notebook.cells[held].metadata['held'])}",
+    }
+
+
+def _turned(lines: list[str]) -> str:
+    """The words of the first line, which is true of the opposite now."""
+    words, _, holds = lines[0].partition(pictures.ARROW)
+    lines[0] = f"{words}{pictures.ARROW}not ({holds})"
+    return words
 
 
 def plant_in_figures(text: str, notebook) -> tuple[str, dict[int, str]]:

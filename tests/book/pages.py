@@ -25,7 +25,7 @@ CHAPTERS = [path for path in NOTEBOOKS if path.stem[:2].isdigit()]  # the others
 TEXTS = sorted(BOOK.glob("*.md"))
 
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
-METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn", "table"}
+METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn", "held", "table"}
 METADATA |= {"licence"}  # of a figure, where it is not CC BY 4.0
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "kernelspec", "language_info", "record", "teaches"}
@@ -224,8 +224,10 @@ def figures(notebook):
 
 
 def pictures_bound(notebook) -> list[str]:
-    """What is said of a figure, and held against it by nbval, is said there."""
-    return [f for cell, caption in figures(notebook) for f in pictures.line_faults(cell, caption)]
+    """What nbval holds against a figure, or against the code above a text, is said there."""
+    found = [f for cell, caption in figures(notebook) for f in pictures.line_faults(cell, caption)]
+    texts = (cell for cell in notebook.cells if "held" in cell.metadata)
+    return found + [fault for cell in texts for fault in pictures.text_faults(cell)]
 
 
 PHONE, LEAST = 390, 9  # pixels: the width of a figure there, and the least height of its type
