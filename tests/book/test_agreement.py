@@ -741,6 +741,10 @@ def test_a_meaning_is_read_with_its_library(sentence, meanings):
 # words of another book: the glossary and the chapters of d2l-ai/d2l-zh, commit e6b18cc and, for
 # "norm", 13177e1, under the Apache License 2.0; what it has no word for is left to readers
 TERMS = list(csv.DictReader((Path(__file__).parent / "terms.csv").read_text().splitlines()))
+# what comes before and what after, which that book has no word for
+TERMS += [
+    {"english": e, "chinese": c, "of": e + c} for e, c in (("pre-", "前置"), ("post-", "后置"))
+]
 # where the Chinese says more than the English, or less
 OTHERWISE = {
     ("attention", "注意力头"),

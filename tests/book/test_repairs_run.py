@@ -3,6 +3,8 @@
 import ast
 import json
 import math
+import re
+from functools import partial
 
 import known_mistakes
 import torch
@@ -15,6 +17,7 @@ B, H, T, S, D = 2, 4, 3, 5, 6  # in and out of heads, no two sizes alike
 # what is wrong with the same numbers: one that nobody assigns, one where v is as wide as k
 UNSEEN = {"mask_ignored", "scale_by_value_width"}
 UNSCALED = {"query_key_swapped"}  # rows whose repair leaves the scale to others
+HALVES = re.compile(r"(?m)^(\w+) = cat\((.*)\)$")
 AXES = {"mask_on_queries", "mask_guessed_by_rank", "mask_tiled_over_heads"}  # rows on a (B, S) mask
 
 
@@ -31,6 +34,7 @@ def tensors() -> dict:
     scores = q @ k.mT
     rows = torch.tensor([[1, 1, 1, 0, 1], [0, 0, 0, 0, 0]]).bool()  # one of them empty
     i, j = torch.arange(T)[:, None] + S - T, torch.arange(S)
+    angles = torch.arange(T)[:, None] / torch.arange(1.0, H * D // 2 + 1).double()
     return {
         "B": B, "H": H, "T": T, "S": S, "d": D, "d_k": D, "head_dim": D, "d_model": H * D,
         "embed_dim": H * D, "num_heads": H, "self": module, "x": x, "context": context,
@@ -46,6 +50,8 @@ def tensors() -> dict:
         "arange": torch.arange, "tril": torch.tril, "triu": torch.triu, "ones": torch.ones,
         "normalize": F.normalize, "new_max": scores.amax(-1, keepdim=True) + 1.0,
         "old_max": scores.amax(-1, keepdim=True), "total": torch.ones(B, H, T, 1).double(),
+        "first": x[..., : H * D // 2], "second": x[..., H * D // 2 :],
+        "cos": torch.cat([angles.cos()] * 2, -1), "sin": torch.cat([angles.sin()] * 2, -1),
     }  # fmt: skip
 
 
@@ -59,6 +65,8 @@ def right(t: dict) -> list:
     heads = torch.stack(t["x"].split(D, dim=-1), dim=1)
     with_sink = scores.exp() / (scores.exp().sum(-1, keepdim=True) + t["sink"].exp())
     older = t["total"] * (t["old_max"] - t["new_max"]).exp()
+    turn = torch.complex(t["cos"], t["sin"])[:, : H * D // 2]
+    turned = torch.complex(t["first"], t["second"]) * turn
     repeated = torch.stack([t["k"][:, h // 3] for h in range(3 * H)], dim=1)
     return [
         factor, scores * factor, scores * factor + t["bias"], scores + t["bias"],
@@ -73,7 +81,7 @@ def right(t: dict) -> list:
           for x in (t["x"], t["context"])],
         older + (scores - t["new_max"]).exp().sum(-1, keepdim=True), t["k"].transpose(2, 3),
         torch.stack([t["cached_k"][:, :, 0], t["cached_k"][:, :, 1], *t["k"].unbind(2)], dim=2),
-        torch.tensor(range(4, 4 + T)),
+        torch.tensor(range(4, 4 + T)), torch.cat([turned.real, turned.imag], dim=-1),
         # parts of what is right: a divisor, a maximum, fills, axes of masks, what a mask closes
         torch.tensor(D).double().sqrt(), scores.max(dim=-1, keepdim=True)[0],
         torch.tensor(-math.inf), torch.tensor(torch.finfo(torch.float64).min),
@@ -105,7 +113,13 @@ def values(code: str, t: dict) -> list:
 
 
 def given_by(words: str, t: dict) -> list:
-    return [v for part, is_code in known_mistakes.pieces(words) if is_code for v in values(part, t)]
+    """What all code in words gives; it may say what a function does to ``first`` and ``second``."""
+    code = [part for part, is_code in known_mistakes.pieces(words) if is_code]
+    halves = {
+        name: values(f"cat([{parts}], -1)", t) for name, parts in HALVES.findall("\n".join(code))
+    }
+    t = t | {name: partial(lambda half, x: half, *half) for name, half in halves.items()}
+    return [v for part in code for v in values(part, t)]
 
 
 def same(a, b) -> bool:
@@ -143,6 +157,7 @@ def test_a_repair_computes_what_is_right_and_what_to_look_for_something_else():
     ("heads_split_without_transpose", "repair", "(B, T, H, d).transpose(1, 2)", "(B, H, T, d)"),
     ("softmax_over_queries", "look_for", "dim=-2", "dim=-1"),
     ("softcap_clamped", "repair", "softcap * tanh", "tanh"),
+    ("rope_direction", "repair", "-second, first", "second, -first"),
 )
 def test_an_exchanged_word_of_code_is_seen(name, part, old, new):
     row = WORDS[name]

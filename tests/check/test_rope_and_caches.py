@@ -510,6 +510,8 @@ def in_place(q, k, positions):
     (mixed, {}, ["rope_pairing"], "order of neighbours (2i, 2i + 1)"),
     (lambda x, p: neighbours(x, p), {}, ["rope_pairing"], "RoPE turns neighbours"),
     (lambda x, p: halves(x, p, 7e5), {}, ["rope_base"], "base 700000, where 10000 is meant"),
+    (lambda x, p: halves(x, p, 5e6), {}, ["rope_base"], "base 5e+06, where 10000 is meant"),
+    (lambda x, p: halves(x, p, 1e9), {}, ["rope_base"], "base 1e+09, where 10000 is meant"),
     (lambda x, p: halves(x, p, 100.0), {}, ["rope_base"], "i / d instead of 2 i / d"),
     (lambda x, p: halves(x, p + 1), {}, [None], "positions 1, 2, ..."),
     (lambda x, p: neighbours(x, p - p[0]), {}, BOTH, "where halves (i, i + d/2) are meant"),

@@ -9,6 +9,7 @@ from cases import draw
 from safetensors.torch import load_file
 from tables import for_each, raises_for_each
 from torch import nn
+from transformers.activations import ACT2FN
 
 from attn_lib import SentenceEncoder, VisionTransformer, interop, padding_mask
 
@@ -130,6 +131,14 @@ def test_equals_models_of_images_at_another_size(kind, size):
     expected = model(images, **options).last_hidden_state
     tolerance = 1e-9 if kind == "vit" else 1e-6  # Dinov2Model resamples in single precision
     torch.testing.assert_close(ours.features(images), expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit", "dinov2"])
+def test_every_activation_but_its_own_is_refused(kind):
+    """One that is taken for another is off by less than a test of small weights would see."""
+    for name in {*ACT2FN} - {"gelu"}:
+        with pytest.raises(ValueError, match=f"the activation must be gelu, got {name!r}"):
+            interop.from_transformers(witness(kind, hidden_act=name))
 
 
 @for_each(
