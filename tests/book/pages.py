@@ -226,8 +226,12 @@ def figures(notebook):
 def pictures_bound(notebook) -> list[str]:
     """What nbval holds against a figure, or against the code above a text, is said there."""
     found = [f for cell, caption in figures(notebook) for f in pictures.line_faults(cell, caption)]
-    texts = (cell for cell in notebook.cells if "held" in cell.metadata)
-    return found + [fault for cell in texts for fault in pictures.text_faults(cell)]
+    first = notebook.cells.index(code_cells(notebook)[0])
+    for n, cell in enumerate(notebook.cells):
+        if "held" in cell.metadata:
+            found += pictures.text_faults(cell)
+            found += [f"{cell.id}: no code above asks its lines"] if n < first else []
+    return found
 
 
 PHONE, LEAST = 390, 9  # pixels: the width of a figure there, and the least height of its type

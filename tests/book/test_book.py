@@ -166,8 +166,9 @@ PLANTED = {
         lambda page: drawing(page).metadata["drawn"].append("weights <- 1 == 1"),
         lambda page: drawing(page).metadata["mystnb"]["image"].update(alt="Ten by ten. " * 5),
         has(caption, source="**Fig. 1.1.** Each row is attended to, each column attends."),
-        notes(lambda page: page.cells[0], held=["no such words <- weights.sum() == 1"]),
-        notes(lambda page: page.cells[0], held=["# <- True"]),
+        notes(lambda page: page.cells[-1], held=["no such words <- weights.sum() == 1"]),
+        notes(lambda page: page.cells[-1], held=["Text and figures <- True"]),
+        notes(lambda page: page.cells[0], held=["# <- weights.sum() == 1"]),
     ],
     pages.figures_legible: [
         has(lambda page: still(page).outputs[0].metadata["image/png"], width=1600),

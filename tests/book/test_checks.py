@@ -139,8 +139,8 @@ def test_a_broken_library_turns_the_command_red(checkout):
     edit(checkout, "attn_lib/functional.py", "_scale(scale, q)\n", "1\n")
     run = run_nbval(checkout, PAGE)
     assert run.returncode == 1
-    said = [s for s in red_cells(run.stdout).values() if "torch.allclose(other, out" in s]
-    assert any("AssertionError" in s for s in said)
+    found = ("assert torch.allclose(other, out", "AssertionError")
+    assert any(all(part in said for part in found) for said in red_cells(run.stdout).values())
 
 
 def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
