@@ -13,8 +13,8 @@ from matplotlib.image import imread, imsave
 
 
 def one_digit(cell):
-    before, digit, after = re.split(r"(\d)", cell.outputs[0].text, maxsplit=1)
-    cell.outputs[0].text = f"{before}{(int(digit) + 1) % 10}{after}"
+    """That of which the README shows what the command says."""
+    cell.outputs[0].text = cell.outputs[0].text.replace("16.919   0.601", "16.919   0.602")
 
 
 def cleared_output(cell):
@@ -62,8 +62,8 @@ def lost_figure(cell):
     del figure_of(cell).data["image/png"]
 
 
-TEXT = {one_digit: "mismatch 'stdout'", cleared_output: "Unexpected output fields"}
-TEXT[warned] = "{'stderr'}"
+TEXT = {cleared_output: "Unexpected output fields", warned: "{'stderr'}"}
+TEXT[one_digit] = "mismatch 'stdout'"
 FIGURE = {
     painted_block: "pixels differ from",
     shrunk_figure: "pixels, stored",

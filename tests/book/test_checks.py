@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -29,8 +30,17 @@ LINKING = {"04_scaling.ipynb", "entropy.ipynb"}  # to headings of that page, and
 # ---------------------------------------------------------------- outputs
 
 
+def red_run() -> list[str]:
+    """The lines of the README that a changed digit brought forth."""
+    readme = (pages.ROOT / "README.md").read_text()
+    return re.search(r"command said:\n\n```\n(.*?)\n```", readme, re.DOTALL)[1].splitlines()
+
+
 def test_changed_outputs_turn_the_command_red(checkout):
-    """Each in a cell of its own, on one page: these cells turn red, and no others."""
+    """Each in a cell of its own, on one page: these cells turn red, and no others.
+
+    Of one of them the README says what it looks like.
+    """
     page = pages.read(checkout / PAGE)
     expected = changes.plant(page)
     words = changes.plant_in_words(page)
@@ -47,6 +57,9 @@ def test_changed_outputs_turn_the_command_red(checkout):
     for number, message in [*expected.items(), *words.items()]:
         assert message in said[PAGE, number]
     assert checked.fault(checkout) is not None
+    printed = iter(re.sub(r"\x1b\[\d+m", "", run.stdout).splitlines())
+    assert len(red_run()) == 7  # in this order, with others between
+    assert [line for line in red_run() if line not in printed] == []
 
 
 def drawn(word="cat", weight=0.60, tick="2", legend=("queries", "keys")):

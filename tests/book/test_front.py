@@ -7,19 +7,16 @@ import re
 
 import front
 import live
-import nbformat
 import pages
 import pytest
 import yaml
 from browsing import loaded, opened, visit
-from copies import edit, run_nbval
 from PIL import Image, ImageChops
 from tables import for_each
 
 import attn_lib
 
 INDEX = (pages.BOOK / "index.md").read_text()
-README = (pages.ROOT / "README.md").read_text()
 CITATION = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
 CELLS = front.pages(pages.BOOK)
 DRAG = "fig-one-head-drag"
@@ -350,23 +347,3 @@ def test_the_readme_shows_today_s_page(browser, site, tmp_path):
 # the day, which is another every day, is that of the version; and a word that is another
 OTHERWISE = f"document.querySelector('time').textContent = '{CITATION['date-released']}'"
 PLANTED = "document.querySelector('.front-actions strong').textContent = 'Begin'"
-
-
-def red_run():
-    """The lines of the README that a changed digit brought forth."""
-    return re.search(r"command said:\n\n```\n(.*?)\n```", README, re.DOTALL)[1].splitlines()
-
-
-def test_the_readme_s_red_run_is_a_real_one(checkout):
-    name, last = "book/01_one_head.ipynb", "ch01-code-13"
-    edit(checkout, name, "16.919   0.601", "16.919   0.602")
-    notebook = pages.read(checkout / name)
-    after = [cell.id for cell in notebook.cells].index(last) + 1
-    notebook.cells = notebook.cells[:after]  # the rest is as it is
-    nbformat.write(notebook, checkout / name)
-    run = run_nbval(checkout, name)
-    assert run.returncode == 1
-    printed = re.sub(r"\x1b\[\d+m", "", run.stdout).splitlines()
-    assert len(red_run()) == 7
-    rest = iter(printed)  # in this order, with others between
-    assert [line for line in red_run() if line not in rest] == []
