@@ -157,10 +157,10 @@ def luminance(colour) -> float:
     return 0.05 + sum(w * a for w, a in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def violations(page) -> list[str]:
-    """What axe-core, with all its rules, finds on a page as it is shown."""
+def violations(page, part="html") -> list[str]:
+    """What axe-core, with all its rules, finds on a page, or in a part, as it is shown."""
     # on a shade it gives up
     page.add_style_tag(content="article :not(#_) { background-image: none !important }")
     page.evaluate(AXE)
-    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    found = page.evaluate("part => axe.run(part, {resultTypes: ['violations']})", part)
     return [f"{v['id']}: {n['html'][:90]}" for v in found["violations"] for n in v["nodes"]]
