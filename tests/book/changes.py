@@ -86,6 +86,17 @@ def plant(notebook) -> dict[int, str]:
     return expected
 
 
+def plant_at_the_end(notebook) -> dict[int, str]:
+    """What only the book's own run sees: a file that no reader has, another kind of output."""
+    after = len(pages.code_cells(notebook))
+    file = nbformat.v4.new_code_cell("print(bool(open('02_masks.ipynb')))", execution_count=after)
+    file.outputs = [nbformat.v4.new_output("stream", text="True\n")]
+    kind = nbformat.v4.new_code_cell("1", execution_count=after + 1)
+    kind.outputs = [nbformat.v4.new_output("display_data", data={"text/plain": "1"})]
+    notebook.cells += [file, kind]
+    return {after: "FileNotFoundError", after + 1: "execute_result"}
+
+
 def plant_in_words(notebook) -> dict[int, str]:
     """The first figure that moves, and the last text that is held, say otherwise than is so."""
     cells = pages.code_cells(notebook)

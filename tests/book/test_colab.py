@@ -7,14 +7,16 @@ writes it; `test_alone.py` runs what Colab would run.
 import re
 import subprocess
 import sys
-from pathlib import Path
 
+import address
 import colab
 import copies
 import nbformat
 import pages
 import pytest
+import tomllib
 import yaml
+from tables import for_each
 
 PUBLISHED = "https://github.com/someone/attention-checked"
 CAPTION = re.compile(r"\*\*(Fig\. (?:\d+|A)\.\d+)\.\*\* \S")
@@ -65,19 +67,19 @@ def unsigned(notebook) -> list[str]:
     return [one for one in wanted if one not in signed]
 
 
-def notebooks(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in (folder / "book").glob("*.ipynb")}
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """The notebooks with an address."""
+    """The book with an address."""
     root = copies.copy_tree(tmp_path_factory.mktemp("published") / "checkout")
-    command = [sys.executable, "book/_tools/address.py"]
-    subprocess.run([*command, PUBLISHED], cwd=root, check=True)
-    for refused in ("http://insecure.invalid/x", "https://a.invalid/x y", 'https://a.invalid/"'):
-        assert subprocess.run([*command, refused], cwd=root, capture_output=True).returncode
+    command = [sys.executable, "book/_tools/address.py", PUBLISHED]
+    subprocess.run(command, cwd=root, check=True)
     return root
+
+
+@for_each("http://insecure.invalid/x", "https://a.invalid/x y", 'https://a.invalid/"')
+def test_an_unfit_address_is_refused(url, tmp_path):
+    with pytest.raises(ValueError, match="an https address of a git repository is wanted"):
+        address.set_address(url, root=tmp_path)
 
 
 @pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
@@ -104,7 +106,7 @@ def test_links_lead_somewhere_once_there_is_an_address(path, published):
 
 
 def test_the_address_is_set_everywhere(published):
-    """And the buttons for Colab are on."""
+    """In the library's metadata and in the README, too; and the buttons for Colab are on."""
     assert pages.config()["repository"]["url"] != PUBLISHED
     config = yaml.safe_load((published / "_config.yml").read_text())
     assert config["repository"]["url"] == PUBLISHED
@@ -112,6 +114,10 @@ def test_the_address_is_set_everywhere(published):
     places = [published / "README.md", published / "_config.yml", *published.glob("book/**/*.*")]
     left = [path.name for path in places if b"attention-checked.invalid" in path.read_bytes()]
     assert left == ["address.py"]
+    project = tomllib.loads((published / "pyproject.toml").read_text())["project"]
+    assert project["urls"] == {"Source": PUBLISHED}
+    readme = (published / "README.md").read_text()
+    assert re.findall(r"(?m)^Or from anywhere: .*git\+(.*)\"`\.$", readme) == [PUBLISHED]
 
 
 def test_links_to_pages_are_not_lost(published):
@@ -124,15 +130,15 @@ def test_links_to_pages_are_not_lost(published):
 
 
 def test_the_command_changes_nothing_and_an_address_can_be_taken_back(published, tmp_path):
-    before = notebooks(pages.ROOT)
+    names = ["_config.yml", "_toc.yml", "README.md", "pyproject.toml"]
+    names += [f"book/{path.name}" for path in pages.NOTEBOOKS]
     (tmp_path / "book").mkdir()
-    for name in ("_config.yml", "_toc.yml"):
-        (tmp_path / name).write_text((pages.ROOT / name).read_text())
-    for texts in (before, notebooks(published)):
-        for name, text in texts.items():
-            (tmp_path / "book" / name).write_text(text)
-        colab.write(tmp_path)
-        assert notebooks(tmp_path) == before
+    for name in names:
+        (tmp_path / name).write_text((published / name).read_text())
+    for _ in range(2):
+        address.set_address(pages.address(), root=tmp_path)
+        for name in names:
+            assert (tmp_path / name).read_text() == (pages.ROOT / name).read_text(), name
 
 
 # ---------------------------------------------------------------- planted mistakes

@@ -198,17 +198,8 @@ def test_a_strict_build_fails_on_a_formula(text, said, tmp_path):
     settings += "myst_enable_extensions = ['dollarmath']\nhtml_theme = 'basic'\n"
     path = f"import sys; sys.path.insert(0, {str(pages.BOOK / '_ext')!r})\n"
     (tmp_path / "conf.py").write_text(path + settings)
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "-q",
-        "--keep-going",
-        tmp_path,
-        tmp_path / "out",
-    ]
-    run = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "--keep-going", ".", "out"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (run.returncode == 0) == (said == ""), run.stderr
     assert said in run.stderr
 

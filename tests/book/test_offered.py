@@ -2,9 +2,6 @@
 
 import email
 import re
-import shutil
-import subprocess
-import sys
 import zipfile
 
 import copies
@@ -21,18 +18,12 @@ NOTES = ["LICENSE", *(f"attn_lib/data/{path.name}" for path in files.DATA.glob("
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    """A copy of the tree, with an address, and with what must not come along."""
+def wheel(tmp_path_factory):
+    """That of a copy of the tree, with what must not come along, in place of an earlier one."""
     root = copies.copy_tree(tmp_path_factory.mktemp("offered") / "checkout")
     (root / "attn_lib" / "__pycache__").mkdir()
     (root / "attn_lib" / "__pycache__" / "old.pyc").touch()
     (root / "attn_lib" / "masks.py").chmod(0o600)
-    return root
-
-
-@pytest.fixture(scope="module")
-def wheel(root):
-    """The wheel of that copy, in place of an earlier one."""
     folder = root / "made"
     folder.mkdir()
     (folder / "attn_lib-0.1.0-py3-none-any.whl").touch()
@@ -64,20 +55,6 @@ def test_it_says_what_it_is(wheel):
     assert "Typing :: Typed" in said.get_all("Classifier")
     published = "attention-checked.invalid" not in pages.address()
     assert (said["Project-URL"] is not None) == published
-
-
-def test_its_metadata_name_an_address_as_soon_as_there_is_one(root, tmp_path):
-    shutil.copytree(root, tmp_path / "checkout", ignore=shutil.ignore_patterns("made", "data"))
-    url, unset = "https://github.com/someone/attention-checked", pages.address()
-    for address, named in ((url, f'{{ Source = "{url}" }}'), (unset, "{}")):
-        command = [sys.executable, "book/_tools/address.py", address]
-        subprocess.run(command, cwd=tmp_path / "checkout", check=True)
-        project = (tmp_path / "checkout" / "pyproject.toml").read_text()
-        assert re.findall(r"(?m)^urls = (.*?)(?:  #.*)?$", project) == [named]
-        readme = (tmp_path / "checkout" / "README.md").read_text()
-        shown = re.search(r"(?m)^Or from anywhere: .*git\+(.*)\"`\.$", readme)
-        assert (shown and shown[1]) == (url if address == url else None)
-    assert readme == (pages.ROOT / "README.md").read_text()
 
 
 def test_each_page_offers_it_and_the_same_files_give_the_same_bytes(site, wheel):

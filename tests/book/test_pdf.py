@@ -122,20 +122,25 @@ def joined(browser, site):
         yield page
 
 
-def test_the_file_has_its_pages_numbers_and_links(joined, site):
-    file = printed(joined)
-    titles = re.findall(rb"/Title \((.*?)\)\n/Dest", file)
-    coded = re.findall(rb"/Title <(.*?)>\n/Dest", file)
+@pytest.fixture(scope="module")
+def whole(joined):
+    """The file that is printed of them."""
+    return printed(joined)
+
+
+def test_the_file_has_its_pages_numbers_and_links(whole, site):
+    titles = re.findall(rb"/Title \((.*?)\)\n/Dest", whole)
+    coded = re.findall(rb"/Title <(.*?)>\n/Dest", whole)
     titles += [bytes.fromhex(text.decode()) for text in coded]
     said = [t.decode("utf-16" if t.startswith(b"\xfe\xff") else "latin-1") for t in titles]
     heading = re.match("# (.*)", pages.read(pages.BOOK / f"{NAME}.ipynb").cells[0].source)[1]
     assert f"4. {heading}".replace("$", "") in said, said
     assert {"Attention, Checked", "How this book is checked", "Solutions"} <= set(said)
     assert any(text.startswith("4.1. ") for text in said)
-    outside = {link for links in links_of(file) for link in links}
+    outside = {link for links in links_of(whole) for link in links}
     assert len(outside) > 5
     assert all(link.startswith("http") for link in outside)
-    assert b"/Dest /04_scaling\n" in file
+    assert b"/Dest /04_scaling\n" in whole
     assert not (site / "book" / "whole.html").exists()
 
 
@@ -143,9 +148,9 @@ CITATION = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
 LICENCE = "Text and figures: CC BY 4.0. Code: MIT."
 
 
-def unsaid(page, path, citation) -> list[str]:
-    """What a file does not say of itself: on its first page, and to programs."""
-    page.pdf(path=path, **pdf.FORM)
+def unsaid(file: bytes, path, citation) -> list[str]:
+    """What a printed file, once signed, does not say: on its first page, and to programs."""
+    path.write_bytes(file)
     printed = pypdf.PdfReader(path)
     pdf.sign(path)
     file = pypdf.PdfReader(path)
@@ -165,17 +170,17 @@ def unsaid(page, path, citation) -> list[str]:
     return wrong + ["lost"] * (not whole or len(file.outline) < 3)
 
 
-def test_the_file_says_whose_it_is(joined, tmp_path, monkeypatch):
+def test_the_file_says_whose_it_is(joined, whole, tmp_path, monkeypatch):
     path = tmp_path / "file.pdf"
-    assert unsaid(joined, path, CITATION) == []
+    assert unsaid(whole, path, CITATION) == []
     with styled(joined, "#title-page { display: none }"):
-        assert unsaid(joined, path, CITATION) == ["title page"]
+        assert unsaid(printed(joined), path, CITATION) == ["title page"]
     other = {"title": "T", "authors": [{"name": "A"}], "abstract": "S", "keywords": ["K"]}
     other |= {"version": "9", "date-released": datetime.date(2020, 1, 2)}
     found = ["Title", "Author", "Subject", "Keywords", "title page"]
-    assert unsaid(joined, path, other) == found
+    assert unsaid(whole, path, other) == found
     monkeypatch.setattr(pdf, "cited", lambda: other)
-    assert unsaid(joined, path, other) == ["title page"]  # which is printed already
+    assert unsaid(whole, path, other) == ["title page"]  # which is printed already
 
 
 def test_solutions_stand_at_the_end_and_all_else_folded_is_left_out(joined):

@@ -27,7 +27,34 @@ SEEN = """() => ({
   missing: [...document.images].filter(i => !(i.complete && i.naturalWidth)).map(i => i.src),
 })"""
 
-
+# the figures of which a reader does not see one picture and one caption: not what moves and its
+# still besides
+VISIBLE = """() => [...document.querySelectorAll("article figure[id]:not(.front-figure)")]
+  .map(figure => {
+    const seen = which => [...figure.querySelectorAll(which)].filter(e => e.offsetHeight).length;
+    const pictures = seen(":scope > .live, :scope > a img, :scope > .drawn");
+    return [figure.id, pictures, seen(".caption-text")];
+  }).filter(([, pictures, captions]) => pictures !== 1 || captions !== 1)"""
+# of figures that move: tables laid out as something else; shapes with the colour of those that got
+# none; headings that are not over their bars
+STRAY = """() => {
+  const tables = [...document.querySelectorAll(".live table")].filter(one => one.offsetHeight);
+  const left = cell => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range.getBoundingClientRect().left;
+  };
+  return {
+    "tables in disorder": tables.filter(one => getComputedStyle(one).display !== "table").length,
+    "shapes without a colour":
+      [...document.querySelectorAll(".live svg :is(circle, rect, polygon)")]
+      .filter(shape => getComputedStyle(shape).fill === "rgb(0, 0, 0)").length,
+    "headings beside their columns":
+      tables.filter(one => one.matches(".next, .most")).filter(({tHead, tBodies}) =>
+      [...tHead.rows[0].cells].slice(1).some((head, i) =>
+        Math.abs(left(head) - left(tBodies[0].rows[0].cells[i + 1])) > 3)).length,
+  };
+}"""
 # the page's own script follows the reader's scheme a little later
 THEME = """scheme => new Promise(done => {
   const end = performance.now() + 3000
@@ -51,6 +78,8 @@ def faults(page, width, scheme) -> list[str]:
         "wider than the screen": seen["width"] > width,
         "formulas cut off": page.evaluate(CUT_OFF),
         "pictures missing": seen["missing"],
+        "figures with other than a picture and a caption": page.evaluate(VISIBLE),
+        **page.evaluate(STRAY),
         "another scheme": page.evaluate(THEME, scheme) != scheme,
         "errors": page.errors,
         "asks another server": sorted(set(page.outside)),  # last, as it is told of a little later
@@ -99,6 +128,22 @@ BROKEN = {
     "<p>\\&#40; x $O(n^2)$</p>": ("formulas left as text: 2", EVERYWHERE),
     '<p class="math" style="margin-left: -3000px"><math><mi>x</mi></math></p>': (
         "cut off: ['x']",
+        EVERYWHERE,
+    ),
+    '<figure id="twice"><div class="drawn">a</div><div class="drawn">a</div>'
+    '<span class="caption-text">b</span></figure>': ("'twice', 2, 1", EVERYWHERE),
+    '<figure id="mute"><div class="live">a</div></figure>': ("'mute', 1, 0", EVERYWHERE),
+    '<div class="live"><table style="display: grid"><tr><td>1</td></tr></table></div>': (
+        "tables in disorder: 1",
+        EVERYWHERE,
+    ),
+    '<div class="live"><svg><circle r="9"></circle></svg></div>': (
+        "shapes without a colour: 1",
+        EVERYWHERE,
+    ),
+    '<div class="live"><table class="most"><thead><tr><th>a</th><th align="right">b</th></tr>'
+    "</thead><tbody><tr><td>1</td><td>a long text</td></tr></tbody></table></div>": (
+        "headings beside their columns: 1",
         EVERYWHERE,
     ),
     '<div style="min-width: 600px">a table</div>': ("wider than the screen", PHONE),
