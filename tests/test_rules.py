@@ -68,15 +68,18 @@ def compared_with_itself(tree: ast.Module) -> list[int]:
 def without_a_check(tree: ast.Module) -> list[int]:
     """Tests that assert nothing, neither themselves nor in a function of their file."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    checking: set[str] = set()
-
-    def checks(function: ast.FunctionDef) -> bool:
-        called = [name_of(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
-        return any(isinstance(node, ast.Assert) for node in ast.walk(function)) or any(
-            name.startswith(CHECKING) or name in checking for name in called
-        )
-
-    while found := {f.name for f in functions if checks(f)} - checking:
+    parts = {function: [*ast.walk(function)] for function in functions}
+    calls = {
+        function: {name_of(node.func) for node in inside if isinstance(node, ast.Call)}
+        for function, inside in parts.items()
+    }
+    checking = {
+        function.name
+        for function, inside in parts.items()
+        if any(isinstance(node, ast.Assert) for node in inside)
+        or any(name.startswith(CHECKING) for name in calls[function])
+    }
+    while found := {f.name for f in functions if calls[f] & checking} - checking:
         checking |= found
     return [f.lineno for f in functions if f.name.startswith("test_") and f.name not in checking]
 

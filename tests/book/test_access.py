@@ -80,7 +80,7 @@ def test_axe_finds_what_is_planted(browser, site):
         "label": "<input type='text'>",
         "heading-order": "<h6>too deep</h6>",
     }
-    text = (site / "book/notation.html").read_text()
+    text = (site / "book/teach.html").read_text()
     assert text.count("</article>") == 1
     text = text.replace("</article>", "\n".join([*planted.values(), "</article>"]))
     text = text.replace("access.js", "nowhere.js")  # what the theme leaves unsaid

@@ -3,6 +3,7 @@
 import ast
 import base64
 import csv
+import functools
 import importlib.util
 import inspect
 import io
@@ -463,6 +464,7 @@ def test_another_title_and_another_work_are_seen():
 HUES = {"pink": 327, "blue": 202, "green": 164, "amber": 41, "orange": 26, "yellow": 56, "red": 3}
 
 
+@functools.cache
 def hues(png: bytes) -> set[str]:
     """The colours of a picture that have a name, each of at least a two-thousandth of it."""
     pixels = mpl.colors.rgb_to_hsv(plt.imread(io.BytesIO(png))[::2, ::2, :3]).reshape(-1, 3)
@@ -555,10 +557,14 @@ for path in pages.NOTEBOOKS:
     WORDS[path.stem] = "\n\n".join(cells)
 
 
+TITLES = {name: re.findall(r"(?m)^# (.+)$", text)[:1] for name, text in WORDS.items()}
+
+
 def stems(text: str) -> set[str]:
     return {word[:5] for word in re.findall(r"[a-z√]+", text.lower()) if word not in SMALL}
 
 
+@functools.cache
 def headings(text: str) -> dict[str, set[str]]:
     """From the anchors of a page's headings to their words."""
     titles = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", text))
@@ -574,21 +580,24 @@ def nearest(words: set[str], targets: dict[str, set[str]]) -> list[str]:
     return [name for name, value in worth.items() if value and value == max(worth.values())]
 
 
+@functools.cache
+def about(reference: bool) -> dict[str, set[str]]:
+    """From the pages, of the reference or the others, to the words of their names and titles."""
+    return {
+        name: stems(" ".join([name.replace("_", " ").replace(".", " "), *title]))
+        for name, title in TITLES.items()
+        if name.startswith("attn_") == reference
+    }
+
+
 def misled(text: str, name: str, listed: dict[str, str] = LEADS) -> list[str]:
     """Links whose words are those of another page or heading, or of several."""
     found = []
-    titles = {n: re.findall(r"(?m)^# (.+)$", words)[:1] for n, words in WORDS.items()}
     for words, page, anchor in LINK.findall(text):
         target, number = page or name, re.fullmatch(r"(?i)(?:chapters? )?(\d+)", words)
         if target not in WORDS or not page + anchor:
             continue
-        reference = target.startswith("attn_")
-        about = {
-            n: stems(" ".join([n.replace("_", " ").replace(".", " "), *title]))
-            for n, title in titles.items()
-            if n.startswith("attn_") == reference
-        }
-        there = headings(WORDS[target]) if anchor else about
+        there = headings(WORDS[target]) if anchor else about(target.startswith("attn_"))
         label = re.sub("[`*]", "", words).lower()
         key = re.sub(r"^\d\d_", "", target) + f"#{anchor}" * bool(anchor)
         if number:
@@ -834,7 +843,8 @@ def computes(part: ast.expr) -> bool:
 def told_and_not_run(cells) -> list[str]:
     """Code in sentences that computes something, and stands in no cell of the page."""
     sources = [cell.source for cell in cells if cell.cell_type == "code"]
-    known = {ast.dump(node) for source in sources for node in pages.nodes_of(source)}
+    nodes = [node for source in sources for node in pages.nodes_of(source)]
+    known = {ast.dump(node) for node in nodes if isinstance(node, ast.expr)}
     found = []
     for cell in (cell for cell in cells if cell.cell_type == "markdown"):
         for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", cell.source):

@@ -117,12 +117,14 @@ def test_the_comparison_sees_no_more_than_there_is():
     assert compare.output_fault([*pieces, later], [STDOUT, RESULT]) is None
 
 
-def test_each_change_of_what_a_figure_reads_is_seen():
+def test_each_change_of_what_a_figure_reads_is_seen(monkeypatch):
     """Rounding is none."""
+    stored = live.stored()
+    monkeypatch.setattr(live, "stored", lambda: stored)  # read once
     moving = [cell for path in pages.NOTEBOOKS for cell in live.moving(pages.read(path))]
-    assert {cell.metadata.mystnb.figure.name for cell in moving} == set(live.stored()["figures"])
+    assert {cell.metadata.mystnb.figure.name for cell in moving} == set(stored["figures"])
     for cell in moving:
-        read = live.stored()["figures"][cell.metadata.mystnb.figure.name]
+        read = stored["figures"][cell.metadata.mystnb.figure.name]
         assert live.fault(cell, json.dumps(read)) is None
         for key in set(read) - {"kind"}:
             assert live.fault(cell, json.dumps({**read, key: spoilt(read[key], 1e-6)})) is None
