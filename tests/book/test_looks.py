@@ -6,6 +6,7 @@ Three pages in a browser, all with ``--everything``; what the text of a page tel
 import colorsys
 import gzip
 import io
+import itertools
 import re
 from hashlib import sha256
 
@@ -124,6 +125,27 @@ CUT = """phone => {
     }).map(text => text.textContent),
   };
 }"""
+# the boxes that scroll sideways; and how far the shade at their ends is from what it lies on
+SCROLLING = ", ".join(
+    f"article {which}"
+    for which in ("pre", ".printed-table", ".pst-scrollable-table-container", "div.math")
+)
+COVERED = f"""() => {{
+  document.querySelectorAll("article details").forEach(folded => {{ folded.open = true; }});
+  const clear = "rgba(0, 0, 0, 0)", colour = e => getComputedStyle(e).backgroundColor;
+  const boxes = [...document.querySelectorAll({SCROLLING!r})].filter(box => box.clientWidth);
+  const grounds = boxes.map(box => {{
+    while (colour(box) === clear) box = box.parentElement;
+    return colour(box);
+  }});
+  const probes = boxes.map(box => document.createElement("i"));
+  probes.forEach(probe => {{ probe.style.background = "var(--under)"; }});
+  boxes.forEach((box, n) => box.append(probes[n]));  // all at once: the page is styled once
+  const covers = probes.map(colour);
+  probes.forEach(probe => probe.remove());
+  return boxes.filter((box, n) => covers[n] !== grounds[n])
+    .map(box => box.textContent.slice(0, 40));
+}}"""
 FITS = {"cut": [], "wrapped": 0, "unsaid": 0, "sizes": [], "broken": [], "orphans": 0}
 FITS |= {"unseen": 0, "torn": 0, "unheaded": 0, "unproved": 0, "jumped": 0}
 FITS |= {"apart": 0, "split": [], "higher": 0, "blank": 0, "veiled": 0, "narrow": [], "edged": []}
@@ -156,20 +178,26 @@ UNFIT = {
 }
 
 
-def test_what_matters_fits(browser, site, request):
+def test_what_matters_fits(browser, site, everything):
     """Code and outputs have one size, are never broken, and scroll inside their box.
 
     What an exercise says is a sentence, and is broken as such.
     Lines of text are read with ease, and a figure has the width with which
-    `pages.figures_legible` reckons, in the dark too.
+    `pages.figures_legible` reckons, in the dark too; the cover of a shade is not seen. On every
+    change pages take turns with the schemes.
     """
-    seen = dict.fromkeys(UNFIT, False)
+    seen, schemes = dict.fromkeys(UNFIT, False), ("dark", "light")
     with opened(browser, site.as_uri()) as page:
-        for name in chosen(request):
-            visit(page, f"{site.as_uri()}/{name}", 390, "dark")
+        shown = [*itertools.product(NAMES, schemes)]
+        for name, scheme in shown if everything else zip(SOME, schemes * 2, strict=True):
+            visit(page, f"{site.as_uri()}/{name}", 390, scheme)
+            assert page.evaluate(COVERED) == [], (name, scheme)
+            if page.locator("article pre").count():
+                with styled(page, "article pre { --under: #777 }"):
+                    assert page.evaluate(COVERED) != [], (name, scheme)
             for width in (390, 1280):
                 page.set_viewport_size({"width": width, "height": 900})
-                assert unfit(page) == [], (name, width)
+                assert unfit(page) == [], (name, width, scheme)
                 for what in [what for what in UNFIT if not seen[what]]:
                     with styled(page, UNFIT[what]):
                         seen[what] = what in unfit(page)
@@ -181,40 +209,6 @@ def unfit(page) -> list[str]:
     found = page.evaluate(CUT, pages.PHONE)
     wide = [] if found.pop("letters") in LETTERS else ["letters"]
     return wide + [what for what, value in found.items() if value != FITS[what]]
-
-
-# the boxes that scroll sideways; and how far the shade at their ends is from what it lies on
-SCROLLING = ", ".join(
-    f"article {which}"
-    for which in ("pre", ".printed-table", ".pst-scrollable-table-container", "div.math")
-)
-COVERED = f"""() => {{
-  document.querySelectorAll("article details").forEach(folded => {{ folded.open = true; }});
-  const clear = "rgba(0, 0, 0, 0)", colour = e => getComputedStyle(e).backgroundColor;
-  const boxes = [...document.querySelectorAll({SCROLLING!r})].filter(box => box.clientWidth);
-  const grounds = boxes.map(box => {{
-    while (colour(box) === clear) box = box.parentElement;
-    return colour(box);
-  }});
-  const probes = boxes.map(box => document.createElement("i"));
-  probes.forEach(probe => {{ probe.style.background = "var(--under)"; }});
-  boxes.forEach((box, n) => box.append(probes[n]));  // all at once: the page is styled once
-  const covers = probes.map(colour);
-  probes.forEach(probe => probe.remove());
-  return boxes.filter((box, n) => covers[n] !== grounds[n])
-    .map(box => box.textContent.slice(0, 40));
-}}"""
-
-
-def test_the_cover_of_a_shade_is_not_seen(browser, site, request):
-    """It has the colour of what lies under the box, wherever that stands."""
-    with opened(browser, site.as_uri()) as page:
-        for name in chosen(request):
-            for scheme in ("light", "dark"):
-                visit(page, f"{site.as_uri()}/{name}", 390, scheme)
-                assert page.evaluate(COVERED) == [], (name, scheme)
-                with styled(page, "article pre { --under: #777 }"):
-                    assert page.evaluate(COVERED) != [] or not page.locator("article pre").count()
 
 
 def shaded(page, box) -> list[bool]:
