@@ -409,29 +409,6 @@ def misnamed(bibliography: str, text: str) -> list[str]:
     ]
 
 
-def wrong_authors(bibliography: str, text: str) -> list[str]:
-    """Links that name another first author than the entry of their address."""
-    first = {pages.field(e, "url"): pages.field(e, "author") for e in bibliography.split("\n@")}
-    links = re.findall(r"\[([^]\[(]+?)(?: et al\.| and [^(]+)? \(\d{4}\w?\)\]\((\S+?)\)", text)
-    return [
-        name
-        for name, url in links
-        if url in first and plain(name) not in plain(first[url].partition(" and ")[0])
-    ]
-
-
-def test_first_authors_are_those_of_the_bibliography():
-    wrong = {name: wrong_authors(BIBLIOGRAPHY, text) for name, text in SOURCES.items()}
-    assert {name: names for name, names in wrong.items() if names} == {}
-    assert sum(" et al. (" in text for text in SOURCES.values()) > 10
-    text = "[Zhang and Sennrich (2019)](https://arxiv.org/abs/1910.07467)"
-    assert wrong_authors(BIBLIOGRAPHY, text) == []
-    other = BIBLIOGRAPHY.replace(
-        "{Zhang, Biao and Sennrich, Rico}", "{Sennrich, Rico and Zhang, B}"
-    )
-    assert wrong_authors(other, text) == ["Zhang"]
-
-
 def test_titles_are_those_of_the_bibliography():
     for title in (r'\(\d{4}\),? "', r"\]\(https?://[^)\s]+\), \*[^*]+\*"):
         assert sum(bool(re.search(title, text)) for text in SOURCES.values()) >= 5

@@ -202,6 +202,7 @@ PLANTED = {
         says("\n[a source](https://example.org/paper)"),
         cites("Vaswani et al. (2015)"),
         cites("Bahdanau et al. (2017)"),
+        cites("Shazeer et al. (2017)"),
     ],
     pages.starts_with_bootstrap: [has(set_up, source="import attn_lib")],
     pages.valid_python: [has(third, source="1 == 2\n3")],
