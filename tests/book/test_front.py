@@ -71,10 +71,6 @@ def test_an_icon_is_what_its_rows_say():
         ("30 minutes", "needs chapter 1"),
     ),
     (
-        "The block ([6](06_b.ipynb)), masks\n([2](02_a.ipynb)); about an hour. More.",
-        ("an hour", "needs chapters 2 and 6"),
-    ),
-    (
         "[A](12_a.ipynb), [b](03_b.ipynb), [c](07_c.ipynb), about 5 minutes.",
         ("5 minutes", "needs chapters 3, 7 and 12"),
     ),
