@@ -150,11 +150,13 @@ def spoilt(value, much):
 
 
 def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
-    cache = tmp_path / "cache"
+    cache, altered = tmp_path / "cache", "minilm/model.safetensors"
     for name in files.SOURCES:
         (cache / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(files.fetch(name), cache / name)
-    with (cache / "minilm/model.safetensors").open("r+b") as file:
+        (cache / name).symlink_to(files.fetch(name))
+    (cache / altered).unlink()
+    shutil.copy(files.fetch(altered), cache / altered)
+    with (cache / altered).open("r+b") as file:
         file.seek(60_000_000)
         file.write(b"\x01")
     run = run_nbval(checkout, "book", ATTN_LIB_CACHE=str(cache))
