@@ -63,10 +63,6 @@ def _sets(S, brings):
     return [rows for rows in found if len(rows) == len(found[0])]
 
 
-def _cross(d):
-    return torch.nn.ModuleList([torch.nn.MultiheadAttention(d, 1), torch.nn.LayerNorm(d)])
-
-
 def _near_mask(T, *closed):
     place = torch.arange(T)
     mask = place <= place[:, None]
@@ -154,16 +150,6 @@ def _judged(a, b, years, *, errors=2, days=64, paired=True, spread=None):
         if (own - other).mean() < -errors * usual / days**0.5:
             found.append(year)
     return found
-
-
-def _cut(p, mask):
-    return p * mask / (p * mask).sum()
-
-
-def _min_p(p, m, by=None):
-    """Cut p where it, or what decides, is less than m of its maximum."""
-    by = p if by is None else by
-    return _cut(p, by >= m * by.max())
 
 
 def _sure(z, t):
@@ -344,10 +330,6 @@ def _same(maps, **close):
 
 def _ignores(order):
     return lambda model, x: torch.allclose(model(x[:, order]), model(x))
-
-
-def _masked_softmax(s, m, dim=-1):
-    return s.masked_fill(~m, torch.finfo(s.dtype).min).softmax(dim).masked_fill(~m, 0.0)
 
 
 def _exponents(s, m, total=torch.Tensor.double):
@@ -568,9 +550,9 @@ def _swaps(model, patches):
     return np.True_
 
 
-def _streamed(blocks, *, rescale=True, first=-math.inf, guarded=True, over_all=True):
+def _streamed(blocks, *, rescale=True, guarded=True, over_all=True):
     """Log-sum-exp of blocks, or what one gets who forgets something."""
-    m, total = torch.tensor(first).double(), torch.tensor(0.0).double()
+    m, total = torch.tensor(-math.inf).double(), torch.tensor(0.0).double()
     for block in blocks:
         new = torch.maximum(m, block.max()) if over_all else block.max()
         base = torch.tensor(0.0) if guarded and new == -math.inf else new
@@ -579,13 +561,12 @@ def _streamed(blocks, *, rescale=True, first=-math.inf, guarded=True, over_all=T
     return m + total.log()
 
 
-def _tiles(T, S, block, window, *, late=0, left=True, rows=None):
-    rows = block if rows is None else rows
+def _tiles(T, S, block, window, *, late=0, left=True):
     found = set()
     for t in range(T):
         at = t + (S - T if not late else 0)
         for s in range(max(at - window + 1, 0) if left else 0, min(at, S - 1) + 1):
-            found.add((t // rows, s // block))
+            found.add((t // block, s // block))
     return len(found)
 
 
@@ -593,7 +574,7 @@ def _by_scores(slopes, change):
     return lambda s, i, j: s - change(slopes[:, None, None], i, j)
 
 
-def _judges_rule(rule, *, beta=0.5, gate=0.5, start=None, by="state", within=1e-4, T=1):
+def _judges_rule(rule, *, beta=0.5, gate=0.5, start=None, by="state", T=1):
     """Whether a gated delta rule gives what one step gives, by its state, output or both."""
     k = F.normalize(torch.tensor([[0.6, 0.8], [1.0, 0.0]]), dim=-1)[:T]
     v = torch.tensor([[1.0, -2.0], [0.5, 3.0]])[:T]
@@ -603,9 +584,9 @@ def _judges_rule(rule, *, beta=0.5, gate=0.5, start=None, by="state", within=1e-
     for t in range(T):
         S = gate * S
         S = S + k[t, :, None] * (beta * (v[t] - k[t] @ S))
-        if by == "output" and not torch.allclose(out[t], k[t] @ S, atol=within):
+        if by == "output" and not torch.allclose(out[t], k[t] @ S, atol=1e-4):
             return False
-    return by == "output" or torch.allclose(last, S, atol=within)
+    return by == "output" or torch.allclose(last, S, atol=1e-4)
 
 
 WRONG = {  # exercise -> mistakes that somebody makes, each with the words that must come back
@@ -626,7 +607,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda s: s.exp() / s.exp().sum(-1, keepdim=True), "subtract the row's maximum"),
         (lambda s: s.exp() / s.exp().sum(0), "normalise the last axis"),
         (lambda s: F.softmax(s, -1), "calls PyTorch's softmax"),
-        (lambda s: torch.nn.Softmax(-1)(s), "calls PyTorch's softmax"),
         (lambda s: _masked(s, torch.eye(s.shape[-1]), torch.eye(s.shape[-1]), None), "attention"),
         (
             lambda s: _shifted(s.clamp(-2000, 2000), s.amax(-1, keepdim=True).clamp(max=2000)),
@@ -639,9 +619,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda s: _shifted(s.sub_(s.amax(-1, keepdim=True)), 0), "changed its argument"),
         (lambda s: _shifted(s, 0).tolist(), "a tensor is wanted, not list"),
         (lambda s: _shifted(s, s.mean(-1, keepdim=True)), "own maximum"),
-        (lambda s: _shifted(s, s.amin(-1, keepdim=True)), "own maximum"),
-        (lambda s: _shifted(s, s[..., :1]), "own maximum"),
-        (lambda s: s.exp() / s.exp().sum(1, keepdim=True), "row's maximum"),
         (_over_the_second_axis, "whatever comes before"),
         (lambda s: _shifted(s, 0).to(torch.complex64), "real numbers"),
     ],
@@ -661,7 +638,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "1.4": [
         ([0.0, 1.0], "longer arrow"),
         ([7.0, 8.0], "points straight at milk"),
-        ([0.0, 7.0], "milk gets 0.986"),
         ([5.0, 0.0], "attends most to 'cat'"),
         ([0.0, -9.0], "rotate the arrow"),
         ([0.0, 8.0, 0.0], "not 3"),
@@ -694,7 +670,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             lambda b: b.bool() & torch.ones(b.shape[1], b.shape[1]).tril().bool(),
             "write out both axes",
         ),
-        (lambda b: b.bool()[:, None, None], "shape is"),
         (lambda b: _decoder(b.bool()[:, None, :, None]), "it closes queries"),
         (lambda b: _decoder((b[:, :, None] * b[:, None])[:, None] > 0), "it closes queries"),
         (lambda b: ~_decoder(b.bool()[:, None, None]), "inverted"),
@@ -714,7 +689,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda head, x: True, "a causal head: this one does not leak"),
         (lambda head, x: _moves(head, x, 0, -1), "one position too far: this one leaks"),
         (lambda head, x: _moves(head, x, -2, -1) or _moves(head, x, 0, -1), "only the first"),
-        (lambda head, x: head(x).shape != x.shape, "every position: this one leaks"),
         (_summed_derivatives, "cancels out in a sum"),
         (lambda head, x: _some_derivatives(head, x, "tisi->tsi"), "from one component to another"),
         (lambda head, x: _some_derivatives(head, x, "tisj->tsj"), "with opposite signs"),
@@ -735,13 +709,11 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda s, m: s.masked_fill(~m, -1e9).softmax(-1), "gives weight to closed cells"),
         (lambda s, m: s.softmax(-1) * m, "must sum to 1"),
         (lambda s, m: (s + m.log()).softmax(-1).nan_to_num(), "gradient has NaN"),
-        (lambda s, m: s.exp() * m / (s.exp() * m).sum(-1, keepdim=True), "gives NaN"),
         (lambda s, m: s.masked_fill(~m, -50).softmax(-1) * m.any(-1, keepdim=True), "some weight"),
         (lambda s, m: s.tolist(), "not list"),
         (lambda s, m: s.masked_fill_(~m, -1e30).softmax(-1) * m, "changed its argument"),
-        (lambda s, m: _masked_softmax(s, m, 1), "must sum to 1"),
         (lambda s, m: s.masked_fill(~m, -1e30).softmax(-1).masked_fill(~m, 0.0), "must sum to 1"),
-        (lambda s, m: _masked_softmax(s.detach(), m), "no gradient"),
+        (lambda s, m: _masked_softmax_twice(s.detach(), m), "no gradient"),
         (lambda s, m: _exponents(s, m, torch.Tensor.detach), "not their gradient"),
     ],
     "3.1": [
@@ -752,7 +724,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (168, "d_model / H"),
         (273, "output projection, which joins the heads, is missing"),
         (400, "add up"),
-        ("many", "not a text"),
         ([369, 369], "not 2"),
     ],
     "3.2": [
@@ -760,12 +731,10 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda split: _right_split(split, 2, 1, 4, 2), "accepts a wrong split: a view alone"),
         (lambda split: _right_sums(split), "accepts a wrong split: tokens in reverse"),
         (lambda split: _right_split(split, 1, 3, 4, 2), "accepts a wrong split: texts"),
-        (lambda split: split(torch.ones(2, 3, 8), 4).shape == (2, 4, 3, 2), "a view alone"),
         (lambda split: _right_split(split, 2, 3, 4, 1), "numbers dealt out in turn"),
         (lambda split: _right_split(split, 2, 3, 4, 2, heads=[0]), "the last two heads exchanged"),
         (lambda split: _right_split(split, 2, 3, 4, 2, texts=[0]), "of the last text in reverse"),
         (lambda split: False, "refuses a right split: view, then"),
-        (lambda split: "yes", "True or False"),
         (lambda split: not split(torch.ones(1, 3, 8), 4).is_contiguous(), "right split: slices"),
     ],
     "3.3": [
@@ -775,7 +744,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 attends differently"),
         (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 attends differently"),
         (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
-        (lambda W, h, H: [_head(W, h, H)[i].T for i in (2, 1, 0)], "attends differently"),
         (lambda W, h, H: _head(W, h, H)[0].T, "three matrices"),
         (lambda W, h, H: _rescaled(_head(W, h, H)), "rows as they are"),
         (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
@@ -800,13 +768,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (_of_ones, "one, or d_k"),
         (lambda attend, d_k: 1 / _log_ratio(attend, d_k, 1.0), "its inverse, 4.000"),
         (lambda attend, d_k: d_k**0.5, "has scale 0.250, but you say 4.000"),
-        (lambda attend, d_k: 1.0, "has scale 0.250, but you say 1.000"),
-        (lambda attend, d_k: _log_ratio(attend, d_k, 1.0) / d_k, "but you say"),
         (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "but you say -0.250"),
-        (lambda attend, d_k: 0.5 * _log_ratio(attend, d_k, 1.0), "but you say 0.125"),
         (lambda attend, d_k: attend(torch.ones(1, d_k), torch.ones(2, d_k)), "not 2"),
         (lambda attend, d_k: math.nan, "but you say nan"),
-        (lambda attend, d_k: torch.ones(3), "not 3"),
     ],
     "4.3": [
         (0.3072, "unrelated words"),
@@ -817,7 +781,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (8 * 0.1536, "not divided"),
         (0.2, "another number than 0.2"),
         (math.nan, "another number than nan"),
-        ([1.0, 2.0], "one number"),
     ],
     "4.4": [
         (lambda d, std, rate, eps: (std / d**0.5, rate / d**0.5, eps * d**0.5), "that is a²"),
@@ -844,8 +807,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([-0.99, 0.141], "not 2"),
         ([math.nan] * 4, "finite"),
         ([[math.sin(3), math.cos(3)], (math.sin(0.3), math.cos(0.3))], "x is the cosine"),
-        ([[-0.99, 0.141], [0.955]], "not 3"),
-        ([["a"]], "not list|not str"),
     ],
     "5.2": [
         (lambda W, H: W, "as it was"),
@@ -853,7 +814,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, H: W.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1), "this is the inverse"),
         (lambda W, H: W.flip(0), "the even rows come first"),
         (lambda W, H: W[0::2], "shape is"),
-        (lambda W, H: W.tolist(), "not list"),
         (lambda W, H: W.copy_(torch.cat([W[0::2], W[1::2]])), "changed its argument"),
     ],
     "5.3": [
@@ -865,7 +825,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (_yarn(reach=lambda trained, wanted: wanted - 1), "must have made its turn in training"),
         (_ntk, "NTK-aware scaling"),
         (lambda *given: _yarn()(*given) + 0.001, "the largest difference from the rule"),
-        (lambda speeds, trained, wanted: speeds[:1], "shape is"),
         (lambda speeds, trained, wanted: speeds.mul_(trained / wanted), "changed its argument"),
     ],
     "6.1": [
@@ -876,7 +835,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([0.47, 0.94, 0.94, 1.41], "that is RMSNorm"),
         ([-0.47, 0.0, 0.0, 0.47], "after the mean is subtracted"),
         ([-1.5, 0, 0, 1.5], "at least one"),
-        ([math.nan] * 4, "at least one"),
         ([1.0, 2.0], "not 2"),
     ],
     "6.2": [
@@ -914,7 +872,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda w, g, r, e: (c := _credits(w, g, r, e)) / c.sum(), "add up to 1"),
         (lambda w, g, r, e: _credits(w, g, r, e).sum(), "the logit itself"),
         (lambda w, g, r, e: _credits(w, g, r, e).mean().expand(len(w)), "that of its own write"),
-        (lambda w, g, r, e: _credits(w, g, r, e)[:, None], "the shape is"),
         (lambda w, g, r, e: -_credits(w, g, r, e), "from the right numbers is"),
     ],
     "7.1": [
@@ -936,7 +893,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ),
         (lambda ours, theirs, x: _first_wrong(ours, theirs, x) is None, "the index of a block"),
         (lambda ours, theirs, x: _first_wrong(ours, theirs, x) or -1, "None is wanted, not -1"),
-        (lambda ours, theirs, x: _first_wrong(ours, ours, x), "first block: 0 is wanted"),
     ],
     "7.2": [
         (lambda out, n: out.mean(1), "padding included"),
@@ -959,7 +915,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda out, n: _mean(out, n) * n[:, None] / out.shape[1], "divided by T"),
         (lambda out, n: out[:, 0], "first token alone"),
         (lambda out, n: out[:, 1], "largest difference from the mean of the real tokens is"),
-        (lambda out, n: [row[:k].mean(0) for row, k in zip(out, n, strict=True)], "not list"),
         (lambda out, n: _mean(out, n, lambda o, r: o.masked_fill_(~r, 0)), "changed its argument"),
     ],
     "7.3": [
@@ -975,14 +930,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             "without a mask gets the verdict False",
         ),
         (
-            lambda encode: bool(abs(encode(["a", "b c d"])[0] - encode(["a"])[0]).sum() > 1.0),
-            "an encoder .* gets the verdict False",
-        ),
-        (
             lambda encode: _in_company(encode, ["a", "b c d"], of=slice(1)) > 1e-5,
             "cuts each text to the shortest gets the verdict False",
         ),
-        (lambda encode: encode(["a", "b c"]), "True or False is wanted"),
     ],
     "10.1": [
         ([1, 0, 0], "earlier copies of this word"),
@@ -994,7 +944,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([0, 2, 1], "shares sum to 1"),
         ([0.2, 0.5, 0.3], "mark the dax"),
         ([1 / 3, 2 / 3], "not 2"),
-        (math.nan, "not 1"),
     ],
     "11.1": [
         ([10, 21], "first the row without"),
@@ -1010,7 +959,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "11.2": [
         (lambda e: (torch.arange(int(e[-1])), _documents(e)), "count on"),
-        (lambda e: (torch.arange(int(e[-1])) + 1, _documents(e)), "count on"),
         (lambda e: (_places(e) + 1, _documents(e)), "is 1 instead of 0"),
         (lambda e: (_documents(e), _places(e)), "first the positions"),
         (
@@ -1021,7 +969,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda e: (_places(e).flip(0), _documents(e)), "the positions are"),
         (lambda e: (_places(e)[None], _documents(e)), "the shape"),
         (lambda e: _places(e), "two tensors"),
-        (lambda e: None, "two tensors"),
     ],
     "11.3": [
         (_rows([3, 1, 4, 1], [3, 1, 4, 1], [0, 0, 1, 1], 2), "the two rows are equal"),
@@ -1057,9 +1004,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda b: _streamed(b, guarded=False), "it gives NaN"),
         (lambda b: _streamed(b, over_all=False), "it overflows"),
         (lambda b: sum(x.logsumexp(0) for x in b), "instead of|must be multiplied"),
-        (lambda b: b[-1].logsumexp(0), "instead of|must be multiplied"),
         (lambda b: max(x.max() for x in b), "instead of"),
-        (lambda b: torch.tensor([0.0, 1.0]), "one number is wanted"),
         (lambda b: torch.stack([x.exp().sum() for x in b]).sum(), "instead of"),
         (lambda b: torch.cat(b).clamp(max=700).exp().sum().log(), "scores that fall far"),
         (lambda b: torch.cat(b).sub(1001).exp().sum().log() + 1001, "it gives −∞"),
@@ -1070,9 +1015,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda T, S, b, w: _tiles(T, S, b, w + 1), "counts the token itself"),
         (lambda T, S, b, w: _tiles(T, S, b, w - 1), "instead of"),
         (lambda T, S, b, w: math.ceil(T / b) * math.ceil(S / b), "instead of"),
-        (lambda T, S, b, w: _tiles(T, S, b, w, rows=1), "instead of"),
-        (lambda T, S, b, w: (T // b) * (S // b), "instead of"),
-        (lambda T, S, b, w: [1, 2], "one number is wanted"),
     ],
     "12.3": [
         (lambda out, log, sink: out, "the sink changes nothing"),
@@ -1080,9 +1022,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda out, log, sink: out * log.exp() / (log.exp() + math.exp(min(sink, 700))), "NaN"),
         (lambda out, log, sink: out / (1 + math.exp(min(sink, 700))), "difference"),
         (lambda out, log, sink: out * log / (log + sink), "difference"),
-        (lambda out, log, sink: (out * torch.sigmoid(log - sink))[..., 0], "the shape is"),
-        (lambda out, log, sink: out * torch.sigmoid(log - sink) + sink, "difference"),
-        (lambda out, log, sink: None, "a tensor is wanted"),
     ],
     "13.1": [
         ([5.0, 10.0], "before the second was written"),
@@ -1093,8 +1032,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([-1.8, -0.6], "add what was there"),
         ([3.0, 6.0], "read with the second key first"),
         ([3.2], "two numbers, not 1"),
-        ([9.4, 3.2], "read with the second key first"),
-        ("3.2, 9.4", "not a text"),
     ],
     "13.2": [
         (lambda d, e: math.floor(d * e), "N − 1 others are"),
@@ -1103,8 +1040,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda d, e: d, "right angles"),
         (lambda d, e: d * e + 1, "round down"),
         (lambda d, e: math.ceil(d * e) + 1, "instead of"),
-        (lambda d, e: math.floor(d * e) + 2, "instead of"),
-        (lambda d, e: [1, 2], "one number is wanted"),
         (lambda d, e: math.floor(d / (1 - e)), "it raised ZeroDivisionError"),
     ],
     "13.3": [
@@ -1125,10 +1060,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda rule: False, "a layer is refused"),
         (lambda rule: _judges_rule(rule, gate=1.0), "acts after the write"),
         (lambda rule: _judges_rule(rule, start=0.0), "never applied"),
-        (lambda rule: _judges_rule(rule, beta=0.0), "acts after the write"),
-        (lambda rule: _judges_rule(rule, beta=0.0, start=0.0), "acts after the write"),
-        (lambda rule: _judges_rule(rule, within=1.0), "it passes a layer"),
-        (lambda rule: _judges_rule, "True or False is wanted"),
     ],
     "12.4": [
         (lambda m: _by_scores(m, lambda m, i, j: m * (j - i)), "the sign"),
@@ -1140,10 +1071,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ),
         (lambda m: _by_scores(m, lambda m, i, j: m.mean() * (i - j)), "difference"),
         (lambda m: _by_scores(m, lambda m, i, j: m * (i - j).abs()), "difference"),
-        (lambda m: lambda s, i, j: s * (1 - m[:, None, None] * (i - j)), "difference"),
-        (lambda m: lambda s, i, j: -m[:, None, None] * (i - j), "the shape is|difference"),
         (lambda m: m, "a function that returns a function"),
-        (lambda m: lambda s, i, j: None, "a tensor is wanted"),
     ],
     "10.2": [
         (lambda x, w: _near_mask(len(x), 1), "for every word"),
@@ -1168,13 +1096,11 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda w, x: _on(w, x, 1, every=True), "only over queries whose token"),
         (lambda w, x: w.sum(), "the score is"),
         (lambda w, x: math.nan, "the score is"),
-        (lambda w, x: w[0], "one number is wanted"),
     ],
     "10.4": [
         (lambda x, n: _followers(x, n, 1), "that is the bigram"),
         (lambda x, n: _followers(x, n, 3), "three words, not two"),
         (lambda x, n: _followers(x, n, 2, start=0), "start every count at one"),
-        (lambda x, n: _followers(x, n, 2, start=0.5), "start every count at one"),
         (lambda x, n: _followers(x, n, 2).roll(-1, 0), "row"),
         (lambda x, n: _followers(x, n, 2)[[*range(1, len(x) - 1), -1]], "one word ahead"),
         (
@@ -1184,7 +1110,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda x, n: _followers(x, n, 2, whole=True), "nothing later"),
         (lambda x, n: 2 * _followers(x, n, 2), "sum to 1"),
         (lambda x, n: _followers(x, n, 2)[1:], "the shape is"),
-        (lambda x, n: None, "a tensor is wanted"),
     ],
     "9.1": [
         (600 + 2964, "counts once"),
@@ -1196,8 +1121,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (600 + 1176 + 12, "two blocks"),
         (2364, "the embedding is missing"),
         (1000, "add up the embedding"),
-        (math.nan, "add up the embedding"),
-        ([1, 2], "not 2"),
     ],
     "9.2": [
         (lambda W, n, H: W.repeat(H // n, 1), "the heads are tiled"),
@@ -1205,7 +1128,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, n, H: W, r"the shape is \(6, 5\) instead of \(18, 5\)"),
         (lambda W, n, H: W.flip(0).repeat(H // n, 1), "key head h // 3"),
         (lambda W, n, H: W.zero_().repeat(H // n, 1), "changed its argument"),
-        (lambda W, n, H: W.tolist(), "not list"),
     ],
     "9.3": [
         (lambda m, t: True, "accepts a cache that forgets all earlier"),
@@ -1221,7 +1143,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ),
         (lambda m, t: _one_cache(m, t), "start each cut with a new cache"),
         (lambda m, t: _one_cache(m, t, whole=False), "start each cut with a new cache"),
-        (lambda m, t: m(t).shape, "True or False is wanted"),
         (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
     ],
     "9.4": [
@@ -1230,14 +1151,12 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda m, r, t: torch.equal(m(t), r(t)), "refuses a right model.*rounding"),
         (lambda m, r, t: torch.equal(m(t).argmax(-1), r(t).argmax(-1)), "accepts a model that"),
         (lambda m, r, t: _near(m(t)[:, -1], r(t)[:, -1]), "wrong after the first token alone"),
-        (lambda m, r, t: _near(m(t)[:, 1:], r(t)[:, 1:]), "wrong after the first token alone"),
         (lambda m, r, t: _near(m(t), r(t), 0.02), "has another epsilon"),
         (lambda m, r, t: _near(m(t), r(t)), "counts its positions anew in each call"),
         (lambda m, r, t: _near(m(t, cache=attn_lib.Cache()), r(t)), "counts its positions anew"),
         (lambda m, r, t: _near(_in_two(m, t), _in_two(m, t)), "rotates at another speed"),
         (lambda m, r, t: _near(*_shared_cache(m, r, t)), "give each model a new cache"),
         (lambda m, r, t: m(t, cache=[]), "must be an attn_lib.Cache"),
-        (lambda m, r, t: m(t) - r(t), "True or False is wanted"),
     ],
     "8.1": [
         ([16 / 30, 9 / 30, 4 / 30, 1 / 30], "now cut off the tail"),
@@ -1263,7 +1182,10 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, t, m: _cut_where(z, z < z.max() - m), "its logarithm is the difference"),
         (lambda z, t, m: _cut_where(z, z >= z.max() + t * math.log(m)), "keeps what should be cut"),
         (lambda z, t, m: _cut_where(z, z < z.max() + t * math.log(m)) / t, "keep their logit"),
-        (lambda z, t, m: _min_p(_sure(z, t), m), "those are probabilities"),
+        (
+            lambda z, t, m: _sure(_cut_where(z, z < z.max() + t * math.log(m)), t),
+            "those are probabilities",
+        ),
         (lambda z, t, m: _cut_where(z, z < z.max() - 2), "tokens are kept"),
         (lambda z, t, m: z.masked_fill_(z < z.max() + t * math.log(m), -math.inf), "its argument"),
         (lambda z, t, m: z[z > 0], "a logit for each of 7"),
@@ -1296,7 +1218,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda d: 3 * d * d + 5 * d, "a fourth projection"),
         (lambda d: 3 * d * d + 3 * d, "output projection and the norm"),
         (lambda d: 16768, "for d_model = 5 it is 130, not 16768"),
-        (lambda d: d, "for d_model = 64 it is 16768, not 64"),
     ],
     "14.2": [
         (lambda z, w, f: _nll(z, w).mean(), "padding is counted"),
@@ -1304,9 +1225,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
         (_mean_of_means, "each example is averaged first"),
         (lambda z, w, f: -_nll(z, w)[w != f].mean(), "largest difference"),
-        (lambda z, w, f: _nll(z, w)[w != f], "the shape is"),
-        (lambda z, w, f: 0.5, "largest difference"),
-        (lambda z, w, f: None, "not NoneType"),
     ],
     "14.3": [
         (_writer(start=True), "START and END do not belong"),
@@ -1315,9 +1233,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (_writer(over=1), "for a model that"),
         (lambda scores, START, END, longest: [3, 1, 4][:longest], "never ends"),
         (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
-        (lambda scores, START, END, longest: None, "not NoneType"),
         (lambda scores, START, END, longest: scores([]), "give the model START"),
-        (lambda scores, START, END, longest: scores(START), "give the model START"),
         (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
         (lambda f, START, END, longest: _written(f, START, None, longest), "do not belong"),
     ],
@@ -1348,7 +1264,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
         (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
         (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
-        (lambda x, p, c: x.tolist(), "not list"),
         (_columnwise, "row by row, not column by column"),
         (_channels_last, "the channels come first, not last"),
     ],
@@ -1358,7 +1273,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (_ignores([*range(9)][::-1]), "neighbours multiplied: it uses"),
         (_ignores([8, *range(8)]), "around a circle: it uses"),
         (_ignores([8, *range(1, 8), 0]), "the patch in the middle alone: it uses"),
-        (lambda model, x: model(x).shape == model(x.flip(1)).shape, "with positions: it uses"),
         (_ignores([1, 0, *range(2, 9)]), "the last patch alone: it uses"),
     ],
     "15.4": [
@@ -1369,7 +1283,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ({**_REFEREE, "b": "time"}, "one of rate, compute, test, fair is wanted, not 'time'"),
         (["rate", "compute"], "a word for each of a, b, c, d"),
         ({"a": "rate"}, "a word for each of a, b, c, d"),
-        (3, "a word for each of a, b, c, d"),
     ],
     "16.1": [
         (lambda m: _rolled(m[::-1]), "order is reversed"),
@@ -1408,7 +1321,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (1, "the signs cancel"),
         (2.345, "root of the mean"),
         (7, "subtract each day"),
-        ([5, 5], "not 2"),
     ],
     "17.2": [
         (lambda raw, n: (raw - raw.mean(0)) / raw.std(0), "those of all days"),
@@ -1422,9 +1334,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda raw, n: (raw[:n] - raw[:n].mean(0)) / raw[:n].std(0), "11 days of 3 features"),
         (lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0) + 1, "first day's first feature"),
         (lambda raw, n: raw - raw[:n].mean(1), "over the days, dim=0"),
-        (lambda raw, n: raw[:, :n] - raw[:, 9], "it raised IndexError"),
         (lambda raw, n: raw.sub_(raw[:n].mean(0)).div_(raw[:n].std(0)), "changed its argument"),
-        (lambda raw, n: raw.tolist(), "not list"),
     ],
     "17.3": [
         (lambda z, T, end: z.unfold(0, T + 1, 1), "the shape is"),
@@ -1432,10 +1342,8 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, T, end: z.unfold(0, T + 1, 1).mT, "ends with day 10"),
         (lambda z, T, end: z[: end + 1].unfold(0, T + 1, 1).mT, "ends with day 8"),
         (lambda z, T, end: z[: end - 1].unfold(0, T + 1, 1).mT, "there are 4 windows, not 3"),
-        (lambda z, T, end: z[:end].unfold(0, T, 1).mT, "the shape is"),
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), r"holds the days \[4, 3, 2, 1"),
         (lambda z, T, end: z.mul_(2)[:end].unfold(0, T + 1, 1).mT, "changed its argument"),
-        (lambda z, T, end: z[:end].tolist(), "not list"),
     ],
     "17.4": [
         (lambda a, b, y: _judged(b, a, y), "where a is worse"),
@@ -1459,14 +1367,12 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda q, k, v, m: _masked(q, k, v, None), "has no effect"),
         (lambda q, k, v, m: _masked(q, k, v, ~m[:, None, None]), "mask is inverted"),
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, :5, None]), "largest difference"),
-        (lambda q, k, v, m: _masked(q, k, v, m[:, None, None])[..., :3], "the shape is"),
     ],
     "18.2": [
         (lambda q, k, v: _causal(q, k, v, 0), "with T=1 and S=4, .* first positions"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] + 1), "one key too many"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] - 1), "its own is closed"),
         (lambda q, k, v: _causal(q, k, v, 99), "nothing is closed"),
-        (lambda q, k, v: _causal(q, k, v, 0) + (q.shape[-2] == 3), "with T=1 and S=4"),
         (lambda q, k, v: 2 * _causal(q, k, v, k.shape[-2] - q.shape[-2]), "largest difference"),
     ],
     "18.3": [
@@ -1489,7 +1395,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda q, k, v: (q.double() @ k.double().mT * q.shape[-1] ** -0.5).softmax(-1) @ v.double(),
     ],
     "1.4": [[0, 1e308], np.array([[-5], [20]])],
-    "1.5": [torch.arange(8, -1, -1), range(300, 291, -1), np.arange(511.0, 502.0, -1)],
+    "1.5": [torch.arange(8, -1, -1), range(300, 291, -1)],
     "2.1": [
         lambda T, p: np.fromfunction(lambda t, s: (s <= t) | (s < p), (T, T)),
         lambda T, p: ~torch.ones(T, T).triu(1).bool() | (torch.arange(T)[None].expand(T, T) < p),
@@ -1502,7 +1408,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         _prefixes,
         lambda head, x: any(_moves(head, x, slice(0, t), t) for t in range(1, len(x))),
     ],
-    "2.4": [_exponents, _masked_softmax, _masked_softmax_twice],
+    "2.4": [_exponents, _masked_softmax_twice],
     "3.1": [np.array([369]), torch.tensor(369.0)],
     "3.2": [
         lambda split: _right_split(split, 2, 3, 4, 2),
@@ -1525,7 +1431,6 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "5.1": [
         np.array([[-0.99, 0.14], [0.96, 0.3]]),
         [[math.cos(3), math.sin(3)], [math.cos(0.3), math.sin(0.3)]],
-        (f(a) for a in (3, 0.3) for f in (math.cos, math.sin)),
     ],
     "5.2": [
         _interleaved,
@@ -1594,7 +1499,6 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "12.1": [
         _streamed,
         lambda b: np.logaddexp.reduce([x.logsumexp(0).item() for x in b]),
-        lambda b: float(torch.stack([x.logsumexp(0) for x in b]).logsumexp(0)),
     ],
     "12.2": [_tiles, lambda T, S, b, w: torch.tensor(_tiles(T, S, b, w))],
     "12.3": [
@@ -1658,12 +1562,14 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "8.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
     "8.4": [
         lambda city: _marked(_asked(city)),
-        lambda city: f"{_asked('Oslo')} Norway.\n{_asked('Bern')} Switzerland.\n{_asked(city)}",
+        (
+            "Oslo is the capital of Norway.\nBern is the capital of Switzerland.\n"
+            "{} is the capital of"
+        ).format,
     ],
     "14.1": [
         lambda d: torch.tensor(4.0 * d * d + 6 * d),
         lambda d: Fraction(2 * d * (2 * d + 3)),
-        lambda d: np.int64(sum(p.numel() for p in _cross(d).parameters())),
     ],
     "14.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
     "14.3": [_written, _stepwise],
@@ -1694,9 +1600,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     ],
     "17.1": [Fraction(11, 2), np.array([5.5])],
     "17.2": [
-        lambda raw, n: ((raw - raw[:n].mean(0)) / raw[:n].std(0)).numpy(),
         lambda raw, n: (raw.float() - raw[:n].float().mean(0)) / raw[:n].float().std(0),
-        lambda raw, n: (raw - raw[:n].mean(0)) / raw[:n].std(0, correction=0),
         lambda raw, n: (raw.numpy() - raw[:n].numpy().mean(0)) / raw[:n].numpy().std(0),
     ],
     "17.3": [
@@ -1705,8 +1609,6 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     ],
     "17.4": [
         lambda a, b, y: torch.tensor(_judged(a, b, y)),
-        lambda a, b, y: _judged(a.numpy(), b.numpy(), y.numpy()),
-        lambda a, b, y: set(_judged(a, b, y)),
         lambda a, b, y: (year for year in _judged(a, b, y)),
     ],
     "18.1": [
