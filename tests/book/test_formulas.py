@@ -888,71 +888,46 @@ def test_each_displayed_formula_has_its_row():
     ("3.1", "return x.transpose(1, 2).reshape(", "return x.flip(1).transpose(1, 2).reshape("),
     ("3.2", "q @ k.mT /", "(q @ k.mT + 0 * (q @ k.mT)) /"),
     ("4.1", "d_k * sigma**4", "d_k * sigma**2"),
-    ("4.1", "(coins[0] * coins[1])", "(coins[0] + coins[1])"),
     ("A.1", "* (1 - rho).sqrt()", ""),
-    ("A.1", "* 384 * std**2", "* 384 * std"),
-    ("A.1", "(total - n) / (n * (n - 1))", "total / n**2"),
     ("A.1", "scores.var(dim=-1)", "scores.sum(dim=-1)"),
     ("4.2", "* 256 * std**2", "* 256 * std"),
     ("4.3", "p.diag() - p[:, None] * p", "p.diag() - p[:, None]"),
     ("4.4", "scale * pulls.mT", "pulls.mT"),
-    ("4.4", "p.mT * (v - mean_value)", "v - mean_value"),
     ("4.5", "(x.mT @ on_query).norm()", "on_query.norm()"),
     ("4.6", '{"params": pair, "lr": rate, "eps": eps}', '{"params": pair, "lr": rate}'),
-    ("4.6", '{"params": pair, "lr": rate, "eps": eps}', '{"params": pair, "eps": eps}'),
-    ("4.6", "layer.bias /= a", "pass"),
-    ("4.6", "layer.weight /= a", "pass"),
     ("4.6", "LookUp(scale=a**2 / 8)", "LookUp(scale=a / 8)"),
     ("4.7", "bound = c * 64", "bound = c * 8"),
     ("5.1", "F.layer_norm(words[ids] + E,", "F.layer_norm((words[ids] + E).cumsum(dim=0),"),
     ("5.2", "x * sin + y * cos", "x * sin - y * cos"),
-    ("before 5.2", "x * cos - y * sin", "x * cos + y * sin"),
     ("5.3", "torch.full((200,), 3)", "torch.full((200,), -3)"),
-    ("5.3", "torch.ones(len(speeds)), 0 * speeds", "0 * speeds, torch.ones(len(speeds))"),
     ("5.4", "products = (E[:-3] * E[3:])", "products = (E[:-3] * E[2:-1])"),
     ("5.5", "angles = p[:, None] * speeds", "angles = p[:, None] ** 2 * speeds"),
     ("5.6", "x * sin + y * cos", "x * cos + y * sin"),
     ("5.7", "q, e, k).real", "q, e.conj(), k).real"),
-    ("5.7", "chunk(2, dim=-1)).conj()", "chunk(2, dim=-1))"),
     ("6.1", "model.decoder.norm(x) @ E.T", "x @ E.T"),
-    ("6.1", "E.T).softmax(dim=-1)", "E.T).softmax(dim=0)"),
     ("6.2", "return x + f(norm(x))", "return f(norm(x))"),
-    ("6.2", "return x + f(norm(x))", "return x + f(x)"),
     ("6.3", "/ z.square().sum()", "/ z.norm()"),
-    ("before 6.4", "x.square().mean", "x.abs().mean"),
     ("6.4", "x.square().mean", "x.abs().mean"),
-    ("before 6.6", "F.silu(self.gate(x))", "F.silu(self.up(x))"),
     ("6.6", "F.silu(self.gate(x))", "F.sigmoid(self.gate(x))"),
     ("before 7.1", "* real[..., None]", ""),
     ("7.1", "mean / mean.norm(dim=1, keepdim=True)", "mean / mean.norm()"),
     ("8.1", "logits / tau", "logits * tau"),
     ("8.2", "ids[0, 1:, None]", "ids[0, :-1, None]"),
-    ("8.2", "[:, 0] / math.log(2)", "[:, 0]"),
     ("A.2", "k.nbytes + v.nbytes", "k.nbytes"),
     ("A.3", "(2**bits - 1)", "2**bits"),
-    ("A.3", "/ step).round()", "/ step).floor()"),
     ("12.1", "mean = (g * out)", "mean = (g * g)"),
-    ("12.1", "d_w - mean[", "d_w + mean["),
     ("13.1", "S = k.mT @ v  # all pairs, added", "S = k.mT @ v.flip(-2)  # all pairs, added"),
     ("13.2", "S = k.mT @ v  # all pairs, added", "S = k.mT @ v.abs()  # all pairs, added"),
     ("13.3", "(beta * (v_t - read))", "(beta * v_t)"),
     ("13.4", "(v[..., now, :] - read)", "v[..., now, :]"),
-    ("13.4", "now, :].mT.exp() * S  # forget", "now, :].mT * S  # forget"),
     ("13.5", "known = beta * (v - g.exp()", "known = beta * (v - g"),
-    ("13.5", "beta * (k @ k.mT) * faded", "beta * (k @ k.mT)"),
     ("14.1", "y + self.cross(", "self.cross("),
-    ("14.1", "self.cross(self.cross_norm(y)", "self.cross(y"),
     ("15.1", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"),
-    ("15.1", "self.E(cut(images, self.patch))", "self.E(cut(images.mT, self.patch))"),
     ("15.2", "dim=1) + self.positions", "dim=1) + self.positions.flip(0)"),
-    ("15.2", "self.class_token.expand", "self.class_token.flip(1).expand"),
     ("15.3", "self.attention(self.norm_1(z))", "self.attention(self.norm_1(z.flip(1)))"),
-    ("15.3", "z = z + self.attention", "z = self.attention"),
-    ("15.3", "/ q.shape[-1] ** 0.5", "/ q.shape[-1]"),
     ("15.4", "return z + self.down", "return z - self.down"),
     ("15.5", "self.norm(z[:, 0])", "self.norm(z[:, 1])"),
     ("16.1", "torch.eye(A.shape[-1]).to(A)) @ total", "torch.eye(A.shape[-1]).to(A)).mT @ total"),
-    ("16.1", "+ torch.eye(A.shape[-1]).to(A)) @ total", ") @ total"),
 )
 def test_another_computation_is_seen(number, old, new):
     (row,) = (row for row in ROWS if row.number == number)
@@ -962,13 +937,6 @@ def test_another_computation_is_seen(number, old, new):
         cell.source = cell.source.replace(old, new)
     assert cells
     assert unlike(row, defined(notebook))
-
-
-def test_another_formula_is_seen():
-    notebook = pages.read(pages.BOOK / "01_one_head.ipynb")
-    for cell in notebook.cells:
-        cell.source = cell.source.replace(r"{\sqrt{d_k}}\right", r"{d_k}\right")
-    assert formulas(notebook)["1.1"] != ROWS[0].tex
 
 
 SYMBOL = re.compile(r"(?m)^\| \$([^$]+)\$ \| `(\w+)`")
@@ -1088,55 +1056,3 @@ def test_no_letter_loses_the_others_of_its_kind():
     assert {name: once(text) for name, text in texts.items() if once(text)} == ONCE
     right = texts["05_positions"]
     assert once(right.replace("$A_0 = I$", "$A_0 = R$", 1)) != once(right)
-
-
-WORTH = {"sqrt": math.sqrt, "ln": math.log, "log": math.log}
-SIGNS = {ast.Add: float.__add__, ast.Sub: float.__sub__, ast.Mult: float.__mul__}
-SIGNS |= {ast.Div: float.__truediv__, ast.Pow: float.__pow__}
-
-
-def worth(node: ast.AST) -> float:
-    if isinstance(node, ast.Call):
-        return WORTH[node.func.id](*map(worth, node.args))
-    if isinstance(node, ast.BinOp):
-        return SIGNS[type(node.op)](worth(node.left), worth(node.right))
-    return -worth(node.operand) if isinstance(node, ast.UnaryOp) else float(node.value)
-
-
-def sums(text: str) -> list[tuple[str, float, float]]:
-    """Equations of numbers alone: TeX, what the left is worth, and what the right says."""
-    found = []
-    for tex in re.findall(r"\$([^$]+)\$", re.sub(r"\$ \$", " ", DISPLAYED.sub("", text))):
-        left, sign, right = re.sub(r"\\[,;!]|\\(?=%)", "", tex).partition(" = ")
-        plain = re.sub(r"\\[dt]?frac(?:\{(\d+)\}\{(\d+)\}|(\d)(\d))", r"(\1\3/\2\4)", left)
-        plain = re.sub(r"\\(sqrt|ln|log) ?\{?([\d.]+)\}?", r"\1(\2)", plain)
-        plain = re.sub(r"\^\{?(-?\d+)\}?", r"**\1", plain).replace(r"\cdot", "*")
-        plain = re.sub(r"([\d)]) *(?=sqrt|ln|log)", r"\1*", plain)
-        if (
-            sign
-            and re.fullmatch(r"[\d.]+", right)
-            and re.fullmatch(r"(?:[\d.+\-*/() ]|sqrt|ln|log)+", plain)
-        ):
-            found.append((tex, worth(ast.parse(plain.strip(), mode="eval").body), float(right)))
-    return found
-
-
-def false_sums(text: str) -> list[str]:
-    return [tex for tex, one, other in sums(text) if not math.isclose(one, other, abs_tol=5e-4)]
-
-
-def test_sums_inside_sentences_are_right():
-    texts = ["\n".join(c.source for c in page.cells) for page in PAGES.values()]
-    assert [tex for text in texts for tex in false_sums(text)] == []
-    assert sum(len(sums(text)) for text in texts) >= 3
-
-
-@for_each(
-    (r"$1/\sqrt{64} = 0.125$", r"$\sqrt{64} = 0.125$"),
-    (r"$0.7 \cdot 0 + 0.3 \cdot 1 = 0.3$", r"$0.7 \cdot 1 + 0.3 \cdot 1 = 0.3$"),
-    (r"$(1 + \frac13)/7 = 0.19$", r"$(1 + \frac14)/7 = 0.19$"),
-    (r"$- 3 \cdot 0.025 \ln 0.025$ $= 0.277$", r"$- 3 \cdot 0.025 \ln 0.25$ $= 0.277$"),
-)
-def test_a_wrong_sum_is_seen(right, wrong):
-    assert (len(sums(right)), len(sums(wrong))) == (1, 1)
-    assert len(false_sums(wrong)) == 1
