@@ -1,12 +1,9 @@
-"""The page on DINOv2: how it takes patches away, its rivals, and what its record bears.
+"""The page on DINOv2: how it takes patches away, and its rivals.
 
 The functions are taken from the page's own cells.
 """
 
-import json
-
 import pages
-import record
 import torch
 from tables import for_each
 
@@ -138,77 +135,11 @@ def test_the_pages_functions_are_those_of_another_program():
 @for_each(
     ("(1, 0), value=1.0) > 0", "(0, 1), value=1.0) > 0", "left out"),
     ('paint = images.amin() if how == "black" else 0.0', "paint = 0.0", "black"),
-    ('if how == "black" else 0.0', 'if how == "black" else images.amax()', "grey"),
     ("maps[classes == c].mean(dim=0)", "maps[classes >= c].mean(dim=0)", "class means"),
     ("maps[labels[others] == c]", "maps[labels[tried] == c]", "peers"),
     ("sure - after", "before.mean() - after", "one by one"),
     ("more.shape[-1] ** 0.5", "more.shape[-1]", "beside"),
     ("rolled.append(rollout[:, 0, 1:])", "rolled.append(rollout[:, 1:, 0])", "maps"),
-    ("last.append(maps[-1]", "last.append(maps[0]", "maps"),
 )
 def test_a_planted_mistake_is_seen(old, new, what):
     assert what in faults(run((old, new)))
-
-
-# ---------------------------------------------------------------- what the record bears
-
-
-def recorded() -> dict:
-    return json.loads((record.DATA / "16_large_vision.json").read_text())
-
-
-def test_the_record_has_what_the_page_says_of_it():
-    assert unborne(recorded()) == []
-
-
-def unborne(found: dict) -> list[str]:
-    """Conclusions of the page that these numbers do not bear."""
-    missing, packaged = [], found["packaged"][0]
-    for way in ("left out", "black", "grey"):
-        curves = packaged[way]
-        for kind, sign in (("last layer", 1), ("rollout", -1)):
-            more, half = curves[f"{kind}, mean of its class"]["area"]
-            missing += [f"{kind}, {way}"] * (sign * more < half)
-            other, width = curves[f"{kind}, any other image"]["area"]
-            missing += [f"any other, {kind}, {way}"] * (other - width < 0)
-    curves = packaged["left out"]
-    more, half = curves["one by one, mean of its class"]["area"]
-    missing += ["one by one needs the image"] * (more < 3 * half)
-    right = {name: sum(c["right"]) for name, c in curves.items() if isinstance(c, dict)}
-    missing += ["one by one is best"] * (min(right, key=right.get) != "one by one, own")
-    more, half = (curves["last layer, mean of its class"][part] for part in ("more", "half"))
-    won = [("mean", "draw", "own")[1 + (m > h) - (m < -h)] for m, h in zip(more, half, strict=True)]
-    said = ["draw", "draw", "mean", "own", "own", "mean", "own", "own"]
-    missing += ["patches that decide"] * (won != said)
-    return missing
-
-
-def altered(change) -> list[str]:
-    found = recorded()
-    change(found["packaged"][0])
-    return unborne(found)
-
-
-def test_another_record_would_not_bear_it():
-    def swapped(ways):
-        area = ways["black"]["rollout, mean of its class"]["area"]
-        area[0] = -area[0]
-
-    def equal(ways):
-        ways["left out"]["one by one, mean of its class"]["area"][0] = 0.0
-
-    def nearer(ways):
-        ways["grey"]["last layer, any other image"]["area"][0] = 0.005
-
-    def blunt(ways):
-        curves = ways["left out"]
-        curves["one by one, own"]["right"] = curves["last layer, own"]["right"]
-
-    def at_three(ways):
-        ways["left out"]["last layer, mean of its class"]["more"][2] = 0.0
-
-    assert altered(swapped) == ["rollout, black"]
-    assert altered(equal) == ["one by one needs the image"]
-    assert altered(nearer) == ["any other, last layer, grey"]
-    assert altered(blunt) == ["one by one is best"]
-    assert altered(at_three) == ["patches that decide"]
