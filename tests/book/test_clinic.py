@@ -87,15 +87,6 @@ def test_each_bar_has_its_section_in_its_order():
     assert astray([labels[1], labels[0], *labels[2:]]) == labels[1::-1]
 
 
-def test_without_a_switch_it_is_right_and_an_unknown_one_is_none():
-    q, k, v = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0))
-    words = torch.arange(7) < torch.tensor([[7], [5]])
-    mask = torch.ones(7, 7).tril().triu(-3).bool() & words[:, None, None]
-    right = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    for wrong in (None, "right"):
-        torch.testing.assert_close(RECIPE["attend"](q, k, v, words, 4, wrong), right)
-
-
 FEW = ("steps=200", "steps=50"), ("(0, 4, 13)", "(4,)")  # steps, seeds
 
 

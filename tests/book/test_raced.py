@@ -59,15 +59,8 @@ def test_the_model_is_the_librarys(patch, side, d, heads, layers):
 
 @for_each(
     ("permute(0, 2, 4, 1, 3, 5)", "permute(0, 2, 4, 1, 5, 3)"),
-    ("permute(0, 2, 4, 1, 3, 5)", "permute(0, 4, 2, 1, 3, 5)"),
     ("self.norm_2(z)", "self.norm_1(z)"),
-    ("q.shape[-1] ** 0.5", "q.shape[-1]"),
-    ("transpose(1, 2).flatten(-2)", "flatten(-2).unflatten(1, (-1, 1)).flatten(1, 2).mT"),
-    ("F.gelu", "F.relu"),
-    ("self.norm(z[:, 0])", "self.norm(z[:, 1])"),
     ("torch.cat([start, x], dim=1)", "torch.cat([x, start], dim=1)"),
-    ("dim=1) + self.positions", "dim=1) + 2 * self.positions"),
-    ("z = z + self.attention", "z = self.norm_1(z) + self.attention"),
 )
 def test_a_wrong_model_is_seen(old, new):
     try:
@@ -75,24 +68,6 @@ def test_a_wrong_model_is_seen(old, new):
     except RuntimeError:  # shapes that do not fit
         found = float("inf")
     assert found > 1e-3
-
-
-@for_each((1, 4, 6, 2), (3, 10, 15, 5), (2, 7, 7, 1))
-def test_patches_are_those_of_unfold(channels, height, width, p):
-    images = torch.randn(2, channels, height, width)
-    assert torch.equal(OWN["cut"](images, p), F.unfold(images, p, stride=p).mT)
-
-
-def test_pixels_stay_inside_their_patches():
-    images = torch.arange(2 * 784.0).view(2, 1, 28, 28)
-    moved, before = (
-        F.unfold(found, 7, stride=7).mT
-        for found in (OWN["Inside"](torch.nn.Identity(), 7, 0)(images), images)
-    )
-    assert torch.equal(moved.sort(dim=2).values, before.sort(dim=2).values)
-    assert torch.equal(moved[1] - moved[0], before[1] - before[0])  # one order for all images
-    orders = {tuple(row) for row in moved[0].argsort(dim=1).tolist()}
-    assert len(orders) == 16  # each patch has its own
 
 
 @for_each(1, 4, 7, 14)

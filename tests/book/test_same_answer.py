@@ -1,8 +1,6 @@
-"""The page on the same answer: other texts, seeds and sizes, and what it says of transformers."""
+"""What the pages on the same answer and the clinic say of transformers' attentions."""
 
 import functools
-import inspect
-import re
 
 import pages
 import pytest
@@ -11,8 +9,6 @@ from tables import for_each
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     masking_utils,
@@ -21,177 +17,22 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import attn_check
-from attn_lib import masks
-
-PAGE = pages.read(pages.BOOK / "11_same_answer.ipynb")
-CELLS = {cell.id: cell.source for cell in PAGE.cells}
-
-
-@functools.cache
-def smollm2():
-    """The page's own model and tokenizer, from its set-up."""
-    space, gradients = {}, torch.is_grad_enabled()
-    source = re.sub(r"(?m)^( *)(?:%|torch.set_printoptions).*", r"\1pass", CELLS["ch11-code-02"])
-    try:
-        exec(source, space)  # noqa: S102 - the page's own
-    finally:
-        torch.set_grad_enabled(gradients)
-    return space["model"], space["tokenizer"]
-
-
-def ids(text):
-    return torch.tensor([smollm2()[1].encode(text).ids])
 
 
 def gap(now, alone):
     return ((now - alone).abs().max() / alone.std()).item()
 
 
-def tiny(kind, seed):
-    torch.manual_seed(seed)
-    if kind is GPT2LMHeadModel:
-        sizes = {"n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 64}
-        config = GPT2Config(
-            vocab_size=97, bos_token_id=0, eos_token_id=1, initializer_range=0.6, **sizes
-        )
-    else:
-        sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
-        config = LlamaConfig(
-            vocab_size=97, num_attention_heads=3, initializer_range=0.3, pad_token_id=0, **sizes
-        )
-    return kind(config).eval()
-
-
-@pytest.mark.parametrize(
-    ("first", "changed", "last"),
-    [
-        (
-            "My name is Anna and I live in Oslo.",
-            "My name is Emma and I live in Oslo.",
-            "My name is",
-        ),
-        ("The door is red.", "The door is blue.", "The door of the house is"),
-        ("One two three four five.", "One two three four six.", "Seven eight nine"),
-    ],
-)
-@torch.no_grad()
-def test_of_six_ways_three_isolate_other_documents_too(first, changed, last):
-    model, _ = smollm2()
-    alone, T = model(ids(last)).logits[0], ids(last).shape[1]
-    isolated = []
-    for n, mask in enumerate(("none", "none", "ones", "off", "block", "block")):
-        seen = []
-        for text in (first, changed):
-            sizes = [ids(text).shape[1], T]
-            document = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes))
-            passed = {"position_ids": torch.cat([torch.arange(size) for size in sizes])[None]}
-            passed = {} if n in (0, 4) else passed
-            passed |= {"use_cache": False} if mask in ("ones", "off") else {}
-            if mask == "ones":
-                passed["attention_mask"] = torch.ones(1, sum(sizes), dtype=torch.long)
-            if mask == "block":
-                open_ = masks.causal_mask(sum(sizes)) & (document[:, None] == document)
-                passed["attention_mask"] = open_[None, None]
-            row = torch.cat([ids(text), ids(last)], dim=1)
-            seen.append(model(row, **passed).logits[0, -T:])
-        if gap(seen[0], alone) < 1e-4 and gap(seen[1], seen[0]) < 1e-4:
-            isolated.append(n)
-        else:
-            assert gap(seen[1], seen[0]) > 0.05  # it sees the other document
-    assert isolated == [3, 4, 5]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@torch.no_grad()
-def test_learned_positions_need_them_behind_padding(seed):
-    tokens = torch.randint(2, 97, (1, 5))
-    padded = torch.cat([torch.ones(1, 3, dtype=torch.long), tokens], dim=1)
-    real = torch.tensor([[0] * 3 + [1] * 5])
-    counted = (real.cumsum(dim=1) - 1).clamp(min=0)
-    for kind, enough in ((GPT2LMHeadModel, False), (LlamaForCausalLM, True)):
-        model = tiny(kind, seed)
-        alone = model(tokens).logits[0]
-        with_mask = model(padded, attention_mask=real).logits[0, 3:]
-        with_both = model(padded, attention_mask=real, position_ids=counted).logits[0, 3:]
-        assert (gap(with_mask, alone) < 1e-4) == enough
-        assert gap(with_both, alone) < 1e-4
-        assert gap(model(padded).logits[0, 3:], alone) > 0.1
-
-
-def test_generate_counts_positions_from_the_mask():
-    model, tokens = tiny(GPT2LMHeadModel, 0), torch.tensor([[5, 9, 40, 33, 71]])
-    padded = torch.cat([torch.ones(1, 3, dtype=torch.long), tokens], dim=1)
-    asked = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 1}
-    alone = model.generate(tokens, attention_mask=torch.ones_like(tokens), **asked)[:, 5:]
-    real = torch.tensor([[0] * 3 + [1] * 5])
-    assert torch.equal(model.generate(padded, attention_mask=real, **asked)[:, 8:], alone)
-    nothing = torch.ones_like(padded)
-    assert not torch.equal(model.generate(padded, attention_mask=nothing, **asked)[:, 8:], alone)
-
-
-def test_documents_are_looked_for_without_mask_and_cache_alone():
-    source = inspect.getsource(masking_utils._preprocess_mask_arguments)
-    (gate,) = [
-        line for line in source.splitlines() if line.strip().startswith("if position_ids is")
-    ]
-    assert "attention_mask is None and past_key_values is None" in gate
-    assert "i.e. generally a training setup" in source
-
-
-@torch.no_grad()
-def test_an_attention_without_a_registered_mask_is_not_causal():
-    """In three tokens, whether the first one sees the last."""
-    AttentionInterface.register("plain_here", _plain)
-    model, row = tiny(LlamaForCausalLM, 0), torch.tensor([[5, 9, 40]])
-    other = torch.tensor([[5, 9, 41]])
-    moved = {}
-    for name in ("sdpa", "plain_here"):
-        model.set_attn_implementation(name)
-        moved[name] = gap(model(row).logits[0, 0], model(other).logits[0, 0])
-    assert moved["sdpa"] < 1e-4 < 0.01 < moved["plain_here"]
+def tiny():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
+    config = LlamaConfig(
+        vocab_size=97, num_attention_heads=3, initializer_range=0.3, pad_token_id=0, **sizes
+    )
+    return LlamaForCausalLM(config).eval()
 
 
 CLINIC = pages.BOOK / "18_clinic.ipynb"
-
-
-def clinic(**changes):
-    """What the clinic's table prints of a custom attention, with other mask functions."""
-    cells = pages.sources(CLINIC)
-    told, space = (
-        [],
-        {
-            "torch": torch,
-            "partial": functools.partial,
-            "F": torch.nn.functional,
-            "audit": attn_check.audit,
-        },
-    )
-    space |= {"LlamaConfig": LlamaConfig, "LlamaForCausalLM": LlamaForCausalLM}
-    space |= {"AttentionInterface": AttentionInterface}
-    space |= {
-        "AttentionMaskInterface": AttentionMaskInterface,
-        "print": lambda *row: told.append(" ".join(row)),
-    }
-    exec(cells["ch18-custom"], space)  # noqa: S102 - the page's own
-    mask_functions = {name: getattr(masking_utils, name) for name in ("sdpa_mask", "eager_mask")}
-    exec(cells["ch18-custom-said"], {**space, **mask_functions, **changes})  # noqa: S102
-    return told
-
-
-@for_each(
-    {"eager_mask": masking_utils.sdpa_mask},  # the mask is left out
-    {"sdpa_mask": masking_utils.eager_mask},  # it is built
-)
-def test_a_changed_mask_function_turns_the_clinic_red(changes):
-    stored = clinic()
-    assert stored[1:] == [
-        "none        off   1.00  causal, left padding",
-        "sdpa_mask   off   1.00  causal, left padding",
-        "eager_mask  off   0.00  nothing",
-        "none        on    0.00  left padding",
-        "sdpa_mask   on    0.00  nothing",
-    ]
-    assert clinic(**changes) != stored
 
 
 def pasted(*, without="", change=("", "")):
@@ -301,7 +142,7 @@ def test_the_function_that_gets_no_mask_is_right():
 def test_an_attention_that_wraps_the_usual_one_stays_causal():
     """With one token changed: and yet it does not close padding."""
     AttentionInterface.register("wrapped_here", sdpa_attention_forward)
-    model, row = tiny(LlamaForCausalLM, 0), torch.tensor([[5, 9, 40]])
+    model, row = tiny(), torch.tensor([[5, 9, 40]])
     padded = torch.tensor([[0, 1, 1]])
     moved = {}
     for name in ("sdpa", "wrapped_here"):
@@ -312,31 +153,6 @@ def test_an_attention_that_wraps_the_usual_one_stays_causal():
         moved[name] = causal, gap(*seen)
     assert max(moved["sdpa"]) < 1e-4
     assert moved["wrapped_here"][0] < 1e-4 < 0.01 < moved["wrapped_here"][1]
-
-
-def _plain(module, query, key, value, attention_mask, **kwargs):
-    assert attention_mask is None
-    kwargs["is_causal"] = False  # as an attention does that trusts the mask which it is given
-    return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
-@pytest.mark.parametrize("seed", range(2))
-def test_a_block_mask_of_booleans_closes_nothing_in_eager_attention(kernel, seed):
-    model = tiny(LlamaForCausalLM, seed)
-    model.set_attn_implementation(kernel)
-    rows = torch.arange(20, 32).repeat(2, 1)
-    rows[1, 2] = 50  # a token of the first document is another
-    document = torch.arange(12) // 6
-    block = (masks.causal_mask(12) & (document[:, None] == document))[None, None]
-    added = torch.zeros(block.shape).masked_fill(~block, torch.finfo(torch.float32).min)
-    moved = {}
-    for name, mask in {"booleans": block, "numbers": added}.items():
-        one, other = (model(row[None], attention_mask=mask).logits[0, 6:] for row in rows)
-        moved[name] = gap(other, one)
-    assert moved["numbers"] < 1e-4
-    assert (moved["booleans"] < 1e-4) is (kernel == "sdpa")
-    assert kernel == "sdpa" or moved["booleans"] > 0.1
 
 
 # ---------------------------------------------------------------- FlashAttention's path
@@ -365,7 +181,7 @@ def flash_moves(monkeypatch, rows, **passed):
     stand_in = lambda *_, **__: (_flash, _varlen, None, *pad)  # noqa: E731
     monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", stand_in)
     monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
-    model = tiny(LlamaForCausalLM, 0)
+    model = tiny()
     model.config._attn_implementation = "flash_attention_2"
     first = torch.arange(20, 38).repeat(rows, 1)
     other = first.clone()
@@ -393,31 +209,3 @@ def test_flash_attention_reads_documents_from_the_positions_of_a_single_row(
     """As the page says; with a plain function in place of the kernel, which needs a GPU."""
     gaps = flash_moves(monkeypatch, rows, **passed)
     assert max(gaps) < 1e-4 if isolated else min(gaps) > 0.1
-
-
-def test_the_page_names_the_transformers_that_is_pinned_and_the_file():
-    (pin,) = re.findall(r"(?m)^transformers==(.+)$", (pages.ROOT / "requirements.txt").read_text())
-    assert f"in transformers {pin}, which this book pins" in CELLS["ch11-text-17"]
-    named = inspect.getfile(modeling_flash_attention_utils._flash_attention_forward)
-    assert f"`{named.rpartition('/')[2]}`" in CELLS["ch11-text-17"]
-
-
-# ---------------------------------------------------------------- the audit of one's own call
-
-
-def _calls(model, **options):
-    def mine(tokens, position_ids=None):
-        return model(tokens, position_ids=position_ids, **options).logits
-
-    return mine
-
-
-@for_each(({}, False), ({"use_cache": False}, True))
-def test_a_call_of_ones_own_is_judged_as_a_function(options, holds):
-    """Packing counts once it is named, as the page says; before that it does not."""
-    mine = _calls(tiny(LlamaForCausalLM, 0), **options)
-    attn_check.assert_same_answer(mine)
-    assert attn_check.audit(mine, properties=["packing"]).ok is holds
-    if not holds:
-        with pytest.raises(AssertionError, match=r"the answer changes \(packing\)"):
-            attn_check.assert_same_answer(mine, properties=["packing"])
