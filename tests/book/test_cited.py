@@ -85,12 +85,10 @@ def test_entries_agree_with_the_works_and_with_themselves():
 @for_each(
     ("Ba, Jimmy Lei and Kiros, Jamie Ryan and", "Jamie Ryan", "Jamie", "ba2016: authors"),
     ("@misc{vaswani2017", "vaswani", "shazeer", "shazeer2017: name"),
-    ("Vision Transformers Need Registers", "Vision ", "", "darcet2024: title"),
     ("https://arxiv.org/abs/2309.00071", "2309", "2009", "peng2023: unknown"),
     ("https://arxiv.org/abs/2309.00071", "2309", "2009", "arxiv.org/abs/2309.00071: gone"),
     ("{141--142}", "141--142", "142--143", "nadaraya1964: place"),
     ("Issue 41508:", "41508", "41580", "pytorch41508: number"),
-    ("Pull request 2656:", "Pull request", "Issue", "megatronbridge2656: number"),
     (
         "2020},\n  url = {https://github.com/pytorch/pytorch/issues/41508}",
         "2020",
@@ -101,16 +99,6 @@ def test_entries_agree_with_the_works_and_with_themselves():
 def test_a_contradiction_is_seen(place, old, new, fault):
     assert BIBLIOGRAPHY.count(place) == 1
     assert fault in inconsistent(BIBLIOGRAPHY.replace(place, place.replace(old, new)))
-
-
-def test_another_letter_of_a_work_is_seen():
-    for entry in entries(BIBLIOGRAPHY):
-        if re.search("arxiv|doi", entry["url"]):
-            for name in ("author", "title", "year"):
-                line = f"  {name} = {{{entry[name]}}}"
-                at = BIBLIOGRAPHY.index(line, BIBLIOGRAPHY.index(f"{{{entry['key']},")) + len(line)
-                changed = BIBLIOGRAPHY[: at - 2] + "#" + BIBLIOGRAPHY[at - 1 :]
-                assert inconsistent(changed) != [], line
 
 
 # ---------------------------------------------------------------- how many are named

@@ -48,8 +48,6 @@ START = "packing: restarted positions, "
     ("gpt_oss", f"{START}cache off", "holds", "recorded: holds"),
     ("gpt_oss", f"{START}cache off", 1.2, "recorded: ["),
     ("mistral", "cache", "refuses", "mistral, cache: holds; recorded: refuses"),
-    ("llama", "packing: 4-D mask", None, "llama, packing: 4-D mask: holds; recorded: None"),
-    ("bert", "kernel: eager, not sdpa", "refuses", "recorded: refuses"),
     ("llama", None, "too large", "llama: is judged; recorded: too large"),
 )
 def test_a_changed_verdict_is_seen(name, way, changed, said):

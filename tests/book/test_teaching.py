@@ -139,8 +139,6 @@ SLIDES = {
     "moves: 2 are 1": lambda text: re.sub(r" <a [^>]*>Move it</a>", "", text, count=1),
     "picture: ": lambda text: text.replace(">cat</text>", ">dog</text>", 1),
     f"no {AUTHOR}": lambda text: text.replace(AUTHOR, "Somebody"),
-    "no CC BY 4.0": lambda text: text.replace("CC BY 4.0", "CC0"),
-    "no To cite: ": lambda text: text.replace("To cite: ", ""),
     "asks How": lambda text: text.replace("How can a few matrices decide", "How can they decide"),
 }
 
@@ -246,22 +244,22 @@ def test_who_loads_slides_again_stays_on_the_slide(browser, site):
         assert page.evaluate(SEEN) != ["8"]
 
 
-@for_each((1280, 720), (390, 844), (1920, 1080))
-def test_each_slide_is_whole_on_its_screen(width, height, browser, site):
+def test_each_slide_is_whole_on_every_screen(browser, site):
     with opened(browser, site.as_uri()) as page:
         for path in pages.CHAPTERS:
-            visit(page, f"{site.as_uri()}/teach/{path.stem[:2]}-slides.html", width)
-            page.set_viewport_size({"width": width, "height": height})
-            assert page.evaluate(CUT) == [], path.stem
+            visit(page, f"{site.as_uri()}/teach/{path.stem[:2]}-slides.html")
             assert page.evaluate("[...document.images].every(image => image.naturalWidth)")
-            assert page.evaluate(NARROW) == [], path.stem
-            assert page.evaluate(APART) == 0, path.stem
-        with styled(page, "svg { height: 100% !important; flex: 0 1 100% !important }"):
-            assert width > height or page.evaluate(APART)
-        with styled(page, "svg { width: 300px }"):
-            assert page.evaluate(NARROW) != []
-        with styled(page, ":is(img, svg) { height: 90vh; flex-shrink: 0 !important }"):
-            assert page.evaluate(CUT) != []
+            for width, height in ((1280, 720), (1920, 1080), (390, 844)):
+                page.set_viewport_size({"width": width, "height": height})
+                found = [page.evaluate(which) for which in (CUT, NARROW, APART)]
+                assert found == [[], [], 0], (path.stem, width)
+        for style, which in (
+            ("svg { height: 100% !important; flex: 0 1 100% !important }", APART),
+            ("svg { width: 200px }", NARROW),
+            (":is(img, svg) { height: 90vh; flex-shrink: 0 !important }", CUT),
+        ):
+            with styled(page, style):
+                assert page.evaluate(which), which
 
 
 def test_slides_are_dark_in_the_dark_but_not_on_paper(browser, site):
@@ -337,12 +335,9 @@ SHEETS = {
     "exercise: no weights_by_hand": lambda text: text.replace("= ...  # for example", "="),
     "solution: no # products": lambda text: text.replace("[0.47, 0.47, 0.06]", "[0.5, 0.5, 0]"),
     "told too early: query =": lambda text: text.replace("query = ...", "query = [0.0, 8.0]"),
-    "told too early: # the direct": lambda text: text.replace("query = ...", "# the direction"),
     "handed out: Solution 1": lambda text: text.replace("</section>", "Solution 1</section>", 1),
     "handed out: -solutions": lambda text: text.replace("#exercises", "-solutions.html"),
     f"no {AUTHOR}": lambda text: text.replace(AUTHOR, "Somebody", 1),
-    "no CC BY 4.0": lambda text: text.replace("CC BY 4.0", "CC0", 1),
-    "no Build one": lambda text: text.replace("Build one", "Build no"),
 }
 
 
