@@ -59,10 +59,10 @@ READ = """([texts, others, chosen]) => {
 
 @pytest.fixture(scope="module")
 def asked():
-    """200 dates of the test, rows of each, another date at least as long; and the truth."""
+    """100 dates of the test, rows of each, another date at least as long; and the truth."""
     found, draw = datasets.dates(1000, split="test", seed=14), random.Random(14)  # noqa: S311
-    texts = found.texts[:200]
-    assert {*found.locales[:200]} == {*datasets.DATE_LOCALES}
+    texts = found.texts[:100]
+    assert {*found.locales[:100]} == {*datasets.DATE_LOCALES}
     cases, truth = [], []
     for text in texts:
         other = draw.choice([one for one in found.texts if len(one) >= len(text)])
@@ -72,7 +72,7 @@ def asked():
         mixed, _ = date_model.written(date_model.exchanged(text, other, chosen))
         truth.append((answer, weights, mixed))
     right = [answer == iso for (answer, *_), iso in zip(truth, found.iso, strict=False)]
-    assert sum(right) >= 190  # it is the trained model
+    assert sum(right) >= 95  # it is the trained model
     return cases, truth
 
 
@@ -100,7 +100,7 @@ def test_float16_is_read_exactly(old, new, same, browser):
     assert all(equal) == same
 
 
-def differences(browser, asked, engine: str, count=200) -> dict[str, int]:
+def differences(browser, asked, engine: str, count=100) -> dict[str, int]:
     """Of so many dates, how often an engine has other answers or weights than the library."""
     cases, truth = (part[:count] for part in asked)
     page = browser.new_page()
@@ -121,7 +121,7 @@ def differences(browser, asked, engine: str, count=200) -> dict[str, int]:
 
 
 def test_the_engine_agrees_with_the_library(browser, asked):
-    """On 200 dates of all locales: answers, each weight, and answers after an exchange of rows."""
+    """On 100 dates of all locales: answers, each weight, and answers after an exchange of rows."""
     assert {*differences(browser, asked, ENGINE.read_text()).values()} == {0}
 
 
@@ -256,7 +256,7 @@ def test_an_example_is_read_and_each_vector_exchanged(reader, everything):
         assert reader.text.input_value() == text
         assert reader.other.input_value() == other
         reader.check(text, other)
-        for s in range(len(text)) if everything or n == 0 else (0, len(text) - 5):
+        for s in range(len(text)) if everything or n == 0 else ():
             reader.press(reader.key(s))
             reader.check(text, other, [s])
             reader.press(reader.key(s))

@@ -115,8 +115,13 @@ def marked(path):
 
 def outputs(site, path):
     """The built outputs in which tables are."""
-    soup = BeautifulSoup((site / "book" / f"{path.stem}.html").read_text(), "html.parser")
-    return [str(one) for one in soup.select(".cell_output:has(.printed-table)")]
+    start = '<div class="cell_output'
+    parts = (site / "book" / f"{path.stem}.html").read_text().split(start)[1:]
+    return [
+        str(BeautifulSoup(start + part, "html.parser").div)  # which ends where it ends there
+        for part in parts
+        if "printed-table" in part
+    ]
 
 
 WITH_TABLES = [path for path in pages.NOTEBOOKS if marked(path)]
