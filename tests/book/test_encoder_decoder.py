@@ -106,8 +106,6 @@ def test_forms_are_as_long_as_their_examples(chapter):
 # ---------------------------------------------------------------- mistakes, planted
 
 PLANTED = {
-    "the rows are exchanged the other way": (
-        WHERE[0], "chosen[..., None], other, x)", "chosen[..., None], x, other)"),
     "the exchange comes a block too early": (
         WHERE[1], "blocks[:after]:", "blocks[: max(after - 1, 0)]:"),
     "rows that are exchanged too late": (
@@ -123,7 +121,6 @@ PLANTED = {
         "ch14-code-73", "context, mask=mask)", "context)"),
     "each row is given what it is asked for": (
         "ch14-code-15", "self.attention_norm(y), causal=True)", "self.attention_norm(y))"),
-    "capitals are spared": ("ch14-code-49", "m.upper()", "m"),
 }  # fmt: skip
 
 
@@ -132,9 +129,10 @@ def unseen(monkeypatch):
     monkeypatch.setattr(plt, "show", plt.close)
 
 
+@pytest.mark.weekly
 @pytest.mark.usefixtures("unseen")
 def test_without_a_mistake_no_cell_is_red():
-    found = run("ch14-code-73", "ch14-code-15", "ch14-code-49", *WHERE)
+    found = run("ch14-code-73", "ch14-code-15", *WHERE)
     assert found["here"].keys() == found["ROADS"].keys()
 
 

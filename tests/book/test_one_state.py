@@ -85,7 +85,7 @@ def faults(page, seed=0, T=11, size=4) -> float:
 # ---------------------------------------------------------------- chunks
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 40), st.integers(1, 45), st.floats(0, 60))
 def test_chunks_of_any_size_are_the_loop(seed, T, size, strong):
     """Also where gates are so strong that e^(−g) overflows; outputs, states and gradients."""

@@ -1,6 +1,5 @@
 """Recorded runs: what ``book/_tools/record.py`` stores is what today's cells find."""
 
-import copy
 import json
 import re
 import subprocess
@@ -190,10 +189,8 @@ def test_what_was_recorded_is_found_again(recorded_page, stored):
 @for_each(
     ("nn.ReLU(), ", "", "seed 2, training 1: loss .* at step 0, recorded is"),
     ("0.1 * (n + 1)", "0.2 * (n + 1)", "seed 2, training 1: loss .* at step [1-9]"),
-    ("int(2 / pace())", "int(0.5 / pace())", "seed 2, training 1: loss .* at step [1-9]"),
-    ("manual_seed(step)", "manual_seed(0)", "seed 2, training 2: loss .* at step 1,"),
     ('"curve": by_hand(seed), ', "", "seed 2: 1 models are trained, 2 recorded"),
-    ids=["no ReLU", "another rate", "a quarter of the time", "another batch", "a model less"],
+    ids=["no ReLU", "another rate", "a model less"],
 )
 def test_a_changed_cell_is_seen_in_its_first_steps(old, new, said, recorded_page):
     assert EXPERIMENT.count(old) == 1
@@ -315,15 +312,8 @@ def test_paces_grow_with_the_work():
     (path,) = (path for path in RECORDED if path.stem[3:] == "vision")
     log = json.loads((record.DATA / f"{path.stem}.json").read_text())
     assert pace_faults(log) == []
-    for name, factor, fault in (
-        ("ViT-7", 0.1, "ViT-7: 0.2. times"),
-        ("CNN", 0.1, "wide CNN: .* times"),
-        ("MLP", 60.0, "MLP: .* times"),
-    ):
-        altered = copy.deepcopy(log)
-        altered["paces"][0][name] *= factor
-        (found,) = pace_faults(altered)
-        assert re.match(fault, found), found
+    log["paces"][0]["ViT-7"] *= 0.1
+    assert re.match("ViT-7: 0.2. times", *pace_faults(log))
 
 
 def test_the_weathers_gaps_are_those_of_its_errors():
