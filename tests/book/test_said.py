@@ -192,7 +192,7 @@ README = {
     "attn_lib": stands_alone,
     "book/ the pages: notebooks, stored as they ran": lambda: len(pages.NOTEBOOKS) > 10,
     "We changed one digit that chapter 1 prints, and the first command said:": lambda: has(
-        "tests/book/test_front.py", "test_the_readme_s_red_run_is_a_real_one"
+        "tests/book/test_checks.py", "The lines of the README that a changed digit brought forth"
     ),
     "Mistakes of each kind are planted by tests, on copies, which expect failure.": lambda: has(
         "tests/book/test_checks.py", "(checkout", "returncode == 1"
