@@ -4,24 +4,18 @@ That reading takes long and much memory, so it stands here; ``tests/library/test
 compares with a reading by hand.
 """
 
-import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import nbformat
 import pytest
 import torch
-import torch.nn.functional as F
 from rounds import ROUNDS, race
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-import attn_lib
 from attn_lib import files, generate, pretrained
 
-BOOK = Path(__file__).parents[2] / "book"
 PATH = files.fetch("smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
 NEW = 60
 EQUAL = [
@@ -96,26 +90,6 @@ def test_speed_of_writing_with_smollm2(ours, theirs, tokenizer, benchmark, capsy
         race(title, writers, benchmark, capsys, rounds=max(3, ROUNDS // 10))
     finally:
         torch.set_num_threads(threads)
-
-
-def test_speed_of_the_cache_that_the_page_writes(ours, tokenizer, benchmark, capsys):
-    """The functions of the page on the next token beside the library's: whole texts, greedy."""
-    page = {"model": ours, "torch": torch, "F": F, "attn_lib": attn_lib, "END": -1}  # never
-    notebook = nbformat.read(BOOK / "08_next_token.ipynb", as_version=4)
-    for cell in notebook.cells:
-        if cell.id in ("ch08-code-79", "ch08-code-84", "ch08-code-86", "ch08-code-88"):
-            functions = [part for part in ast.parse(cell.source).body if hasattr(part, "args")]
-            exec(compile(ast.Module(functions, []), cell.id, "exec"), page)  # noqa: S102
-    tokens = torch.tensor([tokenizer.encode(EQUAL[0]).ids])
-
-    def streamed():
-        with torch.inference_mode():
-            return torch.cat([tokens, *page["stream"](tokens, NEW)], dim=1)
-
-    writers = {"page": streamed, "attn_lib": lambda: generate(ours, tokens, max_new_tokens=NEW)}
-    assert torch.equal(*(write() for write in writers.values()))  # the same work
-    title = f"SmolLM2: {NEW} tokens, float32, the page's cache and the library's"
-    race(title, writers, benchmark, capsys, rounds=max(3, ROUNDS // 10))
 
 
 def test_memory_of_smollm2(capsys):

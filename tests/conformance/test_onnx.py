@@ -1,7 +1,6 @@
 """The cases that ONNX publishes, through public names only.
 
-93 of `Attention`, 3 of `SwiGLU`, 14 of `LinearAttention`, 13 of `CausalConvWithState`, and 10 of
-`FlexAttention` through the page's own tiles.
+93 of `Attention`, 3 of `SwiGLU`, 14 of `LinearAttention`, 13 of `CausalConvWithState`.
 
 The `onnx` package makes the cases, inputs and expected outputs, with a reference in NumPy. What
 the operator does around attention (splitting heads, repeating shared keys, joining a cache) is
@@ -13,14 +12,10 @@ models, judged by the same outputs: ``python tests/conformance/test_onnx.py``.
 """
 
 import functools
-import math
-import re
 import warnings
 from collections import Counter
 from importlib import import_module
-from pathlib import Path
 
-import nbformat
 import numpy as np
 import onnx
 import onnxruntime
@@ -301,74 +296,6 @@ def test_thirteen_of_thirteen_cases_of_the_convolution_with_a_state():
             assert not made.numel() or within_ours(made, published), case.name
     seen = [not within_ours(*of_convolution(case, shift=1)[0]) for case in cases]
     assert seen.count(False) == 1  # the kernel of size 1
-
-
-# ---------------------------------------------------------------- FlexAttention
-
-PAGE = Path(__file__).resolve().parents[2] / "book" / "12_without_matrix.ipynb"
-FLEX = published_cases("FlexAttention")
-# what each `score_mod` graph computes, written by hand
-SCORES = {
-    "score_mod": lambda s, i, j: s + 0.5,
-    "causal_mask": lambda s, i, j: s.masked_fill(j > i, -torch.inf),
-    "soft_cap": lambda s, i, j: 20.0 * torch.tanh(s / 20.0),
-    "relative_positional": lambda s, i, j: s + (i - j),
-}
-# its graph halves the probabilities, which exist only once the whole row has been seen
-EXCLUDED = "prob_mod"
-
-
-@functools.cache
-def tiled_attention():
-    """The function of the page on attention without the matrix, from its cells."""
-    names = {"torch": torch, "math": math}
-    for cell in nbformat.read(PAGE, 4).cells:
-        if re.match("def (add_tile|tile_scores)", cell.source):
-            exec(compile(cell.source, cell.id, "exec"), names)  # noqa: S102 - the page's own
-    return names["tiled_attention"]
-
-
-def tiled(case, block: int, scores=SCORES) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the tiles make of a published case, and what is published."""
-    node = case.model.graph.node[0]
-    options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    (q, k, v), (expected,) = (map(tensor, arrays) for arrays in case.data_sets[0])
-    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    score = scores.get(case.name.removeprefix("test_flexattention_"))
-    assert (score is not None) == ("score_mod" in options)
-    assert options.keys() <= {"scale", "score_mod"}
-    if "scale" in options:  # the tiles divide by √d_k
-        factor = options["scale"] * math.sqrt(q.shape[-1])
-        score = lambda s, i, j: s * factor  # noqa: E731
-    return tiled_attention()(q, k, v, block=block, score=score)[0], expected
-
-
-def test_ten_of_eleven_cases_of_flex_attention():
-    names = [case.name for case in FLEX]
-    assert len(names) == len(set(names)) == 11
-    wanted = [case for case in FLEX if not case.name.endswith(EXCLUDED)]
-    assert len(wanted) == 10
-    for case in wanted:
-        for block in (1, 3, 100):
-            ours, published = tiled(case, block)
-            if ours.dtype == torch.float64:
-                assert ours.shape == published.shape
-                assert (ours - published).abs().max() <= 1e-12
-            else:
-                assert error_in_steps(ours, published) <= 1.0, (case.name, block)
-
-
-def test_a_wrong_score_would_be_seen():
-    by_name = {case.name.removeprefix("test_flexattention_"): case for case in FLEX}
-    for name, wrong in {
-        "causal_mask": lambda s, i, j: s.masked_fill(j >= i + 2, -torch.inf),
-        "soft_cap": lambda s, i, j: s,
-        "relative_positional": lambda s, i, j: s + (j - i),
-    }.items():
-        assert error_in_steps(*tiled(by_name[name], 2, {name: wrong})) > 1.0, name
-    # to add the same to every score changes nothing: that case cannot tell
-    same = tiled(by_name["score_mod"], 2, {"score_mod": lambda s, i, j: s})
-    assert error_in_steps(*same) <= 1.0
 
 
 if __name__ == "__main__":
