@@ -42,7 +42,8 @@ def test_writing_stops_when_every_row_has_ended():
 def test_too_small_a_max_len_is_named_before_writing_starts():
     model, called = language_model(max_len=40), []
     model.register_forward_hook(lambda *_: called.append(1))
-    with pytest.raises(ValueError, match=r"^6 tokens and max_new_tokens=36 need a model with max"):
+    message = "^6 tokens and max_new_tokens=36 need a model with max_len of at least 41, got 40$"
+    with pytest.raises(ValueError, match=message):
         generate(model, TOKENS, max_new_tokens=36)
     assert called == []
     assert generate(model, TOKENS, max_new_tokens=35).shape == (2, 41)  # the last is not read
