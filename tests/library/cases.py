@@ -133,4 +133,4 @@ def torch_stack(stack):
 
 # with these seeds what is written on is more than one token over and over
 def language_model(seed=5, max_len=17, **options):
-    return shaken(DecoderLM(vocab_size=13, max_len=max_len, **SIZES, **options), seed).eval()
+    return shaken(DecoderLM(vocab_size=13, max_len=max_len, **(SIZES | options)), seed).eval()

@@ -1,5 +1,6 @@
-"""Models of the package transformers and ours, with random weights: nothing is downloaded.
+"""Decoders of the package transformers and ours, with random weights: nothing is downloaded.
 
+Its encoders: ``test_interop.py``.
 A table of the worst differences, by architecture: ``python tests/library/test_architectures.py``.
 """
 
@@ -29,9 +30,8 @@ DECODERS = {  # type: class, without ForCausalLM
     "olmo2": "Olmo2",
     "smollm3": "SmolLM3",
 }
-ENCODERS = {"bert": "Bert", "vit": "ViT", "dinov2": "Dinov2"}
 SINKS = "gpt_oss"  # one attention layer
-KINDS = [*DECODERS, *ENCODERS, SINKS]
+KINDS = [*DECODERS, SINKS]
 SEEDS, LAYERS, T, NEW, VOCABULARY = range(10), 2, 5, 20, 23
 WORST = 0.00001  # of the largest: transformers computes norms and angles in float32
 ENDS = [ends for n in range(T) for ends in itertools.combinations(range(1, T), n)]
@@ -84,27 +84,6 @@ def options_of(kind, seed):
     return options
 
 
-def options_of_encoder(kind, seed):
-    pick = random.Random(f"{kind} {seed}").choice  # noqa: S311
-    H, patch_size = pick([1, 2, 3]), pick([2, 3])
-    options = {
-        "hidden_size": H * pick([4, 5, 6, 7]),
-        "num_attention_heads": H,
-        "num_hidden_layers": pick([1, 2, 3]),
-        "layer_norm_eps": pick([1e-12, 1e-2]),
-    }
-    if kind == "bert":
-        sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": pick([T, T + 2])}
-        return {**options, **sizes, "intermediate_size": 7 + seed}
-    if kind == "vit":
-        options["intermediate_size"] = 7 + seed
-    else:
-        options["mlp_ratio"] = pick([2, 3])
-    image_size = patch_size * pick([1, 2, 3])
-    image = {"patch_size": patch_size, "image_size": image_size, "num_channels": pick([1, 3])}
-    return {**options, **image}
-
-
 def options_of_sinks(kind, seed):
     pick = random.Random(f"{kind} {seed}").choice  # noqa: S311
     groups, H_kv = pick([(2, 1), (3, 1), (2, 2), (1, 3)])
@@ -123,15 +102,14 @@ def options_of_sinks(kind, seed):
 
 def model_of(kind, **options):
     """With random weights: an initialisation would leave norms at one."""
-    name = {**DECODERS, **ENCODERS, SINKS: "GptOss"}[kind]
+    name = {**DECODERS, SINKS: "GptOss"}[kind]
     config = getattr(transformers, f"{name}TextConfig" if name == "Gemma3" else f"{name}Config")
     config = config(**options)
     config._attn_implementation = "eager"  # the only one that has a softcap
     if kind == SINKS:
         model = GptOssAttention(config, 0)
     else:
-        ending = "ForCausalLM" if kind in DECODERS else "Model"
-        model = getattr(transformers, f"{name}{ending}")(config)
+        model = getattr(transformers, f"{name}ForCausalLM")(config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
@@ -141,8 +119,8 @@ def model_of(kind, **options):
 
 @functools.cache
 def witness_of(kind, seed):
-    options = {SINKS: options_of_sinks, **dict.fromkeys(ENCODERS, options_of_encoder)}
-    return model_of(kind, **options.get(kind, options_of)(kind, seed))
+    options = options_of_sinks if kind == SINKS else options_of
+    return model_of(kind, **options(kind, seed))
 
 
 def ours_of(witness):
@@ -185,14 +163,7 @@ def outputs_of(witness, ours, seed):
         mask = torch.zeros(1, 1, T, T).masked_fill(~near, -math.inf)
         angles = GptOssRotaryEmbedding(witness.config)(x, torch.arange(T)[None])
         return ours(x, causal=True), witness(x, angles, mask)[0]
-    kind = witness.config.model_type
-    if kind in DECODERS:
-        return ours(tokens), witness(tokens).logits
-    if kind == "bert":
-        return ours(tokens), witness(tokens).last_hidden_state
-    config = witness.config
-    images = numbers_of(seed, 2, config.num_channels, config.image_size, config.image_size)
-    return ours.features(images), witness(images).last_hidden_state
+    return ours(tokens), witness(tokens).logits
 
 
 def share(found, expected):
@@ -208,11 +179,8 @@ def of_outputs(witness, ours, seed):
 
 @torch.no_grad()
 def of_padded(witness, ours, seed):
-    """On the left, and of Bert on the right."""
     tokens, real = given_of(seed)
-    real = real.flip(1) if witness.config.model_type == "bert" else real
-    out = witness(tokens, attention_mask=real)
-    expected = out.last_hidden_state if witness.config.model_type == "bert" else out.logits
+    expected = witness(tokens, attention_mask=real).logits
     return share(ours(tokens, mask=from_binary(real))[real.bool()], expected[real.bool()])
 
 
@@ -242,7 +210,7 @@ def of_gradients(witness, ours, seed):
         (out * numbers_of(seed, *out.shape)).sum().backward()
     with torch.no_grad():
         for p in other.parameters():
-            p.copy_(torch.zeros_like(p) if p.grad is None else p.grad)  # of a pooler there is none
+            p.copy_(p.grad)
     expected = ours_of(other)
     if witness.config.model_type.startswith("gemma"):
         weights_without_one(expected)  # what was added to each weight is no part of its gradient
@@ -271,8 +239,7 @@ SORTS |= {"gradients": of_gradients, "written": of_greedy_tokens}
 
 def sorts_of(kind):
     """Those that make sense."""
-    some = {SINKS: ["outputs", "cached", "gradients"], "bert": ["outputs", "padded", "gradients"]}
-    return some.get(kind, [*SORTS] if kind in DECODERS else ["outputs", "gradients"])
+    return ["outputs", "cached", "gradients"] if kind == SINKS else [*SORTS]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -301,9 +268,6 @@ def test_the_configurations_are_of_all_sorts():
         for options in chosen:
             assert len(set(options.get("layer_types", "ab"))) == 2
             assert options.get("sliding_window", 1) < T
-    for kind in ENCODERS:
-        chosen = [str(options_of_encoder(kind, seed)) for seed in SEEDS]
-        assert len(set(chosen)) == len(SEEDS)
     chosen = [options_of_sinks(SINKS, seed) for seed in SEEDS]
     assert {options["sliding_window"] < T for options in chosen} == {True}
     assert len({str(options["layer_types"]) for options in chosen}) == 2
@@ -358,8 +322,6 @@ PLANTED = [
     ("gemma2", lambda ours: [setattr(a, "scale", a.d_k**-0.5) for a in layers_of(ours)]),
     (SINKS, lambda ours: setattr(ours, "sinks", None)),
     (SINKS, lambda ours: setattr(ours, "window", None)),
-    ("dinov2", lambda ours: [setattr(b, "norm_at", "after") for b in ours.encoder.blocks]),
-    ("bert", lambda ours: ours.segment.data.zero_()),
 ]
 
 

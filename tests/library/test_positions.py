@@ -153,11 +153,8 @@ def test_positions_of_each_example_have_an_axis_for_the_heads(heads):
         torch.testing.assert_close(found[b], apply_rope(x[b], positions[b]), rtol=0, atol=0)
 
 
+@pytest.mark.usefixtures("double")
 def test_alibi_has_the_default_dtype_as_it_says():
     """It once promised float32, and the bias was refused beside queries of float32."""
     assert "in the default dtype" in alibi_bias.__doc__
-    torch.set_default_dtype(torch.float64)
-    try:
-        assert alibi_bias(3, 4).dtype == torch.float64
-    finally:
-        torch.set_default_dtype(torch.float32)
+    assert alibi_bias(3, 4).dtype == torch.float64

@@ -52,13 +52,6 @@ def named(elsewhere, monkeypatch):
     return elsewhere
 
 
-@pytest.fixture
-def float64_default():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 def raises(error):
     def call(*_args, **_options):
         raise error
@@ -405,10 +398,11 @@ def test_a_padded_batch_equals_single_sentences(minilm):
     torch.testing.assert_close(minilm.encode(texts), singles, atol=1e-6, rtol=0)
 
 
-@pytest.mark.usefixtures("float64_default")
+@pytest.mark.usefixtures("double")
 def test_models_are_float32_whatever_the_default_is(minilm):
-    assert torch.equal(pretrained.minilm().encode(["a cat"]), minilm.encode(["a cat"]))
-    assert {p.dtype for p in pretrained.minilm().parameters()} == {torch.float32}
+    model = pretrained.minilm()
+    assert torch.equal(model.encode(["a cat"]), minilm.encode(["a cat"]))
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.dtype for p in pretrained.dinov2(28).parameters()} == {torch.float32}
     zeros = torch.zeros(3, 1, 1, dtype=torch.uint8)
     assert pretrained.dinov2_inputs(zeros).dtype == torch.float32
@@ -494,11 +488,9 @@ def test_dinov2_is_whole():
     assert torch.equal(model.positions.table, table[0])  # at its own size, as stored
 
 
-@pytest.mark.parametrize(("size", "step"), [(224, 2), (126, 3)])
-def test_dinov2_equals_onnxruntime_on_the_same_file(graph, photographs, size, step):
-    x = pretrained.dinov2_inputs(photographs[..., ::step, ::step][..., :size, :size])
-    assert x.shape[-1] == size
-    model = pretrained.dinov2(size)
+def test_dinov2_equals_onnxruntime_on_the_same_file(graph, photographs):
+    x = pretrained.dinov2_inputs(photographs[..., ::3, ::3][..., :126, :126])
+    model = pretrained.dinov2(126)
     with torch.no_grad():
         out = model.features(x)
         expected = graph(x)
@@ -515,11 +507,6 @@ def test_inputs_are_normalised_colours():
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
     with pytest.raises(TypeError, match=r"must be uint8, got torch\.float32"):
         pretrained.dinov2_inputs(images.float())
-
-
-def test_a_size_that_dinov2_cannot_cut_is_named():
-    with pytest.raises(ValueError, match="patch_size=14 must divide image_size=225"):
-        pretrained.dinov2(225)
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2, 1, 8, 8), (8, 8), (4, 8, 8)])

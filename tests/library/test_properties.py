@@ -142,14 +142,12 @@ MODES = {
 LAYERS = {
     "plain": {},
     "grouped": {"num_kv_heads": 1},
-    "softcap": {"softcap": 2.0},
     "rotary": {"d_k": 4, "rotate": ROTATE},
+    "softcap": {"softcap": 2.0},
     "widths": {"d_k": 5, "d_v": 7},
-    "dropout": {"dropout": 0.1},
 }
 # compiling takes long: every kind once, every mode at least once
 COMPILED = [*zip(LAYERS, itertools.cycle(MODES), strict=False)]
-COMPILED += [("softcap", "both"), ("grouped", "biased")]
 
 
 def check_compiled(model, *args, **options):
@@ -172,7 +170,7 @@ def test_compiled_is_the_same(kind, mode):
 
 def test_a_compiled_language_model_is_the_same():
     """It cannot look at the tokens, and does not."""
-    check_compiled(language_model(), TARGET, mask=PADDING["left"][1])
+    check_compiled(language_model(num_layers=1), TARGET, mask=PADDING["left"][1])
 
 
 class Stored(torch.nn.Module):
@@ -209,7 +207,7 @@ def test_exported_for_any_length_with_a_padding_mask():
 
 def test_compiled_for_symbolic_shapes_refuses_no_right_mask():
     """A stored mask keeps its sizes: ``5 in (1, T)`` was once False for a symbolic T that is 5."""
-    options, x = {"fullgraph": True, "dynamic": True, "backend": "aot_eager"}, draw(2, 5, 6)
+    options, x = {"fullgraph": True, "dynamic": True, "backend": "eager"}, draw(2, 5, 6)
     stored, layer = Stored(), layer_of()
     close(torch.compile(stored, **options)(x), stored(x))
     compiled = torch.compile(layer, **options)
