@@ -1,4 +1,4 @@
-"""SmolLM2 as transformers reads the same file: equal logits and texts, other tokens, and speed.
+"""SmolLM2 as transformers reads the same file: equal logits and texts, other tokens; its memory.
 
 That reading takes long and much memory, so it stands here; ``tests/library/test_smollm2.py``
 compares with a reading by hand.
@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import torch
-from rounds import ROUNDS, race
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
@@ -76,20 +75,6 @@ def test_transformers_leaves_out_that_a_numeral_stands_alone(tokenizer):
     other = AutoTokenizer.from_pretrained(PATH.parent, gguf_file=PATH.name)
     found = {text: other(text).input_ids == tokenizer.encode(text).ids for text in EQUAL + OTHER}
     assert found == {**dict.fromkeys(EQUAL, True), **dict.fromkeys(OTHER, False)}
-
-
-def test_speed_of_writing_with_smollm2(ours, theirs, tokenizer, benchmark, capsys):
-    tokens = torch.tensor([tokenizer.encode(EQUAL[0]).ids])
-    writers = {"LlamaForCausalLM.generate": lambda: written(theirs, tokens)}
-    writers["attn_lib"] = lambda: generate(ours, tokens, max_new_tokens=NEW)
-    assert torch.equal(*(write() for write in writers.values()))  # the same work
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        title = f"SmolLM2: {NEW} tokens, float32, 2 threads"
-        race(title, writers, benchmark, capsys, rounds=max(3, ROUNDS // 10))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_memory_of_smollm2(capsys):

@@ -480,17 +480,13 @@ def test_what_cannot_be_written_on_is_named(options):
     generate(language_model(), options.pop("tokens"), **options)
 
 
-@for_each(
+@raises_for_each(
     ({"vocab_size": 0, "max_len": 5}, ValueError, "vocab_size must be at least 1, got 0"),
     ({"vocab_size": 13, "max_len": 0}, ValueError, "max_len must be at least 1, got 0"),
     ({"vocab_size": 13.0, "max_len": 5}, TypeError, "vocab_size must be an integer, got 13.0"),
 )
-def test_bad_sizes_of_models_are_named(sizes, error, message):
-    with pytest.raises(error, match=message):
-        DecoderLM(**sizes, **SIZES)
-    size, max_len = sizes["vocab_size"], sizes["max_len"]
-    with pytest.raises(error, match=message):
-        Transformer(source_vocab_size=13, target_vocab_size=size, max_len=max_len, **SIZES)
+def test_bad_sizes_of_models_are_named(sizes):
+    DecoderLM(**sizes, **SIZES)
 
 
 # ---------------------------------------------------------------- what an attack found

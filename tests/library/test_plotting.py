@@ -147,27 +147,6 @@ def test_a_mask_is_drawn_as_it_is():
     check_labels(ax, **TOKENS)
 
 
-BOXES = {"x": (0.5, 0, "tokens", None), "q": (0, 1, "queries", "query")}
-BOXES["v"] = (1, 1, "values", "value")
-
-
-def test_a_diagram_joins_its_boxes_in_the_colours_of_the_book():
-    ax = plotting.plot_diagram(BOXES, [("x", "q", "(T, 2)"), ("x", "v", "(T, 3)")])
-    where = {text.get_text(): text.get_position() for text in ax.texts}
-    assert where["queries"][0] < where["tokens"][0] < where["values"][0]
-    assert where["tokens"][1] > where["queries"][1] == where["values"][1]  # row 0 is the top
-    assert len(set(plotting.ROLES.values())) == len(plotting.ROLES) == 5
-    boxes = [p for p in ax.patches if isinstance(p, mpl.patches.FancyBboxPatch)]
-    colors = [mpl.colors.to_hex(box.get_edgecolor()).upper() for box in boxes]
-    assert colors == ["#888888", plotting.ROLES["query"], plotting.ROLES["value"]]
-    arrows = [p for p in ax.patches if isinstance(p, mpl.patches.FancyArrowPatch)]
-    ends = [[where["tokens"], where[end]] for end in ("queries", "values")]
-    assert [arrow._posA_posB for arrow in arrows] == ends
-    for label, end in (("(T, 2)", "queries"), ("(T, 3)", "values")):
-        middle = [sum(axis) / 2 for axis in zip(where["tokens"], where[end], strict=True)]
-        assert where[label] == pytest.approx(middle)
-
-
 @raises_for_each(
     (torch.ones(2, 2, 2), {}, ValueError, r"\(2, 2, 2\)"),
     (torch.tensor([[1.2]]), {}, ValueError, "1.2"),
@@ -187,7 +166,12 @@ def test_bad_weights_are_named(weights, options):
     (plotting.plot_weights, [torch.eye(2).numpy()], TypeError, "got ndarray"),
     (plotting.plot_mask, [torch.eye(2)], TypeError, "mask must be"),
     (plotting.plot_mask, [torch.ones(2, 2, 2).bool()], ValueError, "mask must be"),
-    (plotting.plot_diagram, [BOXES, [("x", "k", "")]], ValueError, "joins boxes.*'x' to 'k'"),
+    (
+        plotting.plot_diagram,
+        [{"x": (0, 0, "x", None)}, [("x", "k", "")]],
+        ValueError,
+        "joins boxes.*'x' to 'k'",
+    ),
     (plotting.plot_diagram, [{"a": (0, 0, "a", "asker")}, []], ValueError, "'asker'"),
 )
 def test_bad_input_is_named(draw, args):

@@ -695,12 +695,6 @@ def test_D14_the_length_of_the_keys_is_read_from_the_values():
         layer(q, torch.randn(3, 7, 8), torch.randn(3, 6, 8))
 
 
-def test_D17_the_text_has_biases_and_the_class_has_none():
-    layer, _ = made(Post003, 4, 8, 64, 32)
-    assert [f.bias for f in (layer.q, layer.k, layer.v, layer.fc)] == [None] * 4
-    assert nn.Linear(4, 8 * 64).bias is not None
-
-
 def test_D18_annotations_that_are_no_types():
     def layer(queries: torch.tensor, d_k: int = None): ...  # noqa: RUF013
 
@@ -766,11 +760,6 @@ def test_E09_the_weights_on_the_layer_are_dropped_ones():
     layer, x = made(*W, train=True, x=(64, 10, 8))
     layer(x, x, x)
     about(layer.weights.sum(dim=-1).aminmax(), [0.424, 1.111])
-
-
-def test_E11_outputs_and_weights_have_an_axis_of_heads():
-    q, k, v = torch.randn(2, 2, 3, 4), torch.randn(2, 2, 7, 4), torch.randn(2, 2, 7, 5)
-    assert [x.shape for x in attend(q, k, v)] == [(2, 2, 3, 5), (2, 2, 3, 7)]
 
 
 def test_E12_a_score_is_a_query_with_a_key_not_a_key_with_a_value():
