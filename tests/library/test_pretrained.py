@@ -24,6 +24,7 @@ from transformers import BertConfig, BertModel
 from attn_lib import DecoderLM, datasets, files, padding_mask, pretrained, records
 
 TOKENIZER, DINOV2 = "minilm/tokenizer.json", "dinov2/vit_s_focus.onnx"
+SMOLLM2 = "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 @pytest.fixture
@@ -102,6 +103,9 @@ def test_the_tokenizer_is_the_published_one():
     (TOKENIZER, pretrained.minilm_tokenizer, lambda content: content[:-1]),
     (TOKENIZER, pretrained.minilm_tokenizer, lambda content: b""),
     (DINOV2, pretrained.dinov2_tensors, lambda content: b"cut short"),
+    (SMOLLM2, pretrained.smollm2, lambda content: b"cut short"),
+    (SMOLLM2, pretrained.smollm2_tokenizer, lambda content: b"cut short"),
+    (SMOLLM2, pretrained.smollm2_file, lambda content: b"cut short"),
 )
 def test_a_damaged_file_is_named_with_the_remedy(name, load, damage, named):
     path = named / "cache" / name
