@@ -3,7 +3,8 @@
 Whole texts, greedy and one at a time: ``attn_lib.generate`` against a bare loop, functional calls
 on the model's weights over memory that is there before the first step; against the same loop over
 its own ``nn.Linear``, ``nn.LayerNorm`` and ``nn.GELU``; and against Hugging Face's ``generate``.
-All have the same weights and write the same tokens.
+All have the same weights and write the same tokens. Then one step of one layer onto a long cache,
+beside what it cannot do without: the new token's four matrix products and one read of the cache.
 """
 
 import torch
@@ -12,10 +13,11 @@ from rounds import ROUNDS, race
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from attn_lib import DecoderLM, MultiHeadAttention, generate
+from attn_lib import Cache, DecoderLM, MultiHeadAttention, generate
 
 VOCABULARY, PROMPT, NEW = 1000, 8, 240
 SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 1024, "num_layers": 4}
+CACHED = 4096  # tokens that the layer has seen before its step
 
 
 def pair(part: nn.Module) -> tuple[Tensor, Tensor]:
@@ -30,6 +32,9 @@ def packed(layer: MultiHeadAttention) -> tuple[Tensor, Tensor]:
     """Weight and bias of one product that gives queries, keys and values, as GPT-2 has it."""
     weights, biases = zip(*projections(layer), strict=True)
     return torch.cat(weights), torch.cat(biases)
+
+
+# ---------------------------------------------------------------- whole texts
 
 
 class Floor:
@@ -168,3 +173,45 @@ def test_speed_of_writing(benchmark, capsys):
     sizes = ", ".join(f"{name} {size}" for name, size in SIZES.items())
     title = f"{NEW} tokens after {PROMPT}, greedy, batch 1; {sizes}"
     race(title, writers, benchmark, capsys, rounds=max(3, ROUNDS // 5))
+
+
+# ---------------------------------------------------------------- one step onto a long cache
+
+
+def test_speed_of_a_step(benchmark, capsys):
+    H, H_kv, d_k = 8, 2, 64
+    torch.manual_seed(0)
+    layer = MultiHeadAttention(d_model=H * d_k, num_heads=H, num_kv_heads=H_kv, d_k=d_k).eval()
+    new, past = torch.randn(1, 1, H * d_k), torch.randn(1, CACHED, H * d_k)
+    qkv, out = packed(layer), pair(layer.out_proj)
+    buffer = torch.empty(2, 1, H_kv, 2 * CACHED, d_k)
+    lengths, cache = {"one read of the cache": CACHED + 1, "floor": CACHED}, Cache()
+    with torch.no_grad():
+        layer(past, causal=True, cache=cache)
+        k, v = F.linear(past, *qkv)[..., H * d_k :].view(1, CACHED, 2, H_kv, d_k).unbind(dim=2)
+        buffer[:, :, :, :CACHED] = torch.stack([k, v]).transpose(2, 3)
+    query = torch.randn(1, H, 1, d_k)
+
+    def read(q: Tensor, length: int) -> Tensor:
+        keys, values = buffer[:, :, :, :length]
+        return F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
+
+    # each call is one token later than the last, for everyone
+    def read_alone() -> Tensor:
+        lengths["one read of the cache"] += 1
+        return read(query, lengths["one read of the cache"] - 1)
+
+    def floor_step() -> Tensor:
+        place = lengths["floor"]
+        lengths["floor"] += 1
+        q, kv = F.linear(new, *qkv).split([H * d_k, 2 * H_kv * d_k], dim=-1)
+        buffer[:, :, :, place] = kv.view(1, 2, H_kv, d_k).transpose(0, 1)
+        y = read(q.view(1, 1, H, d_k).transpose(1, 2), place + 1)
+        return F.linear(y.transpose(1, 2).reshape(1, 1, -1), *out)
+
+    contestants = {"one read of the cache": read_alone, "floor": floor_step}
+    contestants["attn_lib"] = lambda: layer(new, causal=True, cache=cache)
+    with torch.no_grad():
+        torch.testing.assert_close(contestants["attn_lib"](), floor_step())  # the same work
+    title = f"one step of one layer onto {CACHED} tokens, {H} heads on {H_kv}, d_k {d_k}"
+    race(title, contestants, benchmark, capsys)
