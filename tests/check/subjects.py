@@ -142,6 +142,10 @@ def words_of(report, *names):
     return "\n".join(text for name in names for text in getattr(report, name))
 
 
+def headline(report):
+    return " ".join(str(report).partition("\n\n")[0].split())
+
+
 WITHOUT = "^(?!.*{})"  # a pattern of what is nowhere said
 
 

@@ -368,6 +368,20 @@ def test_which_mask_a_cache_has(attend, words):
     assert words in failure.likely
 
 
+class OfTheLatest(InPieces):
+    """Its cache holds the latest piece alone."""
+
+    def step(self, x, cache):
+        out, pair = self.joined(x, cache)
+        return out, tuple(part[:, :, -x.shape[1] :] for part in pair)
+
+
+def test_a_cache_of_the_latest_piece():
+    (failure,) = in_steps(OfTheLatest().step).failures
+    assert failure.mistake == "cache_stale"
+    assert failure.name == "the cache keeps only the latest piece"
+
+
 class Stepwise(InPieces):
     def forward(self, x, cache=None):
         return self.joined(x, cache)

@@ -10,7 +10,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from planted.functions import plain
+from planted.functions import distances, plain
+from planted.rotations import by_complex
+from subjects import Masked, Separate, headline, scores_of
 from tables import for_each
 from torch import nn
 
@@ -18,14 +20,6 @@ from attn_check import diagnose
 from attn_check.mistakes import MISTAKES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def scores_of(q, k):
-    return q @ k.mT / math.sqrt(q.shape[-1])
-
-
-def headline(report):
-    return " ".join(str(report).partition("\n\n")[0].split())
 
 
 # ---------------------------------------------------------------- modules of x
@@ -90,20 +84,6 @@ def test_heads_that_only_the_code_counts(heads):
     assert any(f"the number of heads is {heads}, as" in text for text in report.assumed)
 
 
-class ByHead(nn.Module):
-    """Matrices of (H, d_model, d), as in TransformerLens."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(3, 10, 5)) for _ in range(3))
-        self.W_O = nn.Parameter(torch.randn(3, 5, 10))
-
-    def forward(self, x):
-        q, k, v = (torch.einsum("btd,hde->bhte", x, w) for w in (self.W_Q, self.W_K, self.W_V))
-        return torch.einsum("bhte,hed->btd", plain(q, k, v), self.W_O)
-
-
 class OneKeyHead(nn.Module):
     """Multi-query attention with one matrix for the head of keys and values."""
 
@@ -145,7 +125,7 @@ def scripted():
         return torch.jit.script(Scripted())
 
 
-@for_each(ByHead(), OneKeyHead(), scripted(), in_a_dataclass)
+@for_each(OneKeyHead(), scripted(), in_a_dataclass)
 def test_forms_that_are_read_without_help(fn):
     report = diagnose(fn)
     assert report.ok, report
@@ -229,25 +209,9 @@ def test_a_block_of_images_with_its_norm_and_its_residual():
 # ---------------------------------------------------------------- parts of its own
 
 
-class Biased(nn.Module):
-    """What is added to the scores, by T, and what they are multiplied by."""
-
-    def __init__(self, bias=lambda T: 0.0, *, cosine=False, ways=lambda scale: scale.exp()):
-        super().__init__()
-        torch.manual_seed(0)
-        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
-        self.bias, self.cosine, self.ways = bias, cosine, ways
-        if cosine:
-            self.logit_scale = nn.Parameter(torch.tensor([1.0, 1.5, 2.0]).view(3, 1, 1))
-
-    def forward(self, x):
-        parts = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
-        q, k, v = parts.unbind()
-        if self.cosine:
-            s = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.ways(self.logit_scale)
-        else:
-            s = scores_of(q, k) + self.bias(x.shape[1])
-        return self.proj((s.softmax(-1) @ v).transpose(1, 2).flatten(2))
+def adding(bias):
+    """A layer that adds a bias to its scores, by T."""
+    return Separate(24, attend=lambda q, k, v: (scores_of(q, k) + bias(q.shape[2])).softmax(-1) @ v)
 
 
 def apart(T):
@@ -265,7 +229,7 @@ TABLE = torch.randn(3, 160, generator=torch.Generator().manual_seed(3))
     lambda T: TABLE[:, :T, None] * TABLE[:, None, :T],
 )
 def test_a_bias_that_no_input_changes_is_found(bias):
-    report = diagnose(Biased(bias), causal=False)
+    report = diagnose(adding(bias), causal=False)
     assert not report.ok  # which bias is meant, its sign too, only the author knows
     (failure,) = report.failures
     row = bias(5)[0, 4]
@@ -273,7 +237,7 @@ def test_a_bias_that_no_input_changes_is_found(bias):
     assert headline(report).endswith(
         "not judged: it adds a bias of its own to the scores: pass attn_bias=."
     )
-    given = diagnose(Biased(bias), causal=False, attn_bias=lambda T, S: bias(T).double())
+    given = diagnose(adding(bias), causal=False, attn_bias=lambda T, S: bias(T).double())
     assert given.ok
     assert "a bias of its own" not in str(given)
 
@@ -283,33 +247,41 @@ def test_a_bias_that_no_input_changes_is_found(bias):
     lambda T: torch.full((3, T, T), -math.inf).triu(2),
 )
 def test_what_closes_keys_is_no_bias(bias):
-    assert not diagnose(Biased(bias), causal=False).ok
+    assert not diagnose(adding(bias), causal=False).ok
 
 
 def test_what_the_inputs_change_is_no_bias():
-    class Changing(Biased):
-        def forward(self, x):
-            self.bias = lambda T: x.mean(-1)[:, None, None, :]
-            return super().forward(x)
+    def changing(q, k, v):
+        return (scores_of(q, k) + v.mean(-1)[..., None, :]).softmax(-1) @ v
 
-    assert diagnose(Changing()).mistakes == [None]
+    assert diagnose(Separate(24, attend=changing)).mistakes == [None]
 
 
 def test_a_declared_bias_is_not_excused():
-    fn = Biased(lambda T: -2.0 * SLOPES * apart(T).abs())
+    fn = adding(lambda T: -2.0 * SLOPES * apart(T).abs())
     report = diagnose(fn, attn_bias=lambda T, S: -SLOPES.double() * apart(T).abs(), causal=False)
     assert not report.ok
     assert "a bias of its own" not in str(report)
 
 
 def test_a_module_that_cannot_be_copied_stays_as_it_is():
-    class Kept(Biased):
-        def __deepcopy__(self, memo):
-            raise TypeError
-
-    fn = Kept(lambda T: -SLOPES * apart(T).abs())
+    fn = adding(lambda T: -SLOPES * apart(T).abs())
+    fn.lines = (line for line in ())  # a generator cannot be copied
     diagnose(fn, causal=False)
     assert {p.dtype for p in fn.parameters()} == {torch.float32}
+
+
+class Cosine(Separate):
+    """Queries and keys of unit length, and a scale that is learned in one of these ways."""
+
+    def __init__(self, ways):
+        super().__init__(24)
+        self.ways, scales = ways, torch.tensor([1.0, 1.5, 2.0])
+        self.logit_scale = nn.Parameter(scales.view(3, 1, 1))
+
+    def attend(self, q, k, v):
+        s = F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT * self.ways(self.logit_scale)
+        return s.softmax(-1) @ v
 
 
 @for_each(
@@ -320,13 +292,13 @@ def test_a_module_that_cannot_be_copied_stays_as_it_is():
 )
 def test_a_learned_scale_is_found(ways):
     for options in ({}, {"qk_norm": "l2"}):
-        report = diagnose(Biased(cosine=True, ways=ways), causal=False, **options)
+        report = diagnose(Cosine(ways), causal=False, **options)
         assert report.ok, report
         assert any("a scale of its own" in text for text in report.assumed)
 
 
 def test_a_scale_that_no_usual_function_learns_is_not_passed():
-    assert not diagnose(Biased(cosine=True, ways=lambda x: 3.0 * x), qk_norm="l2").ok
+    assert not diagnose(Cosine(lambda x: 3.0 * x), qk_norm="l2").ok
 
 
 # ---------------------------------------------------------------- words that fit
@@ -366,12 +338,8 @@ def test_scores_beside_a_wrong_output_excuse_nothing():
     assert "weights_before_softmax" in {note.mistake for note in report.notes}
 
 
-def distance(T, S):
-    return -0.3 * (torch.arange(S - T, S)[:, None] - torch.arange(S)).abs().double()
-
-
 def bias_after(q, k, v):
-    return (scores_of(q, k).softmax(-1) + distance(q.shape[-2], k.shape[-2]).to(q)) @ v
+    return (scores_of(q, k).softmax(-1) + distances(q.shape[-2], k.shape[-2]).to(q)) @ v
 
 
 def own_value(q, k, v):
@@ -383,7 +351,7 @@ def ones_added(q, k, v):
 
 
 @for_each(
-    (bias_after, "bias_missing", "the bias is added after the softmax", {"attn_bias": distance}),
+    (bias_after, "bias_missing", "the bias is added after the softmax", {"attn_bias": distances}),
     (own_value, "values_summed", "every query gets its own value alone", {}),
     (
         lambda q, k, v: ones_added(q, k, v) if q.shape == k.shape else 1 / 0,
@@ -397,63 +365,20 @@ def test_forms_with_words_of_their_own(fn, mistake, name, options):
     assert (failure.mistake, failure.name) == (mistake, name)
 
 
-class Remembering(nn.Module):
-    """With ``forgets``, its cache holds the latest piece alone."""
-
-    def __init__(self, forgets=True):
-        super().__init__()
-        torch.manual_seed(0)
-        self.num_heads, self.forgets = 2, forgets
-        self.qkv, self.proj = nn.Linear(12, 36), nn.Linear(12, 12)
-
-    def step(self, x, cache):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 6)).permute(2, 0, 3, 1, 4).unbind()
-        new = k, v
-        if cache is not None:
-            k, v = (torch.cat(pair, -2) for pair in zip(cache, new, strict=True))
-        T, S = q.shape[-2], k.shape[-2]
-        past = torch.ones(T, S, dtype=torch.bool).tril(S - T)
-        out = F.scaled_dot_product_attention(q, k, v, past)
-        return self.proj(out.transpose(1, 2).flatten(2)), new if self.forgets else (k, v)
-
-    def forward(self, x):
-        return self.step(x, None)[0]
-
-
-def test_a_cache_of_the_latest_piece():
-    fn = Remembering()
-    (failure,) = diagnose(fn, causal=True, step=fn.step).failures
-    assert (failure.mistake, failure.name) == (
-        "cache_stale",
-        "the cache keeps only the latest piece",
-    )
-    right = Remembering(forgets=False)
-    assert diagnose(right, causal=True, step=right.step).ok
-
-
 def test_a_sink_that_is_left_out_has_no_twins():
     sinks = torch.tensor([0.5, 1.0, -0.5])
     (failure,) = diagnose(plain, sinks=sinks, layout="BHTd", causal=False).failures
     assert (failure.mistake, failure.alike) == ("sinks_dropped", ())
 
 
-class Padded(nn.Module):
+def to_the_wrong_rows(q, k, v, mask):
     """The values of keys, each by its own weights, reach the wrong rows: padding is no less."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
-
-    def forward(self, x, mask=None):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
-        s = scores_of(q, k) if mask is None else scores_of(q, k).masked_fill(~mask, -1e4)
-        out = torch.einsum("bhij,bhid->bhjd", s.softmax(-1), v)
-        return self.proj(out.transpose(1, 2).flatten(2))
+    s = scores_of(q, k) if mask is None else scores_of(q, k).masked_fill(~mask, -1e4)
+    return torch.einsum("bhij,bhid->bhjd", s.softmax(-1), v)
 
 
 def test_a_guess_of_the_mask_adds_no_mistake():
-    report = diagnose(Padded())
+    report = diagnose(Masked(24, attend=to_the_wrong_rows))
     assert report.mistakes == ["softmax_over_queries"], report
     assert any(text.startswith("what the mask means: True = may attend") for text in report.assumed)
 
@@ -469,13 +394,11 @@ def test_names_of_megatron():
 # ---------------------------------------------------------------- parts that are not known
 
 
-class Capped(nn.Module):
+class Capped(Separate):
     """A softcap, and RoPE on some channels, of which only its attributes speak."""
 
     def __init__(self, cap=None, dims=None, axis=-1, turned=None):
-        super().__init__()
-        torch.manual_seed(0)
-        self.num_heads, self.qkv, self.proj = 3, nn.Linear(24, 72), nn.Linear(24, 24)
+        super().__init__(24)
         self.axis, self.turned = axis, turned or dims
         if cap:
             self.attn_logit_softcapping = cap
@@ -483,20 +406,15 @@ class Capped(nn.Module):
             self.rotary_dim = dims
 
     def rotated(self, x):
-        x, rest = x.split([self.turned, 8 - self.turned], -1)
-        places = torch.arange(x.shape[-2])[:, None]
-        angles = places / 1e4 ** (torch.arange(0, self.turned, 2) / self.turned)
-        a, b = x[..., ::2], x[..., 1::2]
-        turned = (a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin())
-        return torch.cat([torch.stack(turned, -1).flatten(-2), rest], -1)
+        turned = by_complex(x[..., : self.turned], torch.arange(x.shape[-2]))
+        return torch.cat([turned, x[..., self.turned :]], -1)
 
-    def forward(self, x):
-        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4).unbind()
+    def attend(self, q, k, v):
         if self.turned:
             q, k = self.rotated(q), self.rotated(k)
         s, cap = scores_of(q, k), getattr(self, "attn_logit_softcapping", None)
         s = cap * (s / cap).tanh() if cap else s
-        return self.proj((s.softmax(self.axis) @ v).transpose(1, 2).flatten(2))
+        return s.softmax(self.axis) @ v
 
 
 @for_each(
@@ -518,31 +436,28 @@ def test_a_module_with_parts_that_are_not_known_is_not_judged():
     assert headline(report) == f"Capped: {text}."
     report = diagnose(Capped(axis=-2, cap=1.5), causal=False, softcap=1.5)
     assert report.mistakes == ["softmax_over_queries"]
-    cubed = Biased(lambda T: 0.0)
-    cubed.proj = nn.Sequential(cubed.proj, nn.Sigmoid())
-    report = diagnose(cubed)
+    curved = Separate(24)
+    curved.out_proj = nn.Sequential(curved.out_proj, nn.Sigmoid())
+    report = diagnose(curved)
     assert "not judged" not in str(report)
     assert "one mistake found" in headline(report)
 
 
-class TwoMasks(nn.Module):
+class TwoMasks(Separate):
     """With a context, its own mask is that of the keys."""
 
     def __init__(self, inverted=False):
-        super().__init__()
-        torch.manual_seed(0)
-        self.heads, self.inverted = 3, inverted
-        self.to_q, self.to_k, self.to_v = (nn.Linear(24, 24) for _ in range(3))
+        super().__init__(24)
+        self.inverted = inverted
 
     def forward(self, x, context=None, mask=None, context_mask=None):
         y, cells = (x, mask) if context is None else (context, context_mask)
-        parts = (self.to_q(x), self.to_k(y), self.to_v(y))
-        q, k, v = (part.unflatten(-1, (3, 8)).transpose(1, 2) for part in parts)
+        q, k, v = map(self.heads_of, (self.q_proj(x), self.k_proj(y), self.v_proj(y)))
         s = scores_of(q, k)
         if cells is not None:
             closed = ~cells[:, None, None, :]
             s = s.masked_fill(~closed if self.inverted and context is not None else closed, -1e4)
-        return (s.softmax(-1) @ v).transpose(1, 2).flatten(2)
+        return self.merged(s.softmax(-1) @ v)
 
 
 def test_with_a_context_its_mask_is_that_of_the_keys():
