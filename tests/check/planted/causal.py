@@ -82,15 +82,12 @@ edit(capped, "function", CAPS, causal=True, softcap=CAP)
 # ---------------------------------------------------------------- layers
 
 MASK = "(back >= 0) & (back < self.window)"
-FIRST = """first = self.__dict__.setdefault("first", len(at))
-        keep = (back >= 0) | (at >= first)[:, None] | (at >= first)"""
 CAUSAL = {
     "causal_missing": ("scores = scores.masked_fill", "scores.masked_fill"),
     "causal_sees_one_ahead": ("back >= 0", "back >= -1"),
     "causal_excludes_self": ("back >= 0", "back > 0"),
     "causal_reversed": ("back >= 0", "back <= 0"),
     "causal_only_in_training": ("back >= 0", "back >= (0 if self.training else -INF)"),
-    "causal_cached_length": (f"keep = {MASK}", FIRST),
 }
 edit(Local, "layer", CAUSAL, causal=True)
 WINDOW = {
@@ -134,10 +131,6 @@ MADE_ONCE = """if getattr(self, "made", None) is None:
             self.made = F.pad(self.made, (0, T - len(self.made), 0, T - len(self.made)))
         att = att + self.made[:T, :T].to(att.dtype)"""
 PACKED = {
-    "causal_missing": ("att = att.masked_fill", "att.masked_fill"),
-    "causal_sees_one_ahead": (CLOSE, "att = att.masked_fill(torch.ones(T, T).tril(1) == 0, -INF)"),
-    "causal_excludes_self": (CLOSE, "att = att.masked_fill(torch.ones(T, T).triu(0) == 1, -1e4)"),
-    "causal_reversed": ("[:, :, :T, :T] == 0", "[:, :, :T, :T].bool().tril(-1)"),
     # is_causal is reset beside the dropout: the SDPA tutorial of pytorch/tutorials
     "causal_only_in_training": (CLOSE, f"if self.training:\n            {CLOSE}"),
     "causal_cached_length": (CLOSE, MADE_ONCE),

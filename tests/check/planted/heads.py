@@ -1,9 +1,9 @@
 """Wrong heads: split, merged, mixed up or shared."""
 
 from planted.functions import grouped, plain, side_by_side
-from planted.layers import CausalSelfAttention, CrossAttention, Layer, Llama, Meta
+from planted.layers import CausalSelfAttention, CrossAttention, Llama
 from planted.plants import edit
-from planted.rotations import HALVES, NEIGHBOURS
+from planted.rotations import HALVES
 
 SPLIT = "t.unflatten(-1, (3, -1)).transpose(1, 2)"
 MERGE = "out.transpose(1, 2).flatten(2)"
@@ -23,17 +23,6 @@ ALL = {
     "one_head_only": ("matmul(weights, v)", "matmul(weights[:, :1], v)"),
 }
 edit(plain, "function", ALL)
-
-SPLIT = "t.unflatten(-1, (self.num_heads, -1))"
-VIEWED = "t.reshape(len(t), self.num_heads, t.shape[1], -1).transpose(1, 2)"
-AVERAGED = "scores.softmax(-1).mean(1, keepdim=True).expand_as(scores)"
-LAYER = {
-    "heads_split_without_transpose": (SPLIT, VIEWED),
-    "heads_merged_without_transpose": ("out.flatten(2)", "out.transpose(1, 2).reshape(x.shape)"),
-    "one_head_only": ('bhts", q, k', 'bhts", q[:, :, :1].expand_as(q), k[:, :, :1].expand_as(k)'),
-    "heads_averaged": ("torch.softmax(scores, dim=-1)", AVERAGED),
-}
-edit(Layer, "layer", LAYER)
 
 
 def packed(new):
@@ -61,10 +50,6 @@ FOLDED = {
     "heads_split_without_transpose": [
         (FOLD, "t.view(b * h, -1, self.dim_head)"),
         (UNFOLD, "out.view(b, -1, h * self.dim_head)"),
-    ],
-    "heads_interleaved": [
-        (FOLD, "t.unflatten(2, (-1, h)).permute(0, 3, 1, 2).flatten(0, 1)"),
-        (UNFOLD, "out.unflatten(0, (b, h)).permute(0, 2, 3, 1).flatten(2)"),
     ],
     "heads_not_moved": [
         (FOLD, "t.reshape(-1, h, self.dim_head)"),
@@ -95,14 +80,3 @@ FEWER = {
     "kv_first_head_for_all": [(REPEATED.format(t), f"{t}[:, [0] * self.num_heads]") for t in "kv"],
 }
 edit(Llama, "llama", FEWER, **HALVES)
-REPEATED = "{0}.repeat_interleave(n_rep, 2)"
-FEWER = {
-    "kv_heads_tiled": [
-        (REPEATED.format(t), f"torch.cat([{t}] * n_rep, dim=2)") for t in ("keys", "values")
-    ],
-    "kv_first_head_for_all": [
-        (REPEATED.format(t), f"{t}[:, :, :1].repeat(1, 1, self.n_heads, 1)")
-        for t in ("keys", "values")
-    ],
-}
-edit(Meta, "meta", FEWER, **NEIGHBOURS)

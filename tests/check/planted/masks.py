@@ -104,9 +104,7 @@ heads = {
 edit(Layer, "unsqueezed", heads, mask_shape="TS", **ATTEND)
 FILL = "sim.masked_fill(~real, -torch.inf)"
 FOLDED = {
-    "mask_inverted": ("~real", "real"),
     "mask_tiled_over_heads": ("repeat_interleave(h, dim=0)", "repeat(h, 1)"),
-    "mask_first_example": ("mask.repeat_interleave", "mask[:1].expand_as(mask).repeat_interleave"),
     "mask_of_the_batch": ("mask.repeat", "mask.all(0).expand_as(mask).repeat"),
     "closed_key_reaches_output": (FILL, "sim * real + sim.mean(-1, keepdim=True) * ~real"),
     "padding_zeroed": (FILL, "torch.where(real, sim, 0.0)\n            v = v * real.mT"),

@@ -23,9 +23,6 @@ PARTS = "self.q_proj(x), self.k_proj(memory), self.v_proj(memory)"
 OUT = "out = self.out_proj(out.flatten(2))"
 LAYER = {
     "query_key_shared": ("self.k_proj(memory)", "self.q_proj(memory)"),
-    "key_value_swapped": ("q, k, v = self", "q, v, k = self"),
-    "query_key_swapped": ("q, k, v = self", "k, q, v = self"),
-    "value_is_key": ("self.v_proj(memory)", "self.k_proj(memory)"),
     "keys_from_x": ("self.k_proj(memory)", "self.k_proj(x)"),
     "values_from_x": ("self.v_proj(memory)", "self.v_proj(x)"),
     "queries_from_context": ("self.q_proj(x)", "self.q_proj(memory)"),
@@ -36,7 +33,6 @@ LAYER = {
     ),
     "output_projection_missing": (OUT, "out = out.flatten(2)"),
     "output_bias_twice": (OUT, f"{OUT} + self.out_proj.bias"),
-    "residual_added": (OUT, f"{OUT} + x"),
     "values_summed": ('"bhts,bshd->bthd"', '"bhts,bzhd->bthd"'),
     "keys_reshaped": (
         'torch.einsum("bthd,bshd->bhts", q, k)',
@@ -70,8 +66,6 @@ edit(Local, "local", {"projection_shared_by_heads": cut_first}, causal=True)
 # ---------------------------------------------------------------- one packed projection
 
 SPLIT = "q, k, v = self.c_attn(x).split(self.n_embd, dim=2)"
-AGAIN = """rows = zip(self.c_attn.weight.chunk(3), self.c_attn.bias.chunk(3))
-        q, k, v = (x := F.linear(x, weight, bias) for weight, bias in rows)"""
 COPIES = """
         with torch.no_grad():
             self.c_attn.weight.copy_(self.c_attn.weight[:n_embd].repeat(3, 1))
@@ -81,7 +75,6 @@ LINEAR, OUT = "nn.Linear(n_embd, 3 * n_embd)", "y = self.c_proj(y)"
 PACKED = {
     "values_unprojected": ("v = v.view", "v = x.view"),
     "projection_bias_missing": (SPLIT, "q, k, v = (x @ self.c_attn.weight.T).chunk(3, dim=-1)"),
-    "projection_of_projection": (SPLIT, AGAIN),
     "query_key_shared": (f"k = k{VIEW}", "k = q"),
     "key_value_swapped": (SPLIT, SPLIT.replace("q, k, v", "q, v, k")),
     "query_key_swapped": (SPLIT, SPLIT.replace("q, k, v", "k, q, v")),

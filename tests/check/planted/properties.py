@@ -121,9 +121,6 @@ def whole_blocks_of_queries(q, k, v, block=8):
 
 Q, K, V = "self.q_proj(x)", "self.k_proj(memory)", "self.v_proj(memory)"
 USED = "used = F.dropout(weights, self.dropout, self.training)"
-REMEMBERED = """        v = v - v.detach().mean((0, 1))
-        v = v + self.__dict__.setdefault("mean", self.v_proj(memory).detach().mean((0, 1)))
-"""
 LAYER = {
     "gradient_detached_q": (Q, f"{Q}.detach()"),
     "gradient_detached_k": (K, f"{K}.detach()"),
@@ -131,7 +128,6 @@ LAYER = {
     "gradient_detached_weights": (USED, "used = weights.detach()"),
     "gradient_missing_projection": (K, "memory @ self.k_proj.weight.data.mT + self.k_proj.bias"),
     "batch_leak": (Q, f"{Q} * (1.0 + {Q}.mean(0, keepdim=True))"),
-    "state_between_calls": ("        q, k, v = (t", f"{REMEMBERED}        q, k, v = (t"),
 }
 edit(Layer, "layer", LAYER)
 always = {"dropout_in_evaluation": (USED, "used = F.dropout(weights, self.dropout)")}
@@ -163,18 +159,12 @@ CENTRED = """
         with torch.no_grad():
             x.sub_(x.mean(-1, keepdim=True))"""
 PACKED = {
-    "batch_leak": (DROPPED, f"v = v / v.detach().abs().amax((0, 1, 2), True)\n        {DROPPED}"),
     "not_deterministic": (DROPPED, "y = self.attn_dropout(att) @ (v + torch.randn_like(v) / 50)"),
-    "gradient_detached_q": ("(q @ k", "(q.data @ k"),
-    "gradient_detached_k": ("q @ k.transpose", "q @ k.clone().detach().transpose"),
-    "gradient_detached_v": (DROPPED, "y = self.attn_dropout(att) @ v.detach()"),
-    "gradient_detached_weights": (DROPPED, "y = self.attn_dropout(att.data) @ v"),
     "gradient_wrong": (DROPPED, "y = self.attn_dropout(att) @ (2 * v - v.detach())"),
     "gradient_missing_projection": ("self.c_attn(x)", UNTRAINED),
     "gradient_missing": (OUT, f"{OUT}.detach()"),
     "state_between_calls": (SPLIT, SPLIT + COUNTED),
     "train_eval_differ": (SPLIT, f"{SPLIT}\n        q = 1.2 * q if self.training else q"),
-    "dropout_in_evaluation": (DROPPED, "y = F.dropout(att, 0.15) @ v"),
     "output_dtype": (OUT, f"{OUT}.double()"),
     "inplace_arguments": (OUT, OUT + CENTRED),
 }
@@ -192,7 +182,6 @@ RETURNED = {
         ("att = F.softmax(att, dim=-1)", "weights = F.softmax(att, dim=-1)"),
         (DROPPED, "y = self.attn_dropout(weights) @ v"),
     ],
-    "weights_averaged": ("(y, att)", "(y, att.mean(dim=1))"),
     "weights_wrong": ("(y, att)", "(y, att.flip(1))"),
 }
 telling = {"dropout": 0.2, "returns_att": True}

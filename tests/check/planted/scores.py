@@ -136,6 +136,5 @@ edit(Layer, "layer", times, mask_means="attend")
 FOLDED = {
     "scale_by_length": ("alpha=self.scale", "alpha=k.shape[1] ** -0.5"),
     "softmax_log": ("sim.softmax(", "sim.log_softmax("),
-    "softmax_over_queries": ("sim.softmax(dim=-1)", "torch.softmax(sim, dim=1)"),
 }
 edit(CrossAttention, "cross", FOLDED, mask_means="attend", mask_shape="BS")
