@@ -8,19 +8,18 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from planted.functions import masked, plain
+from planted.functions import distances, masked, plain, with_bias
+from planted.layers import CausalSelfAttention, CrossAttention
+from planted.plants import edited
+from subjects import Packed, Separate, headline, scores_of
 from tables import for_each
 from torch import nn
 
 from attn_check import diagnose
-from attn_lib.positions import alibi_bias, apply_rope
+from attn_lib.positions import apply_rope
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BEHIND = {"layout": "BHTd", "causal": False}
-
-
-def scores_of(q, k):
-    return q @ k.mT / math.sqrt(q.shape[-1])
 
 
 # ---------------------------------------------------------------- sizes of 1, and limits
@@ -50,29 +49,19 @@ def equal_lengths(q, k, v):
     return plain(q, k, v)
 
 
-class Buffered(nn.Module):
-    """As nanoGPT: no more positions than its buffer has."""
-
-    def __init__(self, block_size=20):
-        super().__init__()
-        self.n_head, self.c_attn, self.c_proj = 3, nn.Linear(12, 36), nn.Linear(12, 12)
-        self.register_buffer("past", torch.ones(block_size, block_size).tril() > 0)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (t.view(B, T, 3, 4).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-        att = scores_of(q, k).masked_fill(~self.past[:T, :T], -math.inf).softmax(-1)
-        return self.c_proj((att @ v).transpose(1, 2).reshape(B, T, C))
+# as nanoGPT: no more positions than its buffer has
+TWENTY = ("torch.ones(256, 256)).view(1, 1, 256, 256)", "torch.ones(20, 20)).view(1, 1, 20, 20)")
+BUFFERED = edited(CausalSelfAttention, [TWENTY])(12, 3)
 
 
 @for_each(
     (equal_lengths, BEHIND, "refused: queries and keys of different lengths."),
-    (Buffered(), {"causal": True}, "refused: more than 20 positions."),
+    (BUFFERED, {"causal": True}, "refused: more than 20 positions."),
 )
 def test_what_is_refused_as_a_whole_is_a_limit(fn, options, words):
     report = diagnose(fn, **options)
     assert report.ok, report
-    assert words in str(report).partition("\n\n")[0].replace("\n ", "")
+    assert words in headline(report)
 
 
 # ---------------------------------------------------------------- masks, weights, guesses
@@ -88,21 +77,20 @@ def weights_without_the_mask(q, k, v, mask=None):
 
 @for_each((padding_of_the_first, [None]), (weights_without_the_mask, ["weights_wrong"]))
 def test_masks_are_compared_in_every_way(fn, mistakes):
-    assert diagnose(fn, mask_means="attend").mistakes == mistakes
+    assert diagnose(fn, mask_means="attend", **BEHIND).mistakes == mistakes
 
 
-class Viewed(nn.Module):
+class Viewed(Separate):
     """Heads by views alone, and a mask that nobody uses."""
 
-    def __init__(self):
-        super().__init__()
-        self.num_heads = 3
-        self.W_q, self.W_k, self.W_v = (nn.Linear(12, 12) for _ in "qkv")
+    def heads_of(self, x):
+        return x.view(len(x), 3, -1, 4)
+
+    def merged(self, out):
+        return self.out_proj(out.reshape(len(out), -1, 12))
 
     def forward(self, x, mask=None):
-        B, T, _ = x.shape
-        q, k, v = (f(x).view(B * 3, -1, 4) for f in (self.W_q, self.W_k, self.W_v))
-        return plain(q, k, v).view(B, T, 12)
+        return super().forward(x)
 
 
 def test_a_guess_is_not_punished():
@@ -141,33 +129,31 @@ def test_rows_of_nan_stand_in_the_headline():
 # ---------------------------------------------------------------- parts that are not known
 
 
-def with_alibi(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, alibi_bias(3, q.shape[2], k.shape[2]).to(q))
+class Normed(Separate):
+    """A norm before the projections."""
 
-
-class Inside(nn.Module):
-    """RoPE on half of the channels, or a norm before the projections."""
-
-    def __init__(self, prenorm):
+    def __init__(self):
         super().__init__()
-        self.num_heads, self.norm = 2, nn.LayerNorm(16) if prenorm else None
-        self.to_qkv, self.to_out = nn.Linear(16, 48), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(12)
 
     def forward(self, x):
-        y = x if self.norm is None else self.norm(x)
-        q, k, v = self.to_qkv(y).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-        if self.norm is None:
-            q, k = (
-                torch.cat([apply_rope(t[..., :4], torch.arange(x.shape[1])), t[..., 4:]], dim=-1)
-                for t in (q, k)
-            )
-        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return super().forward(self.norm(x))
+
+
+def partly_rotated(q, k, v):
+    at = torch.arange(q.shape[2])
+    q, k = (torch.cat([apply_rope(x[..., :4], at), x[..., 4:]], dim=-1) for x in (q, k))
+    return plain(q, k, v)
 
 
 PARTS = {
-    "attn_bias": (with_alibi, {"attn_bias": lambda T, S: alibi_bias(3, T, S).double()}, BEHIND),
-    "rope_dims": (Inside(prenorm=False), {"rope_base": 1e4, "rope_dims": 4}, {"causal": False}),
-    "prenorm": (Inside(prenorm=True), {"prenorm": "norm"}, {"causal": False}),
+    "attn_bias": (with_bias, {"attn_bias": distances}, BEHIND),
+    "rope_dims": (
+        Separate(16, 2, attend=partly_rotated),
+        {"rope_base": 1e4, "rope_dims": 4},
+        {"causal": False},
+    ),
+    "prenorm": (Normed(), {"prenorm": "norm"}, {"causal": False}),
 }
 
 
@@ -183,11 +169,11 @@ def test_a_part_that_is_not_known_can_be_passed(name):
 @for_each(
     ({"rope_dims": 3, "rope_base": 1e4}, "^rope_dims must be even, and 2 or more; got 3$"),
     ({"rope_dims": 4}, "^rope_dims= is of a rotation: pass rope_base= with it$"),
-    ({"prenorm": "ln"}, "^prenorm must name a part of the module, norm, to_qkv, .*; got 'ln'$"),
+    ({"prenorm": "ln"}, "^prenorm must name a part of the module, q_proj, .*; got 'ln'$"),
 )
 def test_parts_that_do_not_fit_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        diagnose(Inside(prenorm=True), **options)
+        diagnose(Normed(), **options)
 
 
 def test_a_bias_is_a_function_of_its_sizes():
@@ -242,18 +228,6 @@ class PerHead(nn.Module):
         return self.W_O(y.transpose(1, 2).flatten(2))
 
 
-class Spelled(nn.Module):
-    """One packed projection, whose name says an order of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.num_heads, self.to_vkq, self.attn_out = 3, nn.Linear(12, 36), nn.Linear(12, 12)
-
-    def forward(self, x):
-        v, k, q = self.to_vkq(x).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
-        return self.attn_out(plain(q, k, v).transpose(1, 2).flatten(2))
-
-
 def weights_first(q, k, v):
     weights = scores_of(q, k).softmax(-1)
     return weights, weights @ v
@@ -269,7 +243,7 @@ def of_integers(q, k, v, mask=None):
 @for_each(
     (nn.MultiheadAttention(12, 3, kdim=8, vdim=10, batch_first=True), {}),
     (PerHead(), {"qk_norm": "rms", "causal": False}),
-    (Spelled(), {"causal": False}),
+    (Packed("to_vkq", "attn_out", order="vkq"), {"causal": False}),
     (weights_first, BEHIND),
     (of_integers, BEHIND),
 )
@@ -305,62 +279,29 @@ def test_queries_that_are_the_first_positions_are_rotated_as_such(fn, mistakes):
 # ---------------------------------------------------------------- words that fit what is wrong
 
 
-class FromX(nn.Module):
-    """Cross-attention that projects keys, values or both from its own input."""
-
-    def __init__(self, roles):
-        super().__init__()
-        torch.manual_seed(0)
-        self.roles, self.num_heads = roles, 3
-        self.to_q, self.to_kv, self.to_out = (nn.Linear(12, n) for n in (12, 24, 12))
-
-    def forward(self, x, context=None):
-        sources = (x if role in self.roles or context is None else context for role in "kv")
-        k, v = (self.to_kv(y).chunk(2, -1)[i] for i, y in enumerate(sources))
-        q, k, v = (t.unflatten(-1, (3, 4)).transpose(1, 2) for t in (self.to_q(x), k, v))
-        return self.to_out(plain(q, k, v).transpose(1, 2).flatten(2))
+KEYS = ("self.to_k(context)", "self.to_k(x)")
+VALUES = ("self.to_v(context)", "self.to_v(x)")
 
 
 @for_each(
-    ("k", "keys are projected from x", "self.k_proj(context)"),
-    ("v", "values are projected from x", "self.v_proj(context)"),
-    ("kv", "keys and values are projected from x", "self.k_proj(context), self.v_proj(context)"),
+    ([KEYS], "keys are projected from x", "self.k_proj(context)"),
+    ([VALUES], "values are projected from x", "self.v_proj(context)"),
+    (
+        [KEYS, VALUES],
+        "keys and values are projected from x",
+        "self.k_proj(context), self.v_proj(context)",
+    ),
 )
-def test_whether_keys_values_or_both_are_from_x(roles, name, repair):
-    (failure,) = diagnose(FromX(roles)).failures
+def test_whether_keys_values_or_both_are_from_x(edits, name, repair):
+    (failure,) = diagnose(edited(CrossAttention, edits)(12, 3), mask_means="attend").failures
     assert (failure.name, failure.repair) == (name, repair)
-
-
-def of_keys(T, S):
-    """A bias for each head that later keys get more of."""
-    ahead = torch.arange(S) - torch.arange(S - T, S)[:, None]
-    return torch.tensor([1.0, -0.5, 0.2]).double()[:, None, None] * ahead.clamp(-4, 4)
-
-
-def biased(bias, of=lambda scores, bias: scores + bias):
-    def fn(q, k, v):
-        T, S = q.shape[-2], k.shape[-2]
-        return of(scores_of(q, k), bias(T, S).to(q)).softmax(-1) @ v
-
-    return fn
-
-
-@for_each(
-    (biased(of_keys), []),
-    (biased(of_keys, lambda s, bias: s + bias / math.sqrt(8)), ["bias_scaled"]),
-    (biased(lambda T, S: -of_keys(T, S)), ["bias_transposed"]),
-    (plain, ["bias_missing"]),
-)
-def test_what_is_wrong_with_a_bias_that_is_meant(fn, mistakes):
-    report = diagnose(fn, attn_bias=of_keys, **BEHIND)
-    assert report.mistakes == mistakes, report
 
 
 def test_what_was_passed_is_not_proposed():
     def wrong(q, k, v):
         return scores_of(q, k).sin().softmax(-1) @ v
 
-    for given in ({}, {"attn_bias": of_keys, "rope_base": 1e4, "rope_dims": 4}):
+    for given in ({}, {"attn_bias": distances, "rope_base": 1e4, "rope_dims": 4}):
         (failure,) = diagnose(wrong, **given, **BEHIND).failures
         for name in ("attn_bias=", "rope_dims="):
             assert (name in failure.likely) == (not given)
@@ -482,7 +423,7 @@ def test_positions_that_are_assumed_to_come_first_stand_in_the_headline(fn, layo
     report = diagnose(fn)
     assert report.ok
     assert f"the layout is {layout}" in report.assumed
-    assert "if you mean what is assumed below" in str(report).partition("\n\n")[0]
+    assert "if you mean what is assumed below" in headline(report)
     assert "if you mean" not in str(diagnose(fn, layout=layout))
 
 
