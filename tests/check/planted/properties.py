@@ -1,10 +1,8 @@
 """What only a property tells: leaks, lost gradients, dropout, what is returned, rounding."""
 
-import math
-
 import torch
 
-from planted.functions import behind, plain, with_weights
+from planted.functions import behind, online_softmax, plain, with_weights
 from planted.layers import CausalSelfAttention, CrossAttention, Layer
 from planted.plants import edit, planted
 
@@ -41,50 +39,16 @@ edit(Layer, "layer", {"batch_exchanged": EXCHANGED}, layout="BTd", arguments="x"
 STRIDED = "value.as_strided(v.shape, torch.empty(v.shape).stride())).to"
 edit(behind, "einsum", {"not_contiguous": ("value).to", STRIDED)}, layout="BTHd")
 edit(plain, "function", {"size_of_one": ("(weights, v)", "(weights, v).squeeze()")})
-
-
-@planted("block_remainder_dropped", plain)
-def whole_blocks_of_keys(q, k, v, block=16):
-    q = q / math.sqrt(q.size(-1))
-    if k.size(-2) < block:
-        return (q @ k.mT).softmax(-1) @ v
-    top = q.new_full((*q.shape[:-1], 1), -torch.inf)
-    total, out = torch.zeros_like(top), torch.zeros_like(q[..., :1] * v[..., :1, :])
-    for i in range(k.size(-2) // block):
-        part = slice(i * block, (i + 1) * block)
-        s = q @ k[..., part, :].mT
-        new = torch.maximum(top, s.amax(-1, keepdim=True))
-        e, shrink = (s - new).exp(), (top - new).exp()
-        out, total, top = out * shrink + e @ v[..., part, :], total * shrink + e.sum(-1, True), new
-    return out / total
-
-
-def by_blocks(q, k, v, block, rescales, forgets=False):
-    top = q.new_full((*q.shape[:-1], 1), -torch.inf)
-    total, out = torch.zeros_like(top), 0.0
-    for keys, values in zip(k.split(block, dim=-2), v.split(block, dim=-2), strict=True):
-        s = q @ keys.mT / math.sqrt(q.size(-1))
-        new = torch.maximum(top, s.amax(-1, keepdim=True))
-        e, shrink = (s - new).exp(), (top - new).exp()
-        out = out * (shrink if forgets else 1.0) + e @ values
-        total = total * (0.0 if forgets else shrink if rescales else 1.0)
-        total, top = total + e.sum(-1, keepdim=True), new
-    return out / total
-
-
-@planted("online_softmax_not_rescaled", plain)
-def output_of_an_old_maximum(q, k, v):
-    return by_blocks(q, k, v, block=4, rescales=True)
-
-
-@planted("online_softmax_not_rescaled", plain, "stale")
-def all_of_an_old_maximum(q, k, v):
-    return by_blocks(q, k, v, block=16, rescales=False)
-
-
-@planted("online_softmax_last_sum", plain)
-def sum_of_the_last_four(q, k, v):
-    return by_blocks(q, k, v, block=4, rescales=True, forgets=True)
+SMALL = ("block=16", "block=4")
+WHOLE = "[:, :, : max(k.shape[2] // block, 1) * block].split(block, dim=2)"
+BLOCKS = {
+    "block_remainder_dropped": [(f"{t}.split(block, dim=2)", f"{t}{WHOLE}") for t in "kv"],
+    "online_softmax_not_rescaled": [SMALL, ("out * shrink", "out")],
+    "online_softmax_last_sum": [SMALL, ("total * shrink + e.sum", "e.sum")],
+}
+edit(online_softmax, "function", BLOCKS)
+stale = [("out * shrink", "out"), ("total * shrink", "total")]
+edit(online_softmax, "stale", {"online_softmax_not_rescaled": stale})
 
 
 @planted("online_softmax_last_sum", behind, "einsum", layout="BTHd")

@@ -34,19 +34,6 @@ def loops(q, k, v):
     return out
 
 
-@right()
-def online_softmax(q, k, v, block=16):
-    q = q / math.sqrt(q.shape[-1])
-    top = q.new_full((*q.shape[:-1], 1), -torch.inf)
-    total, out = torch.zeros_like(top), q.new_zeros(*q.shape[:-1], v.shape[-1])
-    for keys, values in zip(k.split(block, dim=2), v.split(block, dim=2), strict=True):
-        s = q @ keys.mT
-        new = torch.maximum(top, s.amax(-1, keepdim=True))
-        e, shrink = (s - new).exp(), (top - new).exp()
-        out, total, top = out * shrink + e @ values, total * shrink + e.sum(-1, True), new
-    return out / total
-
-
 @right(mask_means="blocked", causal=True)
 def in_float64(q, k, v, mask=None):
     T, S = q.shape[-2], k.shape[-2]
