@@ -98,13 +98,6 @@ class Twice(nn.MultiheadAttention):
 # ---------------------------------------------------------------- gradients and half precision
 
 
-def test_gradients_are_asked_for_where_the_caller_has_none():
-    with torch.no_grad():
-        report = diagnose(Separate())
-    assert report.ok, report
-    assert "gradients to the projections" in words_of(report, "holds")
-
-
 class DetachedGain(nn.RMSNorm):
     def forward(self, x):
         return F.rms_norm(x, self.normalized_shape, self.weight.detach(), self.eps)

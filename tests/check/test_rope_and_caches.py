@@ -126,6 +126,7 @@ def test_random_state_modes_and_output_stay_as_they_are(make, capsys):
 def test_it_works_without_gradients_and_with_another_default_dtype():
     with torch.no_grad():
         assert diagnose(unscaled).mistakes == ["scale_missing"]
+        assert "gradients to the projections" in words_of(diagnose(Separate()), "holds")
         assert not torch.is_grad_enabled()
     torch.set_default_dtype(torch.float64)
     try:
@@ -184,7 +185,7 @@ def test_a_global_name_that_changes_nothing_is_no_mistake():
     assert not LOG
 
 
-@pytest.mark.parametrize("length", [0, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("length", [0, 2, 3, 4, 16])
 def test_a_mask_that_is_too_short_is_named(length):
     (plant,) = (plant for plant in PLANTS if plant.name == "causal_cached_length-packed")
     layer = plant.build(0)
