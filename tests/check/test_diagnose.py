@@ -818,7 +818,7 @@ REPORTED = {
     ),
     "a window": row(SEVEN, [], "it is meant to have a window of 7", causal=True),
     "a layer's window": row(Multi(16, 4, window=4), [], "window of 4", **CAUSAL),
-    "the first keys": row(first_keys_alone, [None], NO_WINDOW),
+    "the first keys": row(first_keys_alone, [None], NO_WINDOW, causal=True),
     "no window": row(causal, [], NO_WINDOW, causal=True),
     "norms and RoPE": row(Multi(16, 4, **ROTARY, **NORMED), [], "RoPE.*10000.*rms", arguments="x"),
     "a mask that is compared": row(closes(lambda m: m < -1e4), [], ADDED),
