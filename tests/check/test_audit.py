@@ -56,149 +56,109 @@ def wrong(report):
 MAY = "may = keys <= at[:, None]"
 MASKED = "may = may & mask[:, None, None, :].bool()"
 SAME = "segments[:, None, :, None] == segments[:, None, None, :]"
-FIRST = "x = self.embedding(tokens)\n"
-LAST = "        return self.norm(x) @"
+EMBEDDED = "self.embedding(tokens)"
+LAST = "self.norm(x) @"
 JOINED = "k, v = torch.cat([old[0], k], dim=2), torch.cat([old[1], v], dim=2)"
-GIVEN = "            positions = at.expand(B, T)\n"
-EARLIER = "earlier = longer[:, 2 - back : 2 - back + T]"
+PADDING = "left-padding right-padding"
 SHORT = "(k[:, :, -self.window + 1 :], v[:, :, -self.window + 1 :], seen)"
-REMEMBERED = """x = self.embedding(tokens) + getattr(self, "before", 0.0)
-        self.before = 0.1 * x[:1, :1]
-"""
+REMEMBERED = f"""{EMBEDDED} + getattr(self, "before", 0.0)
+        self.before = 0.1 * x[:1, :1]"""
+WIDE = "causal left-padding right-padding packing cache chunks"
+IN_TURN = JOINED.replace("[old[0], k]", "[k, old[0]]").replace("[old[1], v]", "[v, old[1]]")
 
-# a kind, what is edited, the properties that break
-LEAKS = {
-    "one token ahead": ("rope", (MAY, f"{MAY} + 1"), "causal cache chunks"),
-    "no causal mask": ("rope", (MAY, f"{MAY} + T"), "causal cache chunks"),
-    "a mean over the text": (
-        "rope",
-        (LAST, f"        x = x - x.mean(1, keepdim=True)\n{LAST}"),
-        "causal left-padding right-padding packing cache chunks",
-    ),
-    "a convolution that wraps": (
-        "convolution",
-        (EARLIER, "earlier = x.roll(back, 1)"),
-        "causal left-padding right-padding packing cache chunks",
-    ),
-    "statistics of the batch": ("rope", (LAST, f"        x = x - x.mean(0) / 2\n{LAST}"), "batch"),
-    "one scale for all rows": (
-        "rope",
-        (LAST, f"        x = x / x.abs().amax()\n{LAST}"),
-        "causal batch packing cache chunks",
-    ),
-    "the next row, a little": (
-        "rope",
-        (LAST, f"        x = x + 0.01 * x.roll(1, 0)\n{LAST}"),
-        "batch",
-    ),
-    "a cache shared by rows": (
-        "rope",
-        (JOINED, JOINED.replace("old[0]", "old[0][:1].expand(len(k), -1, -1, -1)")),
-        "batch",
-    ),
-    "padding mask dropped": ("rope", (MASKED, "pass"), "left-padding"),
-    "padding mask dropped beside a cache": (
-        "rope",
-        (MASKED, f"{MASKED} | (past is not None)"),
-        "left-padding",
-    ),
-    "padding mask shifted": (
-        "rope",
-        (MASKED, MASKED.replace("mask[", "mask.roll(1, 1)[")),
-        "left-padding right-padding",
-    ),
-    "padding mask of the first row": (
-        "rope",
-        (MASKED, MASKED.replace("mask[", "mask[:1][")),
-        "left-padding",
-    ),
-    "positions ignored": (
-        "table",
-        ("self.table(positions)", "self.table(at)"),
-        "left-padding packing",
-    ),
-    "a state fed by padding": (
-        "recurrent",
-        ("k * real, gate * real", "k, gate * real"),
-        "left-padding",
-    ),
-    "segments ignored": ("rope", (SAME, "segments[:, None, None, :] >= 0"), "packing"),
-    "segments of ten tokens": ("rope", (SAME, f"({SAME}) | (at[:, None] >= 10)"), "packing"),
-    "segments one token late": (
-        "rope",
-        (SAME, SAME.replace("segments[:", "segments.roll(1, 1)[:", 1)),
-        "packing",
-    ),
-    "a state goes through documents": (
-        "recurrent",
-        ("state = state * same[:, None, None]", "pass"),
-        "packing",
-    ),
-    "positions off by one with the cache": (
-        "table",
-        (GIVEN, "            positions = (at - int(seen > 0)).expand(B, T)\n"),
-        "cache chunks",
-    ),
-    "the cache in the wrong order": (
-        "rope",
-        (
-            JOINED,
-            JOINED.replace("[old[0], k]", "[k, old[0]]").replace("[old[1], v]", "[v, old[1]]"),
+# by the kind of model: what stands there, what is put in its place, the properties that break
+EDITS = {
+    "rope": {
+        "one token ahead": (MAY, f"{MAY} + 1", "causal cache chunks"),
+        "no causal mask": (MAY, f"{MAY} + T", "causal cache chunks"),
+        "a mean over the text": (LAST, "self.norm(x - x.mean(1, True)) @", WIDE),
+        "statistics of the batch": (LAST, "self.norm(x - x.mean(0) / 2) @", "batch"),
+        "one scale for all rows": (
+            LAST,
+            "self.norm(x / x.abs().amax()) @",
+            "causal batch packing cache chunks",
         ),
-        "left-padding chunks",
-    ),
-    "new values are lost": (
-        "rope",
-        (JOINED, JOINED.replace("old[1], v", "old[1], v * 0")),
-        "cache chunks",
-    ),
-    "a window one too short in the cache": (
-        "window",
-        (SHORT, SHORT.replace("+ 1 :", "+ 2 :")),
-        "cache chunks",
-    ),
-    "a ring that is written over too early": (
-        "sinks and a window",
-        (SHORT, SHORT.replace("+ 1 :", "+ 1 + (seen > 11) :")),
-        "cache",
-    ),
-    "causal without a mask alone": (
-        "rope",
-        (MASKED, "may = mask[:, None, None, :].bool() | (past is not None)"),
-        "left-padding right-padding",
-    ),
-    "no window beside a cache": (
-        "window",
-        (
+        "the next row, a little": (LAST, "self.norm(x + 0.01 * x.roll(1, 0)) @", "batch"),
+        "a cache shared by rows": ("[old[0], k]", "[old[0][:1].expand_as(old[0]), k]", "batch"),
+        "padding mask dropped": (MASKED, "pass", "left-padding"),
+        "padding mask dropped beside a cache": (
+            MASKED,
+            f"{MASKED} | (past is not None)",
+            "left-padding",
+        ),
+        "padding mask shifted": ("may & mask[", "may & mask.roll(1, 1)[", PADDING),
+        "padding mask of the first row": ("may & mask[", "may & mask[:1][", "left-padding"),
+        "causal without a mask alone": (
+            MASKED,
+            "may = mask[:, None, None, :].bool() | (past is not None)",
+            PADDING,
+        ),
+        "segments ignored": (SAME, "segments[:, None, None, :] >= 0", "packing"),
+        "segments of ten tokens": (SAME, f"({SAME}) | (at[:, None] >= 10)", "packing"),
+        "segments one token late": (
+            "segments[:, None, :, None]",
+            "segments.roll(1, 1)[:, None, :, None]",
+            "packing",
+        ),
+        "the cache in the wrong order": (JOINED, IN_TURN, "left-padding chunks"),
+        "new values are lost": ("[old[1], v]", "[old[1], v * 0]", "cache chunks"),
+        "a chunk's mask at the top left": (
+            MAY,
+            "may = keys <= torch.arange(T)[:, None] + (seen if T == 1 else 0)",
+            "chunks",
+        ),
+        "a chunk without a mask": (MAY, f"{MAY} + T * (seen > 0)", "chunks"),
+        "a memory of the last call": (EMBEDDED, REMEMBERED, "repeat"),
+        "a memory of a batch": (EMBEDDED, f"{REMEMBERED} * (B > 1)", "repeat"),
+        "dropout that is always on": (EMBEDDED, f"F.dropout({EMBEDDED}, 0.1, True)", "repeat"),
+    },
+    "table": {
+        "positions ignored": ("self.table(positions)", "self.table(at)", "left-padding packing"),
+        "positions off by one with the cache": (
+            "at.expand(B, T)",
+            "(at - int(seen > 0)).expand(B, T)",
+            "cache chunks",
+        ),
+    },
+    "window": {
+        "a window one too short in the cache": (
+            SHORT,
+            SHORT.replace("+ 1 :", "+ 2 :"),
+            "cache chunks",
+        ),
+        "no window beside a cache": (
             "if self.window is not None:\n            may",
             "if self.window is not None and past is None:\n            may",
+            "chunks",
         ),
-        "chunks",
-    ),
-    "a chunk's mask at the top left": (
-        "rope",
-        (MAY, "may = keys <= torch.arange(T)[:, None] + (seen if T == 1 else 0)"),
-        "chunks",
-    ),
-    "a chunk without a mask": ("rope", (MAY, f"{MAY} + T * (seen > 0)"), "chunks"),
-    "a memory of the last call": (
-        "rope",
-        (
-            FIRST,
-            REMEMBERED,
+    },
+    "sinks and a window": {
+        "a ring that is written over too early": (
+            SHORT,
+            SHORT.replace("+ 1 :", "+ 1 + (seen > 11) :"),
+            "cache",
+        )
+    },
+    "recurrent": {
+        "a state fed by padding": ("k * real, gate * real", "k, gate * real", "left-padding"),
+        "a state goes through documents": (
+            "state = state * same[:, None, None]",
+            "pass",
+            "packing",
         ),
-        "repeat",
-    ),
-    "a memory of a batch": (
-        "rope",
-        (FIRST, REMEMBERED.replace("x[:1, :1]", "x[:1, :1] * (B > 1)")),
-        "repeat",
-    ),
-    "dropout that is always on": (
-        "rope",
-        (FIRST, FIRST + "        x = F.dropout(x, 0.1, True)\n"),
-        "repeat",
-    ),
+    },
+    "convolution": {
+        "a convolution that wraps": (
+            "longer[:, 2 - back : 2 - back + T]",
+            "x.roll(back, 1)",
+            WIDE,
+        )
+    },
+}
+LEAKS = {
+    name: (kind, (old, new), broken)
+    for kind, edits in EDITS.items()
+    for name, (old, new, broken) in edits.items()
 }
 
 
@@ -327,7 +287,7 @@ UNUSUAL = {
     "padding that is a token": (lambda: known_by_a_token, {"pad": 5}),
     "bfloat16": (lambda: built("rope").bfloat16(), {}),
     "positions that begin at 2 where none are given": (
-        lambda: built("table", (GIVEN, "            positions = (at + 2).expand(B, T)\n")),
+        lambda: built("table", ("at.expand(B, T)", "(at + 2).expand(B, T)")),
         {},
     ),
     "float64": (lambda: built("window").double(), {}),
