@@ -33,6 +33,16 @@ class Block(nn.Module):
         self.sinks = nn.Parameter(torch.randn(HEADS, 1, 1))
 
 
+class Reader(nn.Module):
+    """Whole texts, or pieces with what was kept of those before: both are read alike."""
+
+    def forward(self, tokens, mask=None, segments=None):
+        return self.read(tokens, None, mask, segments)[0]
+
+    def step(self, tokens, past, mask=None):
+        return self.read(tokens, past, mask, None)
+
+
 class Decoder(nn.Module):
     """A decoder: ``positions_by`` is rope, table, alibi or nothing."""
 
@@ -105,7 +115,7 @@ class Decoder(nn.Module):
         return block.out((weights @ v).transpose(1, 2).flatten(2)), new
 
 
-class Recurrent(nn.Module):
+class Recurrent(Reader):
     """Gated linear attention: a state of (B, d, d) that each token changes a little."""
 
     def __init__(self):
@@ -113,12 +123,6 @@ class Recurrent(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.q, self.k, self.v = (nn.Linear(WIDTH, 8) for _ in range(3))
         self.gate, self.out = nn.Linear(WIDTH, 8), nn.Linear(8, VOCABULARY)
-
-    def forward(self, tokens, mask=None, segments=None):
-        return self.read(tokens, None, mask, segments)[0]
-
-    def step(self, tokens, state, mask=None):
-        return self.read(tokens, state, mask, None)
 
     def read(self, tokens, state, mask, segments):
         x = self.embedding(tokens)
@@ -138,7 +142,7 @@ class Recurrent(nn.Module):
         return self.out(torch.stack(outs, dim=1)), state
 
 
-class Convolution(nn.Module):
+class Convolution(Reader):
     """A causal convolution of width 3, with the last two inputs as its cache."""
 
     def __init__(self):
@@ -146,12 +150,6 @@ class Convolution(nn.Module):
         self.embedding, self.wide = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.taps = nn.Parameter(torch.randn(3, WIDTH))
         self.out = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens, mask=None, segments=None):
-        return self.read(tokens, None, mask, segments)[0]
-
-    def step(self, tokens, past, mask=None):
-        return self.read(tokens, past, mask, None)
 
     def read(self, tokens, past, mask, segments):
         x, T = self.embedding(tokens), tokens.shape[1]

@@ -110,15 +110,6 @@ def test_the_table_says_nothing_twice():
 # ---------------------------------------------------------------- what cannot be
 
 
-class NoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(12, 12) for _ in range(3))
-
-    def forward(self, x):
-        return (self.q_proj(x) @ self.k_proj(x).mT / 12**0.5).softmax(-1) @ self.v_proj(x)
-
-
 def unnamed():
     layer = nn.Module()
     layer.one, layer.two = nn.Linear(12, 36), nn.Linear(12, 12)
@@ -833,7 +824,6 @@ REPORTED = {
     "a module in double": row(Separate().double(), [], "gradients to the projections"),
     "a module in half": row(Separate().half(), [], "gradients to the projections"),
     "what raises in half": row(only_float, []),
-    "one wide head": row(NoHeads(), [], heads=1),
     "a flag": row(with_flag, [], "is_causal=True is passed in each call", causal=True),
     "a flag that is not needed": row(with_flag, [], WITHOUT.format("Assumed.*is_causal")),
     "a flag that is given": row(
@@ -849,11 +839,6 @@ REPORTED = {
         Multi(16, 4, scale=0.25),  # d_k = H = 4, 1/sqrt(16) = 1/4
         ["scale_by_model_width"],
         "Either scaled by the width of the model, or .*: the numbers are the same.*scale_by_d_k",
-    ),
-    "a twin": row(
-        lambda q, k, v: (q @ k.mT / q.shape[-1]).softmax(dim=-1) @ v,
-        ["scale_by_d_k"],
-        "Either divided by d_k instead of its root, or the scale is applied twice: the numbers are",
     ),
     "a function has no modes": row(plain, ["causal_missing"], "1. No causal mask", causal=True),
     # two mistakes

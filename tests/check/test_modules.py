@@ -217,9 +217,6 @@ def test_dropout_of_its_own_is_right(way):
 class Core(Separate):
     """Methods of a module that are not the module."""
 
-    def own_scale(self, q, k, v):
-        return (q @ k.mT * self.d**-0.5).softmax(-1) @ v
-
     def unscaled(self, q, k, v):
         return (q @ k.mT).softmax(-1) @ v
 
@@ -394,7 +391,6 @@ REPORTED = {
         WITHOUT.format("Likely.*switched off.*Holds"),
     ),
     "a method": row(Core().attend, [], f"attend {UNUSED}"),
-    "a method with a scale": row(Core().own_scale, [], f"own_scale {UNUSED}"),
     "a method without a scale": row(Core().unscaled, ["scale_missing"]),
     "a method that projects": row(Core().projecting, [], WITHOUT.format("does not use")),
     "packed": row(Packed(), [], IN_ORDER.format("qkv", "queries, keys, values")),
