@@ -410,7 +410,7 @@ REPORTED = {
     "matrices with heads": row(ByHead(False), [], heads=3),
     "matrices, unscaled": row(ByHead(True, attend=unscaled), ["scale_missing"], heads=3),
     "no bias beside a context": row(
-        OTHER_VALUES, [None], "agrees with it within.*in all without a context[.]"
+        OTHER_VALUES, [None], "agrees with it within.*in all without a context[.]", causal=False
     ),
     "heads merged in turn": row(
         edited_layer(IN_TURN), ["heads_interleaved"], "split as they should be.*permute"
