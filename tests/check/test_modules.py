@@ -407,7 +407,7 @@ REPORTED = {
         nn.MultiheadAttention(12, 3), [], WITHOUT.format("in this order")
     ),
     "matrices of heads": row(ByHead(True), [], "equal to the reference in"),
-    "matrices with heads": row(ByHead(False), [], heads=3),
+    "matrices with heads": row(ByHead(False), []),
     "matrices, unscaled": row(ByHead(True, attend=unscaled), ["scale_missing"], heads=3),
     "no bias beside a context": row(
         OTHER_VALUES, [None], "agrees with it within.*in all without a context[.]", causal=False

@@ -34,11 +34,12 @@ CAUSAL = {
             FIRST_MASK.replace("DIAGONAL", DIAGONAL),
         ),
     ],
+    "causal_restarts": (
+        f"torch.triu(torch.ones(T, S), {DIAGONAL}).bool()",
+        "torch.arange(S) > torch.arange(T)[:, None] % 8 + S - T",
+    ),
 }
 edit(causal, "function", CAUSAL, causal=True)
-sliced = "torch.arange(S) > torch.arange(T)[:, None] % 8 + S - T"
-again = {"causal_restarts": (f"torch.triu(torch.ones(T, S), {DIAGONAL}).bool()", sliced)}
-edit(causal, "function", again, causal=True)
 BEHIND = {"causal": True, "layout": "BTHd", "mask_means": "blocked"}
 edit(behind_and_causal, "einsum", {"causal_top_left": ("triu(S - T + 1)", "triu(1)")}, **BEHIND)
 cut = {"causal_bottom_right_by_cut": ("tril()", "tril(k.size(-2) - q.size(-2))")}

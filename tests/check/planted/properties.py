@@ -25,6 +25,7 @@ FUNCTION = {
     "gradient_missing": ("def plain", "@torch.no_grad()\ndef plain"),
     "gradient_wrong": ("weights, v", "0.5 * weights + 0.5 * weights.detach(), v"),
     "dropout_in_evaluation": ("(weights, v", "(F.dropout(weights, p=0.1), v"),
+    "size_of_one": ("(weights, v)", "(weights, v).squeeze()"),
 }
 edit(plain, "function", FUNCTION)
 RETURNED = {
@@ -38,7 +39,6 @@ edit(behind, "einsum", {"batch_exchanged": EXCHANGED}, layout="BTHd")
 edit(Layer, "layer", {"batch_exchanged": EXCHANGED}, layout="BTd", arguments="x")
 STRIDED = "value.as_strided(v.shape, torch.empty(v.shape).stride())).to"
 edit(behind, "einsum", {"not_contiguous": ("value).to", STRIDED)}, layout="BTHd")
-edit(plain, "function", {"size_of_one": ("(weights, v)", "(weights, v).squeeze()")})
 SMALL = ("block=16", "block=4")
 WHOLE = "[:, :, : max(k.shape[2] // block, 1) * block].split(block, dim=2)"
 BLOCKS = {

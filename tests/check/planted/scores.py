@@ -17,14 +17,13 @@ SCALES = {
     "scale_by_value_width": (ROOT, "v.size(-1) ** 0.5"),
     "scale_by_length": ("energy / math.sqrt(q.shape[-1])", "energy * energy.size(-1) ** -0.5"),
 }
-edit(by_einsum, "function", SCALES)
 PADDED = """torch.softmax(F.pad(energy, (0, -k.size(2) % 16)) / math.sqrt(q.shape[-1]), dim=-1)
     attention = attention[..., : k.size(2)]"""
 OTHERS = {
     "values_summed": ("bhqk,bhkd->bhqd", "bhqk,bhld->bhqd"),
     "block_padding_counts": ("torch.softmax(energy / math.sqrt(q.shape[-1]), dim=-1)", PADDED),
 }
-edit(by_einsum, "function", OTHERS)
+edit(by_einsum, "function", SCALES | OTHERS)
 counted = "F.softmax(F.pad(scores, (0, -k.size(-2) % 8)), dim=-1)[..., : k.size(-2)]"
 edit(plain, "padded", {"block_padding_counts": ("F.softmax(scores, dim=-1)", counted)})
 edit(scaled, "function", {"scale_ignored": ("* scale", "/ math.sqrt(q.size(-1))")}, scale=0.3)
