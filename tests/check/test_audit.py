@@ -304,18 +304,11 @@ def test_a_right_model_of_an_unusual_kind_is_passed(name):
     assert any("to bfloat16" in text for text in report.unknown) == (name == "bfloat16")
 
 
-NORMED = {"norm": nn.RMSNorm, "bias": False}
 TURNED = {"d_k": 4, "rotate": apply_rope}
-OURS = {
+OURS = {  # more kinds are compared with those of transformers in test_architectures.py
     "GPT-2": {"max_len": 40},
-    "Llama": {"gated": True, "tied": True, **NORMED, "attention": {**TURNED, "num_kv_heads": 1}},
-    "Gemma": {
-        "norm_at": "both",
-        "logit_softcap": 3.0,
-        "attention": lambda i: {**TURNED, "softcap": 5.0, "window": (4, None)[i % 2]},
-    },
+    "Llama": {"gated": True, "tied": True, "attention": {**TURNED, "num_kv_heads": 1}},
     "gpt-oss": {"attention": {**TURNED, "sinks": True, "window": 5}},
-    "Qwen3": {**NORMED, "attention": {**TURNED, "qk_norm": lambda _, d_k: nn.RMSNorm(d_k)}},
 }
 
 
