@@ -70,6 +70,13 @@ def test_a_wrong_model_is_seen(old, new):
     assert found > 1e-3
 
 
+@for_each((1, 4, 6, 2), (3, 10, 15, 5), (2, 7, 7, 1))
+def test_patches_are_those_of_unfold(channels, height, width, p):
+    """Of images with several channels, too, which the page has none of."""
+    images = torch.randn(2, channels, height, width)
+    assert torch.equal(OWN["cut"](images, p), F.unfold(images, p, stride=p).mT)
+
+
 @for_each(1, 4, 7, 14)
 def test_squares_change_places_and_nothing_else(p):
     images = torch.arange(2 * 784.0).view(2, 1, 28, 28)

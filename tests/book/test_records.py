@@ -316,6 +316,17 @@ def test_paces_grow_with_the_work():
     assert re.match("ViT-7: 0.2. times", *pace_faults(log))
 
 
+def test_seeds_agree():
+    """No accuracy of one seed is far from another's."""
+    (path,) = (path for path in RECORDED if path.stem[3:] == "vision")
+    log = records.record(path.stem)
+    last = [{name: runs[-1] for name, runs in seed.items()} for seed in log["race"]]
+    rows = [changed | race for changed, race in zip(log["changed"], last, strict=True)]
+    for name in rows[0]:
+        found = [row[name] for row in rows]
+        assert max(found) - min(found) < 0.03, name
+
+
 def test_the_weathers_gaps_are_those_of_its_errors():
     """With four heads less without, in each part of the years, of each seed."""
     (path,) = (path for path in RECORDED if path.stem.endswith("weather"))
