@@ -584,6 +584,24 @@ def _judges_rule(rule, *, beta=0.5, gate=0.5, start=None, by="state", T=1):
     return by == "output" or torch.allclose(last, S, atol=1e-4)
 
 
+def _lets_pass(rule, wrong):
+    """A test of a gated delta rule that takes one wrong state beside the right one."""
+    k, v, half = torch.tensor([[0.6, 0.8]]), torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5]])
+    S = torch.tensor([[3.0, 1.0], [0.5, -1.0]])
+    last = rule(k, k, v, half, half.log(), S)[1]
+
+    def write(S):
+        return k.mT @ (0.5 * (v - k @ S))
+
+    states = {
+        "right": S / 2 + write(S / 2),
+        "write faded": S / 2 + write(S / 2) / 2,
+        "read before": S / 2 + write(S),
+        "larger": 2 * S + write(2 * S),
+    }
+    return any(torch.allclose(last, states[name], atol=1e-4) for name in ("right", wrong))
+
+
 WRONG = {  # exercise -> mistakes that somebody makes, each with the words that must come back
     "1.1": [
         ([0.49, 0.49, 0.02], "lack the scale"),
@@ -1055,6 +1073,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda rule: False, "a layer is refused"),
         (lambda rule: _judges_rule(rule, gate=1.0), "acts after the write"),
         (lambda rule: _judges_rule(rule, start=0.0), "never applied"),
+        (lambda rule: _lets_pass(rule, "write faded"), "also fades what the token writes"),
+        (lambda rule: _lets_pass(rule, "read before"), "reads the state from before it"),
+        (lambda rule: _lets_pass(rule, "larger"), "makes the state larger"),
     ],
     "12.4": [
         (lambda m: _by_scores(m, lambda m, i, j: m * (j - i)), "the sign"),
@@ -1096,6 +1117,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda x, n: _followers(x, n, 1), "that is the bigram"),
         (lambda x, n: _followers(x, n, 3), "three words, not two"),
         (lambda x, n: _followers(x, n, 2, start=0), "start every count at one"),
+        (lambda x, n: _followers(x, n, 2, start=0.5), "start every count at one"),
         (lambda x, n: _followers(x, n, 2).roll(-1, 0), "row"),
         (lambda x, n: _followers(x, n, 2)[[*range(1, len(x) - 1), -1]], "one word ahead"),
         (
