@@ -20,7 +20,7 @@ IMPORTS = """import math
 from itertools import accumulate
 import torch
 import torch.nn.functional as F
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 """
 CELLS = (
     "ch12-code-64",
