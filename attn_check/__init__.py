@@ -65,8 +65,8 @@ def diagnose(
         fn: a function of queries, keys and values, or a module of ``x`` (and ``context``), with
             or without a mask. It returns the output, or a tuple that starts with it; weights that
             follow are checked too (scores in their place, as Whisper returns them, are a warning).
-            A module is copied: yours stays as it is. A method of (q, k, v) that uses no projection
-            of its module is taken for a function.
+            A module is copied, to the CPU: yours stays as it is. A method of (q, k, v) that uses
+            no projection of its module is taken for a function.
         arguments: the roles of what is passed, in order, or as name=role: ``"q, k, v, mask"``,
             ``"x, memory=context, attn_mask=mask"``. Roles: q, k, v, x, context, mask,
             context_mask. Default: from the names of the parameters.

@@ -154,7 +154,7 @@ def from_layout(out: Tensor, layout: str, case: Case, projects: bool) -> Tensor:
     if "B" not in letters:
         out, letters = out[None], "B" + letters
     axes = "BHTd" if "H" in letters else "BYXd" if "Y" in letters else "BTd"
-    out = out.permute([letters.index(c) for c in axes]).double()
+    out = out.permute([letters.index(c) for c in axes]).cpu().double()
     out = out.flatten(1, 2) if "Y" in letters else out
     if "H" in letters and case.merged:
         return out.transpose(1, 2).flatten(-2)
@@ -190,8 +190,9 @@ def quietly() -> Iterator[None]:
     """Restore the random states of torch, numpy and Python, and print and warn nothing."""
     python, numpy, logged = random.getstate(), np.random.get_state(), logging.root.manager.disable
     logging.disable(max(logged, logging.WARNING))
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.random.fork_rng(gpus), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
                 yield
@@ -248,12 +249,17 @@ class WithoutDropout(torch.overrides.TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def copied(fn: Callable, module: nn.Module | None) -> tuple[Callable, nn.Module | None]:
+def copied(
+    fn: Callable, module: nn.Module | None, *, to_cpu: bool = False
+) -> tuple[Callable, nn.Module | None]:
     """A copy of a callable, with what it remembers, and the copy's own module."""
     memo: dict[int, Any] = {}
     try:
         with _Detached():
             twin = _copied(fn, memo)
+        for x in memo.values():
+            if to_cpu and isinstance(x, Tensor):
+                x.data = x.data.cpu()
         # a module that fn does not know by a name is not part of the copy: then it is itself
         return twin, None if module is None else memo.get(id(module), module)
     except Exception:  # whatever a part of it raises

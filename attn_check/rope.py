@@ -80,9 +80,9 @@ class Way:
 
     def answered(self) -> "Way":
         """With the answers of new copies, and what a copy does that is called again."""
-        used = copied(self.fn, None)[0]
+        used = copied(self.fn, None, to_cpu=True)[0]
         for case in self._cases():
-            outs, raised = self._ask(copied(self.fn, None)[0], case)
+            outs, raised = self._ask(copied(self.fn, None, to_cpu=True)[0], case)
             if raised:
                 shape = tuple(to_layout(case.tensors["q"], self.layout, False, 1).shape)
                 self.found.unchecked.append(f"{case.name}, shape {shape}: {raised}")
@@ -210,7 +210,7 @@ def _canonical(x: Any, layout: str) -> Tensor:
         given = f"the shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
         raise ValueError(f"fn returns {given} for inputs of {len(layout)} axes")
     layout = "".join(letter for letter in "BH" if letter not in layout) + layout
-    return x[(None,) * (4 - x.dim())].detach().double().permute(*map(layout.index, "BHTd"))
+    return x[(None,) * (4 - x.dim())].detach().cpu().double().permute(*map(layout.index, "BHTd"))
 
 
 def _explained(ways: list[Way]) -> tuple[Way, list[Failure] | None]:

@@ -94,8 +94,10 @@ def check_steps(exam: Exam) -> None:
         found.unchecked.append("step by step: only where causal=True is meant")
         return
     if exam.layer is not None and subject.original is not None:
-        exam.layer = exam.read(subject.original)  # as the step function has it
-    step, case = copied(subject.step, None)[0], exam.case(_WORDS, sum(PIECES))
+        _, own = copied(subject.original, subject.original, to_cpu=True)
+        exam.layer = exam.read(own or subject.original)  # as the step function has it
+    step, _ = copied(subject.step, None, to_cpu=True)
+    case = exam.case(_WORDS, sum(PIECES))
     if (owner := module_of(step)) is not None:
         owner.eval()
     expected, lost = exam.expected(case), list[bool]()

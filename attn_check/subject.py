@@ -203,7 +203,7 @@ class Subject:
         answer = Answer(out, dtype=raw.dtype)
         for x, _ in outs:
             if x.dim() >= 2 and tuple(x.shape[-2:]) == case.lengths:
-                x = x.detach().double()
+                x = x.detach().cpu().double()
                 x = x.unflatten(0, (case.batch, -1)) if x.dim() == 3 else x
                 answer.weights = x[None, None] if x.dim() == 2 else x
                 break
@@ -233,7 +233,7 @@ def read_subject(fn: Callable, given: Given) -> Subject:
     """A copy of the function, with what the caller, its signature and its module say."""
     name = getattr(fn, "__name__", type(fn).__name__)
     roles, options = calls.read_arguments(fn, given.arguments), dict(given.options or {})
-    fn, module = calls.copied(fn, given.module)
+    fn, module = calls.copied(fn, given.module, to_cpu=True)
     subject = Subject(fn, name, *roles, options, module, original=given.module)
     subject.heads, subject.kv_heads, subject.d_k = given.heads, given.kv_heads, given.d_k
     subject.projections, subject.step = given.projections, given.step

@@ -56,7 +56,7 @@ def fused_attention(
         q, scale = q * scale, 1.0
     if scale is None:
         scale = 1.0 / math.sqrt(d_k)  # the kernel would take it from the width that it is given
-    allowed = None
+    closed = allowed = None
     if T == 1:
         causal = False  # the last query attends to every key
     if mask is not None or attn_bias is not None or (causal and T != S):
@@ -89,6 +89,9 @@ def fused_attention(
         out = out.reshape(out.shape[0], H, 1, out.shape[-1])
     if d_v < d_k:
         out = out[..., :d_v]
+    if closed is not None:
+        # cuDNN's kernel, that of half precision on a GPU, gives other numbers than zeros here
+        out = out.masked_fill(closed.all(dim=-1, keepdim=True), 0.0)
     if not torch.compiler.is_compiling() and S < _FEW_KEYS:  # in this order, for torch.export
         # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN
         of_q = at_least_float32(q.detach()).sum(dim=-1).view(*out.shape[:-1], 1)

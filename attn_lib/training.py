@@ -63,10 +63,10 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), fused=True)  # one call for all parameters
     generator = torch.Generator().manual_seed(seed)
     history, mode = [], {module: module.training for module in model.modules()}
-    report = _reporter(label, steps)
+    report, devices = _reporter(label, steps), {p.device for p in model.parameters()}
     model.train()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng([d for d in devices if d.type == "cuda"]):
             torch.manual_seed(seed)  # dropout draws from the global state
             for step in range(steps):
                 value = loss(model, generator)

@@ -4,8 +4,9 @@
 
 writes ``folder/flash_on_gpu.json``: for each form of causal attention (9 heads of width 64, as in
 SmolLM2, bfloat16) and each length, milliseconds forward and forward with backward (median), and
-the most memory held beyond inputs and results, in MB. Two minutes. It needs torch and triton, and
-nothing of this book. ``--small`` tries every line on a machine without a GPU.
+the most memory held beyond inputs and results, in MB; and what PyTorch gives a query to which a
+mask closes every key. A minute. It needs torch and triton, and nothing of this book. ``--small``
+tries every line on a machine without a GPU.
 """
 
 import argparse
@@ -175,19 +176,12 @@ def largest_difference(form, T):
 
 
 def kernels(step):
-    """Names of what ran on the device, in order, each once."""
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    if GPU:
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    step()
-    wait()
-    with torch.profiler.profile(activities=kinds) as run:
+    """PyTorch's operators for attention that it calls, in order, each once."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as run:
         step()
         wait()
-    events = [e for e in run.events() if not GPU or str(e.device_type).endswith("CUDA")]
-    attends = [e.name for e in run.events() if "scaled_dot_product" in e.name]
-    return {"called": list(dict.fromkeys(attends)),
-            "ran": list(dict.fromkeys(e.name[:120] for e in events))[:12]}  # fmt: skip
+    names = [e.name for e in run.events() if "::_scaled_dot_product" in e.name]
+    return list(dict.fromkeys(names))
 
 
 def choices(T):
@@ -211,6 +205,28 @@ def choices(T):
     return cases
 
 
+def closed_rows(T):
+    """The output of a query that may attend to nothing, by dtype and kind of mask.
+
+    ``largest`` is its largest number; ``from open`` is how far it lies from the output of the same
+    query where it may attend to every key, and ``from mean`` from the mean of all values.
+    """
+    mask = torch.rand(T, T, device=DEVICE) < 0.5
+    mask[3] = False
+    numbers = torch.zeros(T, T, device=DEVICE).masked_fill(~mask, -torch.inf)
+    cases = {}
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        q, k, v = inputs(T, dtype)
+        opened = F.scaled_dot_product_attention(q.double(), k.double(), v.double())[:, :, 3]
+        for name, attn_mask in {"bool mask": mask, "float mask": numbers.to(dtype)}.items():
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)[:, :, 3].double()
+            far = {"largest": out, "from open": out - opened}
+            far["from mean"] = out - v.double().mean(dim=-2)
+            far = {what: x.abs().max().item() for what, x in far.items()}
+            cases[f"{str(dtype)[6:]}, {name}"] = far
+    return cases
+
+
 def main():
     """Differences first, then choices, then times; what is found is saved after each length."""
     parser = argparse.ArgumentParser()
@@ -222,20 +238,22 @@ def main():
     folder = Path(os.environ.get("OUT", "."))
     folder.mkdir(parents=True, exist_ok=True)
     record = {
+        "command": "python book/examples/flash_on_gpu.py",
+        "date": time.strftime("%Y-%m-%d"),
         "device": torch.cuda.get_device_name() if GPU else "processor",
         "torch": torch.__version__,
         "triton": triton.__version__ if triton else None,
         "shape": {"batch": 1, "heads": HEADS, "width": WIDTH, "dtype": str(DTYPE), "causal": True},
-        "matrix_MB": {T: HEADS * T * T * DTYPE.itemsize / 1e6 for T in lengths},
-        "least_MB": {T: 4 * HEADS * T * WIDTH * DTYPE.itemsize / 1e6 for T in lengths},
         "difference": {},
         "chosen": {},
+        "closed_row": {},
         "forward": {},
         "forward_and_backward": {},
     }
 
     def save():
-        (folder / "flash_on_gpu.json").write_text(json.dumps(record, indent=1) + "\n")
+        lines = [f" {json.dumps(name)}: {json.dumps(part)}" for name, part in record.items()]
+        (folder / "flash_on_gpu.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
     began = time.perf_counter()
     for name, (form, _) in FORMS.items():
@@ -244,7 +262,10 @@ def main():
         print(f"{name:20} {found}", flush=True)
     record["chosen"] = choices(lengths[1])
     for name, found in record["chosen"].items():
-        print(f"{name:36} {found.get('called', found)}", flush=True)
+        print(f"{name:36} {found}", flush=True)
+    record["closed_row"] = closed_rows(lengths[0])
+    for name, found in record["closed_row"].items():
+        print(f"{name:36} {found}", flush=True)
     save()
     for T in lengths:
         for name, (form, has_backward) in FORMS.items():

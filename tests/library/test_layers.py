@@ -100,6 +100,33 @@ def test_the_kernel_gets_one_width(d_k, d_v, kernel_calls):
     assert [x.shape[-1] for x in tensors] == [max(d_k, d_v)] * 3
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7), (2, 1, 1, 7), (2, 3, 5, 7)])
+@pytest.mark.parametrize("kind", ["mask", "attn_bias"])
+def test_a_query_without_keys_gets_zeros_whatever_the_kernel_gives(shape, kind, monkeypatch):
+    """In half precision on a GPU, PyTorch's lets it attend to every key."""
+    usual = fused.F.scaled_dot_product_attention
+
+    def kernel(q, k, v, attn_mask, **options):
+        empty = (
+            attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
+        ).logical_not()
+        opened = attn_mask.masked_fill(empty.all(-1, keepdim=True), 1)
+        return usual(q, k, v, opened, **options)
+
+    mask = draw(*shape, seed=4) > -0.5
+    mask[..., -1:, :] = False
+    q, k, v = (draw(2, 3, n, 4, seed=n).requires_grad_() for n in (5, 7, 7))
+    options = {kind: mask if kind == "mask" else to_additive(mask, dtype=q.dtype)}
+    wanted, _ = functional.attention(q, k, v, **options)
+    opened = kernel(q, k, v, mask)
+    monkeypatch.setattr(fused.F, "scaled_dot_product_attention", kernel)
+    out = fused.fused_attention(q, k, v, **options)
+    torch.testing.assert_close(out, wanted)
+    assert not torch.allclose(out, opened)
+    given, right = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, wanted))
+    torch.testing.assert_close(given, right)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):

@@ -94,6 +94,27 @@ def test_the_same_seed_gives_the_same_run_dropout_included():
     assert not torch.equal(first, run(4, outside=1))
 
 
+def test_the_random_state_of_the_model_s_own_gpu_is_kept_too(monkeypatch):
+    there = torch.device("cuda:1")
+
+    class Away(nn.Parameter):
+        device = there  # it says
+
+    kept, fork = [], torch.random.fork_rng
+
+    def forked(devices):
+        kept.append([*devices])
+        Away.device = torch.device("cpu")  # where the steps can be taken
+        return fork([])
+
+    monkeypatch.setattr(torch.random, "fork_rng", forked)
+    for made in (nn.Parameter, Away):
+        Away.device, model = there, linear()
+        model.weight = made(model.weight.detach())
+        train(model, squares, steps=1, lr=0.01)
+    assert kept == [[], [there]]
+
+
 def test_the_batches_do_not_depend_on_what_dropout_draws():
     """They are drawn by a generator of their own, which starts at the seed, 0 by default."""
 
