@@ -14,7 +14,7 @@ def wrong(value):
     if isinstance(value, int | float):
         return 1.5 * value + 1 if isinstance(value, float) else value + 1
     if isinstance(value, str | bytes):
-        return value[::-1]
+        return value[:0]  # as false as None, where it is a fault that somebody asks for
     if isinstance(value, torch.Tensor):
         return _wrong_tensor(value)
     if isinstance(value, dict):
@@ -50,7 +50,9 @@ class _WrongDict(UserDict):
 
 def can_be_wrong(value) -> bool:
     """Whether ``wrong`` knows a way."""
-    known = bool | int | float | str | bytes | torch.Tensor | dict | list | tuple | torch.nn.Module
+    if isinstance(value, torch.nn.Module):
+        return not all(parameter.is_meta for parameter in value.parameters())
+    known = bool | int | float | str | bytes | torch.Tensor | dict | list | tuple
     return isinstance(value, known) or hasattr(value, "invert_xaxis")
 
 

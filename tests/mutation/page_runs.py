@@ -1,5 +1,6 @@
 """Pages run in this process, cell by cell, and in forks of it; and what they use of the library."""
 
+import dis
 import gc
 import io
 import json
@@ -157,12 +158,20 @@ class Used:
         def local(frame, event, arg):
             if event == "line":
                 self.lines.setdefault(f"{file}:{frame.f_lineno}", self.cell)
-            elif event == "return" and public and can_be_wrong(arg):
+            elif event == "return" and public and can_be_wrong(arg) and is_read(frame):
                 self.functions.setdefault(name, self.cell)
             return local
 
         frame.f_trace_lines = self.whole  # of functions that are named, no lines are asked for
         return local
+
+
+def is_read(frame) -> bool:
+    """Whether the caller does something with what it gets: its next step is not to drop it."""
+    caller = frame.f_back
+    steps = caller.f_code.co_code[caller.f_lasti :: 2]
+    following = next(step for step in steps[1:] if dis.opname[step] != "CACHE")
+    return dis.opname[following] != "POP_TOP"
 
 
 def used(path: Path, wanted: set[str]) -> dict:

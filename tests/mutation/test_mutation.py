@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import gross
 import mutate_book
 import nbformat
+import page_runs
 import pages
 import pytest
 import repairs
@@ -53,6 +54,8 @@ def test_modules_plots_and_what_a_dict_will_hold_become_wrong():
     view = gross.wrong(later)
     later["x"] = 1
     assert dict(view) == {"x": 2}
+    assert gross.can_be_wrong(layer)
+    assert not gross.can_be_wrong(layer.to("meta"))  # it has no numbers
     assert not gross.can_be_wrong(None)
 
 
@@ -69,6 +72,20 @@ def test_what_a_function_returns_is_made_wrong_and_no_other(name):
     place = mutate_book.function_at
     assert {place(tree, call.lineno) for call in calls} == {mutant.place}
     assert "_wrong" in mutant.code().co_names
+
+
+def test_a_result_that_is_dropped_is_no_result():
+    seen = []
+
+    def made():
+        seen.append(page_runs.is_read(sys._getframe()))
+        return 3
+
+    made()
+    kept = made()
+    str(made())
+    assert (lambda: made())() == kept
+    assert seen == [False, True, True, True]
 
 
 def test_what_a_change_changes():
