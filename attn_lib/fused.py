@@ -56,7 +56,7 @@ def fused_attention(
         q, scale = q * scale, 1.0
     if scale is None:
         scale = 1.0 / math.sqrt(d_k)  # the kernel would take it from the width that it is given
-    closed = allowed = None
+    allowed = empty = None
     if T == 1:
         causal = False  # the last query attends to every key
     if mask is not None or attn_bias is not None or (causal and T != S):
@@ -65,6 +65,11 @@ def fused_attention(
         if closed is not None:
             allowed = ~closed if attn_bias is None else attn_bias.masked_fill(closed, -math.inf)
             causal = False
+            empty = closed.all(dim=-1, keepdim=True)
+            if not has_torch_function((q, k, v)):  # unless a call is seen
+                # a kernel for half precision on a GPU opens every key to such a query, and gives
+                # NaN as its gradient: it gets no query without keys
+                allowed = allowed | empty if attn_bias is None else allowed.masked_fill(empty, 0.0)
     if d_k != d_v:
         # would fall back to the slow kernel: pad the narrower with zeros to one width
         width = max(d_k, d_v)
@@ -89,9 +94,8 @@ def fused_attention(
         out = out.reshape(out.shape[0], H, 1, out.shape[-1])
     if d_v < d_k:
         out = out[..., :d_v]
-    if closed is not None:
-        # cuDNN's kernel, that of half precision on a GPU, gives other numbers than zeros here
-        out = out.masked_fill(closed.all(dim=-1, keepdim=True), 0.0)
+    if empty is not None:
+        out = out.masked_fill(empty, 0.0)
     if not torch.compiler.is_compiling() and S < _FEW_KEYS:  # in this order, for torch.export
         # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN
         of_q = at_least_float32(q.detach()).sum(dim=-1).view(*out.shape[:-1], 1)

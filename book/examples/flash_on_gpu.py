@@ -209,21 +209,24 @@ def closed_rows(T):
     """The output of a query that may attend to nothing, by dtype and kind of mask.
 
     ``largest`` is its largest number; ``from open`` is how far it lies from the output of the same
-    query where it may attend to every key, and ``from mean`` from the mean of all values.
+    query where it may attend to every key, ``from mean`` from the mean of all values. ``NaN`` is
+    whether the gradient to the queries has one, where nothing is made of that output.
     """
     mask = torch.rand(T, T, device=DEVICE) < 0.5
     mask[3] = False
     numbers = torch.zeros(T, T, device=DEVICE).masked_fill(~mask, -torch.inf)
     cases = {}
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        q, k, v = inputs(T, dtype)
+        q, k, v = inputs(T, dtype, grad=True)
         opened = F.scaled_dot_product_attention(q.double(), k.double(), v.double())[:, :, 3]
         for name, attn_mask in {"bool mask": mask, "float mask": numbers.to(dtype)}.items():
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)[:, :, 3].double()
+            whole = F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask)
+            out = whole[:, :, 3].double()
             far = {"largest": out, "from open": out - opened}
             far["from mean"] = out - v.double().mean(dim=-2)
-            far = {what: x.abs().max().item() for what, x in far.items()}
-            cases[f"{str(dtype)[6:]}, {name}"] = far
+            found = {what: x.abs().max().item() for what, x in far.items()}
+            (gradient,) = torch.autograd.grad(whole[:, :, 4:].float().square().sum(), q)
+            cases[f"{str(dtype)[6:]}, {name}"] = found | {"NaN": gradient.isnan().any().item()}
     return cases
 
 
@@ -263,9 +266,10 @@ def main():
     record["chosen"] = choices(lengths[1])
     for name, found in record["chosen"].items():
         print(f"{name:36} {found}", flush=True)
-    record["closed_row"] = closed_rows(lengths[0])
-    for name, found in record["closed_row"].items():
-        print(f"{name:36} {found}", flush=True)
+    record["closed_row"] = {T: closed_rows(T) for T in (128, 192)}
+    for T, rows in record["closed_row"].items():
+        for name, found in rows.items():
+            print(f"{T:6} {name:20} {found}", flush=True)
     save()
     for T in lengths:
         for name, (form, has_backward) in FORMS.items():

@@ -103,15 +103,14 @@ def test_the_kernel_gets_one_width(d_k, d_v, kernel_calls):
 @pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7), (2, 1, 1, 7), (2, 3, 5, 7)])
 @pytest.mark.parametrize("kind", ["mask", "attn_bias"])
 def test_a_query_without_keys_gets_zeros_whatever_the_kernel_gives(shape, kind, monkeypatch):
-    """In half precision on a GPU, PyTorch's lets it attend to every key."""
-    usual = fused.F.scaled_dot_product_attention
+    """In half precision on a GPU, PyTorch's lets it see every key, and gives NaN as gradient."""
+    usual, seen = fused.F.scaled_dot_product_attention, []
 
     def kernel(q, k, v, attn_mask, **options):
-        empty = (
-            attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
-        ).logical_not()
-        opened = attn_mask.masked_fill(empty.all(-1, keepdim=True), 1)
-        return usual(q, k, v, opened, **options)
+        opened = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
+        empty = ~opened.any(dim=-1, keepdim=True)
+        seen.append(bool(empty.any()))
+        return usual(q, k, v, attn_mask.masked_fill(empty, 1), **options)
 
     mask = draw(*shape, seed=4) > -0.5
     mask[..., -1:, :] = False
@@ -123,6 +122,7 @@ def test_a_query_without_keys_gets_zeros_whatever_the_kernel_gives(shape, kind, 
     out = fused.fused_attention(q, k, v, **options)
     torch.testing.assert_close(out, wanted)
     assert not torch.allclose(out, opened)
+    assert seen == [True, False]  # it is given none
     given, right = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, wanted))
     torch.testing.assert_close(given, right)
 
