@@ -258,7 +258,7 @@ def copied(
         with _Detached():
             twin = _copied(fn, memo)
         for x in memo.values():
-            if to_cpu and isinstance(x, Tensor):
+            if to_cpu and isinstance(x, Tensor) and x.device.type not in ("cpu", "meta"):
                 x.data = x.data.cpu()
         # a module that fn does not know by a name is not part of the copy: then it is itself
         return twin, None if module is None else memo.get(id(module), module)
