@@ -63,13 +63,11 @@ def fused_attention(
         # one combined mask: kernels disagree about a mask together with is_causal
         closed = closed_cells(mask, attn_bias, causal, torch.Size((*q.shape[:-1], S)), q.device)
         if closed is not None:
-            allowed = ~closed if attn_bias is None else attn_bias.masked_fill(closed, -math.inf)
-            causal = False
+            # numbers, not booleans: of these PyTorch makes finite ones for half precision on a GPU,
+            # where a query without keys then sees every key, and may have NaN as its gradient
+            added = q.new_zeros(()) if attn_bias is None else attn_bias
+            allowed, causal = added.masked_fill(closed, -math.inf), False
             empty = closed.all(dim=-1, keepdim=True)
-            if not has_torch_function((q, k, v)):  # unless a call is seen
-                # a kernel for half precision on a GPU opens every key to such a query, and gives
-                # NaN as its gradient: it gets no query without keys
-                allowed = allowed | empty if attn_bias is None else allowed.masked_fill(empty, 0.0)
     if d_k != d_v:
         # would fall back to the slow kernel: pad the narrower with zeros to one width
         width = max(d_k, d_v)
@@ -94,11 +92,9 @@ def fused_attention(
         out = out.reshape(out.shape[0], H, 1, out.shape[-1])
     if d_v < d_k:
         out = out[..., :d_v]
-    if empty is not None:
-        out = out.masked_fill(empty, 0.0)
     if not torch.compiler.is_compiling() and S < _FEW_KEYS:  # in this order, for torch.export
         # among few keys the kernel takes a row of NaN scores for an empty one: 0 · NaN is NaN
         of_q = at_least_float32(q.detach()).sum(dim=-1).view(*out.shape[:-1], 1)
         of_k = at_least_float32(k.detach()).sum(dim=(1, 2, 3), keepdim=True)  # (B, 1, 1, 1)
         out = out + (0.0 * (of_q + of_k)).to(out.dtype)
-    return out
+    return out if empty is None else out.masked_fill(empty, 0.0)

@@ -103,26 +103,30 @@ def test_the_kernel_gets_one_width(d_k, d_v, kernel_calls):
 @pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7), (2, 1, 1, 7), (2, 3, 5, 7)])
 @pytest.mark.parametrize("kind", ["mask", "attn_bias"])
 def test_a_query_without_keys_gets_zeros_whatever_the_kernel_gives(shape, kind, monkeypatch):
-    """In half precision on a GPU, PyTorch's lets it see every key, and gives NaN as gradient."""
+    """With booleans in half precision on a GPU it sees every key, and has NaN as its gradient."""
     usual, seen = fused.F.scaled_dot_product_attention, []
 
     def kernel(q, k, v, attn_mask, **options):
+        seen.append(attn_mask.dtype)
         opened = attn_mask if attn_mask.dtype == torch.bool else attn_mask > -math.inf
         empty = ~opened.any(dim=-1, keepdim=True)
-        seen.append(bool(empty.any()))
         return usual(q, k, v, attn_mask.masked_fill(empty, 1), **options)
 
     mask = draw(*shape, seed=4) > -0.5
     mask[..., -1:, :] = False
     q, k, v = (draw(2, 3, n, 4, seed=n).requires_grad_() for n in (5, 7, 7))
     options = {kind: mask if kind == "mask" else to_additive(mask, dtype=q.dtype)}
+    broken = torch.cat([q[..., :-1, :], q[..., -1:, :] * math.nan], dim=-2)
+    for x in (q, broken):
+        wanted, _ = functional.attention(x, k, v, **options)
+        torch.testing.assert_close(fused.fused_attention(x, k, v, **options), wanted)
     wanted, _ = functional.attention(q, k, v, **options)
     opened = kernel(q, k, v, mask)
     monkeypatch.setattr(fused.F, "scaled_dot_product_attention", kernel)
     out = fused.fused_attention(q, k, v, **options)
     torch.testing.assert_close(out, wanted)
     assert not torch.allclose(out, opened)
-    assert seen == [True, False]  # it is given none
+    assert seen == [torch.bool, q.dtype]
     given, right = (torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, wanted))
     torch.testing.assert_close(given, right)
 
