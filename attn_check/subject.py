@@ -238,6 +238,8 @@ def read_subject(fn: Callable, given: Given) -> Subject:
     subject.heads, subject.kv_heads, subject.d_k = given.heads, given.kv_heads, given.d_k
     subject.projections, subject.step = given.projections, given.step
     if module is not None:
+        if away := {str(p.device) for p in module.parameters()} - {"cpu", "meta"}:
+            raise ValueError(f"fn is on {min(away)} and cannot be copied: move it to the CPU")
         module.eval()  # the caller's mode is restored afterwards
         if module is not given.module:
             make_random(module)

@@ -88,6 +88,15 @@ def test_a_copy_on_the_cpu_is_judged_and_the_report_says_so():
     assert wrong.mistakes == ["causal_missing"], wrong
 
 
+def test_what_cannot_be_copied_from_a_gpu_is_said():
+    class Kept(nn.MultiheadAttention):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("there is one of me")
+
+    with pytest.raises(ValueError, match="fn is on cuda:0 and cannot be copied: move it to the"):
+        diagnose(away(Kept(8, 2, batch_first=True)))
+
+
 def test_a_function_may_compute_on_a_gpu():
     """It moves what it is given, and its output stays there."""
 
