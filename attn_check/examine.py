@@ -44,14 +44,11 @@ def investigate(subject: Subject, intent: Intent, given: Given) -> Report:
         subject.assumed.append(f"{flag}=True is passed in each call")
     heads = {name for name, role in subject.others.items() if role == "heads"}
     passed, steps = heads.union(subject.named, subject.options), subject.step is not None
-    never = calls.never_passed(subject.fn, subject.positional, passed, steps)
+    never = calls.never_passed(subject.fn, subject.positional, passed, steps) + subject.moved
     layout = given.layout
     if layout is None and getattr(subject.module, "batch_first", True) is False:
         layout = "TBd"
     subject.mask_shape = given.mask_shape or subject.mask_shape
-    parts = () if subject.original is None else subject.original.parameters()
-    for device in {str(p.device) for p in parts} - {"cpu"}:
-        never.append(f"{device}, where parameters are: a copy on the CPU was asked")
     reports: list[Report] = []
     for candidate in inputs.find_layouts(subject, intent, layout):
         exam = Exam(subject.fresh(layout=candidate), intent)

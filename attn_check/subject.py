@@ -72,6 +72,7 @@ class Subject:
     never_drops: bool = False  # dropout is switched off in evaluation too
     drops: bool = False  # dropout is not switched off in training
     assumed: list[str] = field(default_factory=list)  # before anything is called
+    moved: list[str] = field(default_factory=list)  # from where a copy was moved, in words
 
     @property
     def roles(self) -> set[str]:
@@ -240,6 +241,8 @@ def read_subject(fn: Callable, given: Given) -> Subject:
     if module is not None:
         if away := {str(p.device) for p in module.parameters()} - {"cpu", "meta"}:
             raise ValueError(f"fn is on {min(away)} and cannot be copied: move it to the CPU")
+        for device in {str(p.device) for p in (given.module or module).parameters()} - {"cpu"}:
+            subject.moved += [f"{device}, where parameters are: a copy on the CPU was asked"]
         module.eval()  # the caller's mode is restored afterwards
         if module is not given.module:
             make_random(module)
