@@ -239,10 +239,11 @@ def read_subject(fn: Callable, given: Given) -> Subject:
     subject.heads, subject.kv_heads, subject.d_k = given.heads, given.kv_heads, given.d_k
     subject.projections, subject.step = given.projections, given.step
     if module is not None:
-        if away := {str(p.device) for p in module.parameters()} - {"cpu", "meta"}:
-            raise ValueError(f"fn is on {min(away)} and cannot be copied: move it to the CPU")
-        for device in {str(p.device) for p in (given.module or module).parameters()} - {"cpu"}:
-            subject.moved += [f"{device}, where parameters are: a copy on the CPU was asked"]
+        devices = {str(p.device) for p in (given.module or module).parameters()}
+        away = sorted(devices - {"cpu", "meta"})
+        if away and module is given.module:
+            raise ValueError(f"fn is on {away[0]} and cannot be copied: move it to the CPU")
+        subject.moved = [f"{x}, where parameters are: a copy on the CPU was judged" for x in away]
         module.eval()  # the caller's mode is restored afterwards
         if module is not given.module:
             make_random(module)

@@ -81,7 +81,7 @@ def test_a_copy_on_the_cpu_is_judged_and_the_report_says_so():
     options = {"causal": True}
     report = diagnose(there, options=options, causal=True, rope_base=10_000.0, step=step)
     assert report.ok, report
-    assert "cuda:0, where parameters are: a copy on the CPU was asked" in report.unchecked
+    assert "cuda:0, where parameters are: a copy on the CPU was judged" in report.unchecked
     assert any(text.startswith("pieces of") for text in report.holds)
     assert {p.device.type for p in there.parameters()} == {"cuda"}
     wrong = diagnose(there, options={"causal": False}, causal=True, rope_base=10_000.0)
