@@ -31,6 +31,11 @@ def wrong(value):
     return value
 
 
+def is_itself_wrong(value) -> bool:
+    """Whether ``wrong`` changes the very object, which others may hold, too."""
+    return isinstance(value, torch.nn.Module) or hasattr(value, "invert_xaxis")
+
+
 def _wrong_tensor(x: torch.Tensor) -> torch.Tensor:
     if x.dtype == torch.bool:
         return ~x

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import matplotlib
 import nbformat
-from gross import can_be_wrong
+from gross import can_be_wrong, is_itself_wrong
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
@@ -158,8 +158,9 @@ class Used:
         def local(frame, event, arg):
             if event == "line":
                 self.lines.setdefault(f"{file}:{frame.f_lineno}", self.cell)
-            elif event == "return" and public and can_be_wrong(arg) and is_read(frame):
-                self.functions.setdefault(name, self.cell)
+            elif event == "return" and public and can_be_wrong(arg):
+                if is_itself_wrong(arg) or is_read(frame):
+                    self.functions.setdefault(name, self.cell)
             return local
 
         frame.f_trace_lines = self.whole  # of functions that are named, no lines are asked for

@@ -48,7 +48,8 @@ def test_modules_plots_and_what_a_dict_will_hold_become_wrong():
     assert gross.wrong(layer) is layer
     assert not torch.isclose(layer.weight, before).any()
     turned = []
-    gross.wrong(SimpleNamespace(invert_xaxis=lambda: turned.append(True)))
+    plot = SimpleNamespace(invert_xaxis=lambda: turned.append(True))
+    assert gross.wrong(plot) is plot
     assert turned == [True]
     later = {}
     view = gross.wrong(later)
@@ -57,6 +58,8 @@ def test_modules_plots_and_what_a_dict_will_hold_become_wrong():
     assert gross.can_be_wrong(layer)
     assert not gross.can_be_wrong(layer.to("meta"))  # it has no numbers
     assert not gross.can_be_wrong(None)
+    # whoever holds these sees it, also where what is returned is dropped
+    assert [gross.is_itself_wrong(x) for x in (layer, plot, later, 3)] == [True, True, False, False]
 
 
 @for_each(
