@@ -11,8 +11,8 @@ from attn_check.mistakes import MISTAKES
 from attn_check.reference import Case, Intent
 from attn_check.search import allowed, open_rows
 
-# assumptions that only the author can confirm
 NOT_JUDGED = "not judged"  # begins the name of a failure: none of what is passed explains it
+# assumptions that only the author can confirm
 MEANT = ("what the mask means", "it is meant", "the layout is TB")
 
 
