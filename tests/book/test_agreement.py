@@ -21,12 +21,7 @@ from attn_lib import MultiHeadAttention
 
 ROOT = pages.ROOT
 README = (ROOT / "README.md").read_text()
-
-SOURCES = {path.name: path.read_text() for path in ROOT.glob("attn_*/*.py")}
-SOURCES |= {path.name: path.read_text() for path in pages.TEXTS}
-SOURCES |= {
-    path.name: "\n".join(cell.source for cell in pages.read(path).cells) for path in pages.NOTEBOOKS
-}
+SOURCES = pages.written()
 
 # ---------------------------------------------------------------- the README's Python
 

@@ -1,7 +1,6 @@
 """The pages keep their rules, and each rule is shown able to fail."""
 
 import ast
-import copy
 import csv
 import io
 import itertools
@@ -15,7 +14,6 @@ from importlib.metadata import metadata
 import nbformat
 import pages
 import pytest
-import sitting
 import tomllib
 import yaml
 from packaging.specifiers import SpecifierSet
@@ -25,13 +23,10 @@ COUNTS = json.loads((pages.ROOT / "tests" / "counts.json").read_text())
 README = (pages.ROOT / "README.md").read_text()
 
 
-def named(part):
-    return part.stem if hasattr(part, "stem") else part.__name__
-
-
-@for_each(*itertools.product(pages.NOTEBOOKS, pages.RULES), ids=named)
-def test_notebooks_keep_the_rules(path, rule):
-    assert rule(pages.read(path)) == []
+@pytest.mark.parametrize("path", pages.NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_keep_the_rules(path):
+    notebook = pages.read(path)
+    assert {rule.__name__: found for rule in pages.RULES if (found := rule(notebook))} == {}
 
 
 @pytest.mark.parametrize("path", pages.TEXTS, ids=lambda path: path.stem)
@@ -44,30 +39,24 @@ def test_text_pages_keep_the_rules(path):
 # ---------------------------------------------------------------- planted mistakes
 
 
-def code(number):
-    return lambda page: pages.code_cells(page)[number]
+def first(page):
+    return page.cells[0]
 
 
-def lesson(page):
-    return [cell for cell in pages.code_cells(page) if not pages.tags(cell) & pages.FOLDED]
+def set_up(page):
+    return pages.code_cells(page)[0]
 
 
-def drawing(page, *, still=False):
-    """The first figure, or the first that does not move."""
-    cells = [c for c in pages.code_cells(page) if "figure" in c.metadata.get("mystnb", {})]
-    return next(c for c in cells if not still or "live" not in c.metadata)
+def third(page):
+    return pages.code_cells(page)[2]
 
 
-def still(page):
-    return drawing(page, still=True)
+def drawing(page):
+    return next(c for c in pages.code_cells(page) if "figure" in c.metadata.get("mystnb", {}))
 
 
 def caption(page):
     return page.cells[page.cells.index(drawing(page)) + 1]
-
-
-def solution(page):
-    return next(c for c in page.cells if "solution-1.4" in pages.tags(c)).metadata["mystnb"]
 
 
 def has(of, **changes):
@@ -78,11 +67,7 @@ def notes(of, **changes):
     return lambda page: of(page).metadata.update(changes)
 
 
-def lacks(of, name):
-    return lambda page: of(page).pop(name)
-
-
-def says(text, of=lambda page: page.cells[0]):
+def says(text, of=first):
     """More text, or more code."""
     return lambda page: of(page).update(source=of(page).source + text)
 
@@ -92,194 +77,108 @@ def stores(kind="stream", **content):
     return lambda page: third(page).outputs.append(nbformat.v4.new_output(kind, **content))
 
 
-def cites(label):
-    def plant(page):
-        (cell,) = (cell for cell in page.cells if "Vaswani et al. (2017)" in cell.source)
-        cell.source = cell.source.replace("Vaswani et al. (2017)", label)
-
-    return plant
+def of_another_year(page):
+    (cell,) = (cell for cell in page.cells if "Vaswani et al. (2017)" in cell.source)
+    cell.source = cell.source.replace("Vaswani et al. (2017)", "Vaswani et al. (2015)")
 
 
-def inserted(place, *cells):
-    return lambda page: page.cells.__setitem__(slice(place, place), copy.deepcopy(cells))
+def misnamed_solution(page):
+    (cell,) = (cell for cell in page.cells if "solution-1.4" in pages.tags(cell))
+    cell.metadata["mystnb"].update(code_prompt_show="Solution 1.3")
 
 
-def without_figures(page):
-    for cell in pages.code_cells(page)[3:]:
-        cell.metadata.pop("mystnb", None)
+def small_letters(page):
+    cells = [c for c in pages.code_cells(page) if "figure" in c.metadata.get("mystnb", {})]
+    still = next(cell for cell in cells if "live" not in cell.metadata)
+    still.source += "\nplt.legend(fontsize=5)"
 
 
 def uses_the_set_up(page):
     set_up(page).source += "\ndef hidden(): ..."
-    page.cells.insert(9, NEW("hidden()"))
+    page.cells.insert(9, nbformat.v4.new_code_cell("hidden()"))
 
 
-def needs(page):
-    return next(cell for cell in page.cells if "**What you'll need.**" in cell.source)
-
-
-set_up, third, NEW = code(0), code(2), nbformat.v4.new_code_cell
-FOLDED = {"tags": ["hide-input"]}
 SCRIPT = '<script src="https://cdn.invalid/a.js"></script>'
-PLANTED = {
-    pages.stored_as_it_ran: [has(third, execution_count=None), has(third, execution_count=99)],
-    pages.no_stray_output: [
-        stores(name="stderr", text="a warning"),
-        stores(text="<object object at 0x7f51c2a3b4c0>"),
-        stores(text="tensor([-0.000])"),
-    ],
-    pages.unusual_with_reason: [
-        notes(third, tags=["nbval-skip"]),
-        notes(third, tags=["hide-input", "remove-output"]),
-        notes(third, tags=["raises-exception"], reason="none"),
-        notes(lambda page: page.cells[0], tags=["remove-cell"]),
-        says("\n# NBVAL_IGNORE_OUTPUT\nx", third),
-        has(lambda page: drawing(page).metadata["mystnb"], remove_code_outputs=True),
-    ],
-    pages.clean_metadata: [
-        notes(lambda page: page, mystnb={}),
-        notes(third, execution={"iopub.execute_input": "now"}),
-    ],
-    pages.safe_outputs: [stores("display_data", data={"text/html": SCRIPT})],
-    pages.safe_source: [
-        says(f"\n{SCRIPT}"),
-        says("\n![a picture](https://cdn.invalid/a.png)"),
-        says("\n!ls", third),
-        says('\ntorch.load("x.pt")', third),
-    ],
-    pages.exercises_named: [has(solution, code_prompt_show="Solution 1.3")],
-    pages.folds_named: [
-        lacks(lambda page: set_up(page).metadata["mystnb"], "code_prompt_show"),
-        has(lambda page: drawing(page).metadata["mystnb"], code_prompt_show="Show the code"),
-    ],
-    pages.figures_described: [
-        lacks(lambda page: drawing(page).metadata["mystnb"]["image"], "alt"),
-        lacks(lambda page: caption(page).metadata, "tags"),
-        lambda page: page.cells.remove(caption(page)),
-        lambda page: page.cells.append(page.cells.pop(page.cells.index(caption(page)))),
-        has(caption, source="**Fig. 1.1.** "),
-        notes(lambda page: page.cells[0], tags=["caption"]),
-        says('\nax.set_title("Weights")', drawing),
-    ],
-    pages.pictures_bound: [
-        lambda page: drawing(page).metadata["drawn"].append("no such words <- len(panels) == 1"),
+PLANTED = [
+    (pages.stored_as_it_ran, has(third, execution_count=None)),
+    (pages.no_stray_output, stores(name="stderr", text="a warning")),
+    (pages.no_stray_output, stores(text="<object object at 0x7f51c2a3b4c0>")),
+    (pages.unusual_with_reason, notes(third, tags=["nbval-skip"])),
+    (pages.unusual_with_reason, says("\n# NBVAL_IGNORE_OUTPUT\nx", third)),
+    (pages.clean_metadata, notes(third, execution={"iopub.execute_input": "now"})),
+    (pages.safe_outputs, stores("display_data", data={"text/html": SCRIPT})),
+    (pages.safe_source, says(f"\n{SCRIPT}")),
+    (pages.safe_source, says("\n![a picture](https://cdn.invalid/a.png)")),
+    (pages.safe_source, says("\n!ls", third)),
+    (pages.safe_source, says('\ntorch.load("x.pt")', third)),
+    (pages.exercises_named, misnamed_solution),
+    (pages.folds_named, lambda page: set_up(page).metadata["mystnb"].pop("code_prompt_show")),
+    (pages.figures_described, lambda page: drawing(page).metadata["mystnb"]["image"].pop("alt")),
+    (pages.figures_described, lambda page: page.cells.remove(caption(page))),
+    (
+        pages.pictures_bound,
         lambda page: drawing(page).metadata["drawn"].append("weights <- 1 == 1"),
-        lambda page: drawing(page).metadata["mystnb"]["image"].update(alt="Ten by ten. " * 5),
-        has(caption, source="**Fig. 1.1.** Each row is attended to, each column attends."),
-        notes(lambda page: page.cells[-1], held=["no such words <- weights.sum() == 1"]),
-        notes(lambda page: page.cells[-1], held=["Text and figures <- True"]),
-        notes(lambda page: page.cells[0], held=["# <- weights.sum() == 1"]),
-    ],
-    pages.figures_legible: [
-        has(lambda page: still(page).outputs[0].metadata["image/png"], width=1600),
-        says("\nplt.legend(fontsize=5)", still),
-    ],
-    pages.tables_marked: [
-        notes(third, table=True),
-        stores(text="word  weight\n cat   0.676\n"),
-        stores(text="      query  key\ncat   open   open\n"),
-    ],
-    pages.numbers_bound: [says(" It keeps 0.16729 of it."), says(" That is $w = 0.16729$.")],
-    pages.within_one_sitting: [
-        says("\n1" * 50, lambda page: lesson(page)[0]),
-        says("\nx = 1  #" + "-" * 72, lambda page: lesson(page)[0]),
-        says(" word" * 4000),
-        says(" word" * 1000, caption),
-        says("\n\n## Another section" * 3),
-        without_figures,
-        inserted(0, NEW("1")),
-        inserted(20, *[NEW("\n".join("1" * 40))] * 5),
-        stores(text="True " * 7),
-        has(needs, source="**What you'll need.** Nothing, and about 20 minutes."),
-        has(needs, source="**What you'll need.** Nothing."),
-    ],
-    pages.stands_by_itself: [
-        inserted(7, NEW("def hidden(): ...", metadata=FOLDED), NEW("hidden()")),
-        inserted(7, NEW("hidden = 1", metadata=FOLDED), NEW("def f(): return hidden")),
-        uses_the_set_up,
-    ],
-    pages.links_listed: [
-        says("\n[a source](https://example.org/paper)"),
-        cites("Vaswani et al. (2015)"),
-        cites("Bahdanau et al. (2017)"),
-        cites("Shazeer et al. (2017)"),
-    ],
-    pages.starts_with_bootstrap: [has(set_up, source="import attn_lib")],
-    pages.valid_python: [has(third, source="1 == 2\n3")],
-}
+    ),
+    (
+        pages.pictures_bound,
+        lambda page: page.cells[-1].metadata.update(held=["no such <- weights"]),
+    ),
+    (pages.figures_legible, small_letters),
+    (pages.tables_marked, notes(third, table=True)),
+    (pages.tables_marked, stores(text="word  weight\n cat   0.676\n")),
+    (pages.numbers_bound, says(" It keeps 0.16729 of it.")),
+    (pages.within_one_sitting, says(" word" * 4000)),
+    (pages.stands_by_itself, uses_the_set_up),
+    (pages.links_listed, says("\n[a source](https://example.org/paper)")),
+    (pages.links_listed, of_another_year),
+    (pages.starts_with_bootstrap, has(set_up, source="import attn_lib")),
+]
 
 
-@for_each(*[(rule, plant) for rule, plants in PLANTED.items() for plant in plants], ids=named)
+@for_each(*PLANTED, ids=lambda part: part.__name__)
 def test_a_planted_mistake_is_found(rule, plant):
     notebook = pages.read(pages.NOTEBOOKS[0])
-    assert rule(notebook) == []
     plant(notebook)
     assert rule(notebook) != []
 
 
 def test_an_appendix_has_no_number_no_exercises_and_may_have_fewer_figures():
-    """Which pages these are is said in two places; and nothing else is excused."""
     appendices = [path for path in pages.NOTEBOOKS if pages.appendix(pages.read(path))]
     assert appendices == [path for path in pages.NOTEBOOKS if path not in pages.CHAPTERS]
     cells = [cell for path in appendices for cell in pages.read(path).cells]
     assert not any("exercise" in tag for cell in cells for tag in pages.tags(cell))
-    assert sitting.APPENDIX.keys() < sitting.SITTING.keys()
     notebook = pages.read(pages.NOTEBOOKS[0])
     for cell in pages.code_cells(notebook)[2:]:
         cell.metadata.pop("mystnb", None)
-    for mark, fault in (("yes", ["figures: 1, not 4 to 12"]), (True, [])):
-        notebook.metadata["appendix"] = mark
-        assert pages.within_one_sitting(notebook) == fault
-    drawing(notebook).metadata.pop("mystnb")
-    assert pages.within_one_sitting(notebook) != []
+    assert pages.within_one_sitting(notebook) == ["figures: 1, not 4 to 12"]
+    notebook.metadata["appendix"] = True
+    assert pages.within_one_sitting(notebook) == []
 
 
 def test_every_rule_is_shown_able_to_fail():
     elsewhere = {pages.can_fail, pages.conclusions_shown}
-    assert PLANTED.keys() | elsewhere == {*pages.RULES}
+    assert {rule for rule, _ in PLANTED} | elsewhere == {*pages.RULES}
 
 
 WEAK = [
     "torch.allclose(out, other, atol=1e9)",
-    "torch.allclose(out, other, 0.1)",
     "out.allclose(other, 0.1)",
-    "np.testing.assert_allclose(out, other, rtol=10**9)",
-    "map(partial(torch.allclose, atol=wide), pairs)",
     "torch.isclose(out, other, **options)",
-    "print('True')",
-    "print('largest error 0.123')",
     "print('largest error', 0.123)",
-    "print('largest error', '0.123')",
-    "print(f'{0.123} off')",
-    "print(x.shape, True)",
-    "-0.123",
     "x.shape, True",
 ]
 IDLE = [
-    "torch.allclose(other, other)",
-    "out.equal(out)",
     "torch.equal(out, other=out.clone())",
-    "torch.testing.assert_close(x[0], x[0].detach())",
-    "[torch.equal(*pair) for pair in zip(out, out)]",
-    "out == out",
     "three = out[2:3]; torch.allclose(out[2:3], three)",
-    "same = out\ntorch.equal(same, out)",
     "(out - out).abs().max() < 1e-9",
-    "assert True",
     "assert 1 < 2",
     "assert (out == other, 'they differ')",
     "print(torch.equal(out, other) or True)",
 ]
 STRONG = [
-    "torch.allclose(out, other, 1e-3, 1e-6)",
     "out.allclose(other, atol=1e-3)",
-    "np.testing.assert_array_equal(out, other)",
     "print('largest error:', (out - other).abs().max())",
-    "print('all rows are equal')",
-    "print('lines 16 and 33:', *angles)",
     "assert out.shape == (2, 3), 'two rows'",
-    "print('shared', 3 * 64)",
-    "print(name or 'none')",
 ]
 
 
@@ -303,14 +202,7 @@ PRESENT = [f"book/{path.stem}" for path in pages.NOTEBOOKS + pages.TEXTS]
 
 def test_contents_and_pages_are_the_same():
     assert pages.not_in_contents(CONTENTS, PRESENT) == []
-
-
-def test_a_missing_and_a_surplus_entry_are_found():
     assert pages.not_in_contents(CONTENTS, [*PRESENT, "book/99_lost"]) == ["book/99_lost"]
-    shorter = copy.deepcopy(CONTENTS)
-    gone = shorter["parts"][1]["chapters"].pop()["file"]
-    assert pages.not_in_contents(shorter, PRESENT) == [gone]
-    assert pages.not_in_contents(CONTENTS, PRESENT[1:]) == PRESENT[:1]
 
 
 def test_nothing_shrinks_in_silence():
@@ -329,30 +221,8 @@ def test_nothing_shrinks_in_silence():
 
 
 def test_cell_ids_are_unique_across_the_book():
-    notebooks = [pages.read(path) for path in pages.NOTEBOOKS]
-    assert pages.repeated_ids(notebooks) == []
-    assert pages.repeated_ids([notebooks[0], notebooks[0]]) != []
-
-
-def test_every_reference_is_an_entry_once():
-    keys = re.findall(r"^@\w+\{([^,]+),", (pages.BOOK / "references.bib").read_text(), re.MULTILINE)
-    assert len(keys) == len(set(keys)) >= 10
-
-
-def test_every_entry_is_cited():
-    """By its address on a page, or in the library by whose it is."""
-    entries = (pages.BOOK / "references.bib").read_text().split("\n@")
-    book = "".join(p.read_text() for p in [*pages.BOOK.glob("*.ipynb"), *pages.BOOK.glob("*.md")])
-    library = "".join(path.read_text() for path in (pages.ROOT / "attn_lib").glob("*.py"))
-
-    def uncited(entries):
-        named = [(pages.field(e, "url"), pages.field(e, "author")) for e in entries]
-        named = [(url, author.partition(",")[0].strip("{}")) for url, author in named]
-        return [who for url, who in named if not (url and url in book) and who not in library]
-
-    assert uncited(entries) == []
-    planted = "  author = {Nobody, N.},\n  url = {https://nowhere.invalid}"
-    assert uncited([*entries, planted]) == ["Nobody"]
+    ids = [cell.id for path in pages.NOTEBOOKS for cell in pages.read(path).cells]
+    assert len(ids) == len({*ids})
 
 
 def test_pins_are_exact():
@@ -529,8 +399,3 @@ def test_the_library_can_be_read_in_an_evening():
     sizes = {n.with_suffix("").as_posix(): code_lines(p.read_text()) for n, p in paths.items()}
     assert sum(sizes[f"attn_lib/{name}"] for name in CORE) <= 1200
     assert {n: s for n, s in sizes.items() if s > 250 and not n.endswith("/mistakes")} == {}
-
-
-def test_lines_are_counted_as_they_should_be():
-    assert code_lines('"""Text."""\n\n# why\nx = [\n    1,\n]\n') == 3
-    assert code_lines('def f():\n    """Text\n    more."""\n    return """a\n    b"""\n') == 3

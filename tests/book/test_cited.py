@@ -9,10 +9,7 @@ import pages
 from tables import for_each
 
 BIBLIOGRAPHY = (pages.BOOK / "references.bib").read_text()
-SOURCES = {path.name: path.read_text() for path in pages.ROOT.glob("attn_*/*.py")}
-SOURCES |= {path.name: path.read_text() for path in pages.TEXTS}
-for path in pages.NOTEBOOKS:
-    SOURCES[path.name] = "\n".join(cell.source for cell in pages.read(path).cells)
+SOURCES = pages.written()
 # of each published work; authors and titles were compared with other people's bibliographies
 WORKS = list(csv.DictReader((Path(__file__).parent / "works.csv").read_text().splitlines()))
 FIELDS = ("author", "title", "shorttitle", "year", "url", "journal", "volume", "number", "pages")
