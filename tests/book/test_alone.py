@@ -131,7 +131,6 @@ def older_wheel(folder, version="0.2.0"):
 
 
 UNREAD = """ or f'"{version}"' not in Path(found.origin).read_text()"""
-UNSURE = "    assert attn_lib.__version__ == version, attn_lib.__version__"
 
 
 @pytest.fixture(scope="module")
@@ -152,16 +151,13 @@ def ways(fresh, published):
 
     older = older_wheel(alone)
     done = {"an older wheel beside it": cell(alone)}
-    done["planted: no folder above"] = cell(inside, "../attn_lib", "../lost")
     pip("install", older.name)
     done["an older library"] = cell(empty)
     done["planted: any library"] = cell(empty, UNREAD, "")
     older_wheel(alone, attn_lib.__version__)
     done["an older library in its own wheel"] = cell(alone)
-    done["planted: whatever pip brings"] = cell(alone, UNSURE, "")
     pip("install", "--force-reinstall", older.name)
     made = offered.build(pages.ROOT, alone)
-    done["planted: no wheel"] = cell(alone, "-py3-none-any", "-py3")
     done["its own wheel, for an older library"] = cell(alone)
     pip("uninstall", "-y", "attn_lib")
     made.unlink()
@@ -211,10 +207,7 @@ def test_without_an_address_a_page_finds_its_own_library_or_says_three_steps(way
         "an older library in its own wheel": (unversioned, "older"),
         "its own wheel, for an older library": ("", version),
         "the folder above": ("", version),
-        "planted: no folder above": (steps, "none"),
         "planted: any library": ("", "older"),
-        "planted: whatever pip brings": ("", "older"),
-        "planted: no wheel": (steps.replace("-py3-none-any", "-py3"), "older"),
     }
 
 

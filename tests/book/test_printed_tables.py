@@ -5,7 +5,6 @@ import re
 
 import pages
 import printed_tables
-import pytest
 from browsing import loaded, opened, styled, visit
 from bs4 import BeautifulSoup
 from tables import for_each
@@ -32,40 +31,25 @@ def test_a_table_is_what_stands_between_empty_lines():
 @for_each(
     ("  dog  ", "       ", "column 2 has no heading"),
     ("   dog  change", " dog change   ", "no line of headings"),
-    ("0.70    12 %", "0.70  two men", ""),
-    ("\n  no mask  0.70    12 %\ntwo heads  0.84  nan", "", "no line of headings"),
 )
 def test_what_is_no_table_is_said(old, new, said):
     assert old in TEXT
-    found = printed_tables.faults(TEXT.replace(old, new, 1))
-    assert [one for one in found if said in one] != [] if said else found == []
+    assert [one for one in printed_tables.faults(TEXT.replace(old, new, 1)) if said in one] != []
 
 
 def test_columns_that_run_into_each_other_are_seen():
     merged = "layer weight    v  W_O\n    0   0.23 0.06  0.07\n    1   0.57 0.06  0.07"
     assert printed_tables.faults(merged) == ["'layer weight    v': columns run into each other"]
-    merged = (
-        "on    queries  first  second\nword   1 to 31  0.967   0.118\nsame  32 to 63  0.355   0.443"
-    )
-    assert printed_tables.faults(merged) == [
-        "'queries  first  second': columns run into each other"
-    ]
-    assert printed_tables.faults(merged.replace("queries", " queries")) == []
 
 
 @for_each(
-    *[(n, True) for n in ("3", "-0.5", "1,024", "21.0%", "4.5e+05", "nan", "0.1 - 0.2", "1 ± 2")],
+    *[(n, True) for n in ("-0.5", "1,024", "21.0%", "4.5e+05", "nan", "0.1 - 0.2", "1 ± 2", "–")],
     *[(n, False) for n in ("", "off 0.3", "0 0 1 1", "True", "a - b", "1 of 8")],
 )
 def test_what_a_number_is(cell, number):
-    assert printed_tables.numeric(["head", cell]) is number
+    """A dash among numbers is a number that there is not."""
+    assert printed_tables.numeric(["head", cell, cell if cell != "–" else "3"]) is number
     assert not printed_tables.numeric(["head", cell, "words"])
-
-
-def test_a_dash_among_numbers_is_a_number_that_there_is_not():
-    assert printed_tables.numeric(["MB", "155", "–"])
-    assert not printed_tables.numeric(["MB", "155", "no room"])
-    assert not printed_tables.numeric(["token", "–", ""])
 
 
 # ---------------------------------------------------------------- built, and stored
@@ -115,13 +99,15 @@ def marked(path):
 
 def outputs(site, path):
     """The built outputs in which tables are."""
-    start = '<div class="cell_output'
-    parts = (site / "book" / f"{path.stem}.html").read_text().split(start)[1:]
-    return [
-        str(BeautifulSoup(start + part, "html.parser").div)  # which ends where it ends there
-        for part in parts
-        if "printed-table" in part
-    ]
+    start, found = '<div class="cell_output', []
+    for part in (site / "book" / f"{path.stem}.html").read_text().split(start)[1:]:
+        depth = 1
+        for tag in re.finditer(r"<(/?)div\b", part):
+            depth += -1 if tag[1] else 1
+            if not depth:
+                break
+        found.append(f"{start}{part[: tag.start()]}</div>")
+    return [html for html in found if "printed-table" in html]
 
 
 WITH_TABLES = [path for path in pages.NOTEBOOKS if marked(path)]
@@ -135,22 +121,15 @@ def test_every_table_says_what_its_cell_printed(site):
             assert differing(pages.printed(cell), html) == [], cell.id
 
 
-PLANTED = {
-    "other words": lambda html: re.sub(r"(<tr>.*?)<td[^>]*>[^<]*</td>(</tr>)", r"\1\2", html),
-    "rows of several": lambda html: re.sub(r"<th scope=.col.[^>]*>[^<]+</th></tr>", "</tr>", html),
-    "a heading is none": lambda html: html.replace(' scope="col"', "", 1),
-    "a row has no name": lambda html: html.replace(' scope="row"', "", 1),
-    "a cell stands in another": lambda html: re.sub(
-        r"<thead><tr><td></td>(.*?)</tr>", r"<thead><tr>\1<td></td></tr>", html
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", PLANTED)
-def test_each_mistake_in_a_table_is_seen(fault, site):
+@for_each(
+    ("other words", r"(<tr>.*?)<td[^>]*>[^<]*</td>(</tr>)", r"\1\2"),
+    ("a heading is none", ' scope="col"', ""),
+    ("a cell stands in another", r"<thead><tr><td></td>(.*?)</tr>", r"<thead><tr>\1<td></td></tr>"),
+)
+def test_each_mistake_in_a_table_is_seen(fault, old, new, site):
     path = pages.BOOK / "conventions.ipynb"
     stored, built = pages.printed(marked(path)[0]), outputs(site, path)[0]
-    planted = PLANTED[fault](built)
+    planted = re.sub(old, new, built)
     assert planted != built
     assert [one for one in differing(stored, planted) if fault in one] != []
 
