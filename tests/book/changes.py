@@ -6,7 +6,6 @@ import re
 from types import SimpleNamespace
 
 import nbformat
-import numpy as np
 import pages
 import pictures
 from matplotlib.image import imread, imsave
@@ -48,16 +47,6 @@ def painted_block(cell):
     store(cell, image)
 
 
-def shrunk_figure(cell):
-    store(cell, np.ascontiguousarray(image_of(cell)[:-2]))
-
-
-def second_figure(cell):
-    # the text beside a figure is compared by nbval itself; leave only the picture
-    data = {"image/png": figure_of(cell).data["image/png"]}
-    cell.outputs.append(nbformat.v4.new_output("display_data", data=data))
-
-
 def lost_figure(cell):
     del figure_of(cell).data["image/png"]
 
@@ -66,8 +55,6 @@ TEXT = {cleared_output: "Unexpected output fields", warned: "{'stderr'}"}
 TEXT[one_digit] = "mismatch 'stdout'"
 FIGURE = {
     painted_block: "pixels differ from",
-    shrunk_figure: "pixels, stored",
-    second_figure: "1 figures drawn, 2 stored",
     lost_figure: "1 figures drawn, 0 stored",
 }
 
