@@ -68,6 +68,11 @@ def write_page(path, source=EXPERIMENT, **plan):
     nbformat.write(page, path)
 
 
+def runs(path, *each):
+    """As the command does it, but in this process."""
+    return [record._run(path, *one) for one in zip(*each, strict=True)]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A page with an experiment, and its record beside other data."""
@@ -78,6 +83,7 @@ def folder(tmp_path_factory):
     write_page(folder / "99_test.ipynb")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(record, "DATA", folder / "data")
+        patched.setattr(record, "_runs", runs)
         written = record.write(folder / "99_test.ipynb")
     assert written == [folder / "data" / f"99_test.{kind}" for kind in ("json", "safetensors")]
     return folder
@@ -86,10 +92,6 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def recorded_page(folder, monkeypatch):
     """The page, as recorded, where records are looked for; what is done again is done here."""
-
-    def runs(path, *each):
-        return [record._run(path, *one) for one in zip(*each, strict=True)]
-
     write_page(folder / "99_test.ipynb")
     for module in (record, files):
         monkeypatch.setattr(module, "DATA", folder / "data")
@@ -129,7 +131,6 @@ def test_a_recorded_page_is_read_back_and_every_file_is_listed(recorded_page):
 @for_each(
     ([0.5, 3.0], 7, "float16", "float32"),
     ([0.1, 3.0], 7, "float32", "float32"),  # float16 has no 0.1
-    ([0.5, 70_000.0], 7, "float32", "float32"),  # nor anything so large
     ([0.5, 3.0], 2049, "float16", "float32"),  # whole numbers stay as they are
 )
 def test_weights_are_stored_as_float16_where_it_holds_them(
@@ -147,28 +148,11 @@ def test_weights_are_stored_as_float16_where_it_holds_them(
     assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
-def test_a_page_without_weights_records_numbers_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(record, "DATA", tmp_path)
-    monkeypatch.setattr(files, "DATA", tmp_path)
-    monkeypatch.setattr(record, "record", lambda path: ({"torch": "2.13.0", "seeds": [0]}, b""))
-    assert record.write(tmp_path / "99_test.ipynb") == [tmp_path / "99_test.json"]
-    assert records.record("99_test") == {"torch": "2.13.0", "seeds": [0]}
-    with pytest.raises(FileNotFoundError, match=r"99_test\.safetensors is missing"):
-        records.shipped_tensors("99_test")
-
-
-@pytest.mark.parametrize("missing", ["seeds", "cells"])
-def test_a_page_that_cannot_be_recorded_is_named(tmp_path, monkeypatch, missing):
-    monkeypatch.setattr(record, "DATA", tmp_path)
+def test_a_page_that_cannot_be_recorded_is_named(tmp_path):
     page = tmp_path / "99_test.ipynb"
-    write_page(page, **({"seeds": []} if missing == "seeds" else {}))
-    if missing == "cells":
-        notebook = nbformat.read(page, as_version=4)
-        notebook.cells.pop()
-        nbformat.write(notebook, page)
+    write_page(page, seeds=[])
     with pytest.raises(ValueError, match=r"99_test\.ipynb needs cells tagged `experiment`"):
         record.write(page)
-    assert list(tmp_path.iterdir()) == [page]
 
 
 # ---------------------------------------------------------------- done again
@@ -187,10 +171,9 @@ def test_what_was_recorded_is_found_again(recorded_page, stored):
 
 
 @for_each(
-    ("nn.ReLU(), ", "", "seed 2, training 1: loss .* at step 0, recorded is"),
     ("0.1 * (n + 1)", "0.2 * (n + 1)", "seed 2, training 1: loss .* at step [1-9]"),
     ('"curve": by_hand(seed), ', "", "seed 2: 1 models are trained, 2 recorded"),
-    ids=["no ReLU", "another rate", "a model less"],
+    ids=["another rate", "a model less"],
 )
 def test_a_changed_cell_is_seen_in_its_first_steps(old, new, said, recorded_page):
     assert EXPERIMENT.count(old) == 1
@@ -199,46 +182,32 @@ def test_a_changed_cell_is_seen_in_its_first_steps(old, new, said, recorded_page
     assert re.match(said, difference), difference
 
 
-def scaled(record, path, factor):
-    *inner, last = path
-    for key in inner:
-        record = record[key]
-    record[last] *= factor
+def other_number(stored):
+    stored["accuracy"][0] *= 0.9
 
 
 @for_each(
-    (lambda r: scaled(r, ("first losses", 1, 1, 7), 1.02), 20, "seed 2, training 2: loss"),
-    (lambda r: scaled(r, ("clocks", 1, 0), 0.1), 20, "seed 2, training 1: loss"),
-    (lambda r: r.update(seeds=[5, 3]), None, "the page has seeds [5, 2], its record [5, 3]"),
-    (lambda r: scaled(r, ("accuracy", 0), 0.9), None, "seed 5, accuracy: "),
-    (lambda r: r["parts"][1].update(b=1), None, "seed 2, parts: ['a'] instead of ['a', 'b']"),
-    ids=["loss", "clock", "seeds", "number", "name"],
+    (lambda stored: stored.update(seeds=[5, 3]), "the page has seeds [5, 2], its record [5, 3]"),
+    (other_number, "seed 5, accuracy: "),
 )
-def test_a_changed_record_is_seen(change, first, said, recorded_page, stored, capsys):
-    """A loss, a clock in the first steps; a result with all of it; seeds at once."""
+def test_a_changed_record_is_seen(change, said, recorded_page, stored, capsys):
     change(stored)
     (record.DATA / "99_test.json").write_text(json.dumps(stored))
-    (difference,) = record.differences(recorded_page, first=first)
-    assert difference.startswith(said)
-    if first is None:
-        assert record.main(["--check", str(recorded_page)]) == 1
-        assert difference in capsys.readouterr().out
+    assert record.main(["--check", str(recorded_page)]) == 1
+    assert said in capsys.readouterr().out
 
 
 @for_each(
     ([[0.2, 0.6, 0.9]], []),
     ([[0.1, 0.3, 0.9]], ["clock 2: 0.9, recorded is 0.3, and all are 1 times"]),
-    ([[0.2, 0.2, 0.6]], ["clock 1: 0.2, recorded is 0.3, and all are 2 times"]),
     ([[0.1, 0.3, 0.3], [9.0, 9.0, 0.1]], ["clock 2: 0.1, recorded is 0.3, and all are 1 times"]),
-    ([[0.1, 0.0, 0.3]], ["clock 1: 0, recorded is 0.3, and all are 1 times"]),
-    ids=["all slower", "one slower", "one quicker", "the least of all seeds", "none"],
+    ids=["all slower", "one slower", "the least of all seeds"],
 )
 def test_a_clock_that_stands_out_is_seen(found, said):
     """Of two recorded seeds; a machine that is slower in everything differs in nothing."""
     recorded = [[[0.1], [0.3, 0.4]], [[0.2], [0.5, 0.3]]]
     lines = record._out_of_step(recorded, found)
     assert [line.removesuffix(" as long") for line in lines] == said
-    assert record._out_of_step([[], []], [[], []]) == []
 
 
 # ---------------------------------------------------------------- the book's records
@@ -294,26 +263,12 @@ def test_accuracies_are_those_of_the_shipped_weights():
     assert found.keys() == {"ViT-7", "wide CNN"}
 
 
-def pace_faults(log):
-    """Of two models of a kind, the one that does more work takes longer for a step."""
-    paces, faults = log["paces"][0], []
-    for slow, quick, most in (
-        ("ViT-7", "ViT-14", 5),
-        ("wide CNN", "CNN", 5),
-        ("MLP", "logistic", 25),
-    ):
-        ratio = paces[slow] / paces[quick]
-        if not 1 < ratio < most:
-            faults.append(f"{slow}: {ratio:.2f} times the pace of {quick}")
-    return faults
-
-
 def test_paces_grow_with_the_work():
+    """Of two models of a kind, the one that does more work takes longer for a step."""
     (path,) = (path for path in RECORDED if path.stem[3:] == "vision")
-    log = json.loads((record.DATA / f"{path.stem}.json").read_text())
-    assert pace_faults(log) == []
-    log["paces"][0]["ViT-7"] *= 0.1
-    assert re.match("ViT-7: 0.2. times", *pace_faults(log))
+    paces = json.loads((record.DATA / f"{path.stem}.json").read_text())["paces"][0]
+    for slow, quick in (("ViT-7", "ViT-14"), ("wide CNN", "CNN"), ("MLP", "logistic")):
+        assert 1 < paces[slow] / paces[quick] < (25 if quick == "logistic" else 5), slow
 
 
 def test_seeds_agree():
