@@ -460,23 +460,29 @@ def links_listed(notebook) -> list[str]:
     return [fault for text in texts for fault in unlisted_links(colab.relative(text))]
 
 
+@functools.cache
+def works() -> dict[str, str]:
+    """By the address of each work of the bibliography: whose it is, and its year."""
+    entries = (BOOK / "references.bib").read_text().split("\n@")
+    return {field(e, "url"): f"{field(e, 'author')} {field(e, 'year')}" for e in entries}
+
+
 def unlisted_links(text: str) -> list[str]:
     """Every outside address that a page names stands in the bibliography, as whose it says.
 
     The first whom it names is the first there.
     """
-    entries = (BOOK / "references.bib").read_text().split("\n@")
-    works = {field(e, "url"): f"{field(e, 'author')} {field(e, 'year')}" for e in entries}
-    first = {url: whose.partition(" and ")[0] for url, whose in works.items()}
+    known = works()
+    first = {url: whose.partition(" and ")[0] for url, whose in known.items()}
     found = re.findall(r"\]\((https?://[^)\s]+)\)", text)
     cited = re.findall(r"\[([^]]*\(\d{4})[a-z]?\)\]\((https?://[^)\s]+)\)", text)
-    return [f"{url} is not in references.bib" for url in found if url not in works] + [
+    return [f"{url} is not in references.bib" for url in found if url not in known] + [
         f"{url} is not by {name}"
         for label, url in cited
         for n, name in enumerate(
             re.findall(r"[A-Za-z]{2,}|\d{4}", re.sub(r"\b(and|et al)\b", "", label))
         )
-        if name not in (works if n else first).get(url, name)
+        if name not in (known if n else first).get(url, name)
     ]
 
 

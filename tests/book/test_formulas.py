@@ -295,14 +295,6 @@ def rotary(page):
     )
     yield page["rotate"](q, p, speeds) @ page["rotate"](k, p, speeds).T, expected
     yield positions.apply_rope(q, p) @ positions.apply_rope(k, p).T, expected
-    layer, x = of_random_numbers(page["Layer"]()), draw(1, 30, 32, seed=2)
-    found = layer.weights(x, "RoPE", lambda distance: distance[..., None] * speeds)
-    for h in range(4):  # the readers turn the query by the distance
-        q, k = (linear(f, x[0])[:, 8 * h : 8 * h + 8] for f in (layer.q_proj, layer.k_proj))
-        for i in (1, 17, 29):
-            powers = [math.exp((rot[i - j + 29] @ q[i]) @ k[j] / math.sqrt(8)) for j in range(i)]
-            row = [power / sum(powers) for power in powers] + [0.0] * (30 - i)
-            yield found[0, h, i], torch.tensor(row)
 
 
 def of_random_numbers(module):
