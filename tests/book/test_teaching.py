@@ -149,6 +149,9 @@ def test_keys_go_on_and_back(browser, site):
         assert after(page, "ArrowLeft") == after(page, "Home") == (["1"], "1")
         after(page, "Control+ArrowRight")
         assert page.evaluate(SEEN) == ["1"]
+        after(page, "End")
+        page.reload()
+        assert page.evaluate(SEEN) == ["8"]
         assert (page.errors, page.outside) == ([], [])
     with projected(browser, site, java_script_enabled=False) as page:
         assert page.locator("section").count() == 8
