@@ -1,6 +1,7 @@
 """What stands in several places agrees: the README's code, licences, defaults, links, masks."""
 
 import ast
+import contextlib
 import csv
 import functools
 import importlib.util
@@ -554,19 +555,17 @@ def computes(part: ast.expr) -> bool:
 
 def told_and_not_run(cells) -> list[str]:
     """Code in sentences that computes something, and stands in no cell of the page."""
-    sources = [cell.source for cell in cells if cell.cell_type == "code"]
-    nodes = [node for source in sources for node in pages.nodes_of(source)]
-    known = {ast.dump(node) for node in nodes if isinstance(node, ast.expr)}
-    found = []
+    told = {}
     for cell in (cell for cell in cells if cell.cell_type == "markdown"):
         for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", cell.source):
-            try:
-                part = ast.parse(code, mode="eval").body
-            except SyntaxError:
-                continue
-            if computes(part) and not (ROOT / code).exists() and ast.dump(part) not in known:
-                found.append(code)
-    return found
+            with contextlib.suppress(SyntaxError):
+                told[code] = ast.parse(code, mode="eval").body
+    told = {c: part for c, part in told.items() if computes(part) and not (ROOT / c).exists()}
+    kinds = tuple({type(part) for part in told.values()})
+    sources = (cell.source for cell in cells if cell.cell_type == "code")
+    nodes = (node for source in sources for node in pages.nodes_of(source))
+    known = {ast.dump(node) for node in nodes if isinstance(node, kinds)}
+    return [code for code, part in told.items() if ast.dump(part) not in known]
 
 
 def test_code_in_a_sentence_runs_in_its_page_or_computes_what_is_said_of_it():
