@@ -3,7 +3,6 @@
 By default one form and one size of each mistake; ``--everything`` runs all.
 """
 
-import json
 from pathlib import Path
 
 import planted
@@ -70,21 +69,10 @@ def test_what_is_right_beside_a_rotation_or_a_note(name):
     assert plant.mistake not in {note.mistake for note in report.notes}
 
 
-def test_the_numbers_that_the_clinic_quotes():
-    counts = json.loads((Path(__file__).parents[1] / "counts.json").read_text())
-    quoted = (counts["known mistakes"], counts["right attentions"])
-    assert (len(BY_MISTAKE), len(RIGHT)) == quoted, "if so meant: tests/counts.json"
-
-
 def test_every_known_mistake_is_planted_in_two_forms():
     assert set(BY_MISTAKE) == set(MISTAKES)
     for mistake, plants in BY_MISTAKE.items():
         assert len({plant.form for plant in plants}) >= 2, mistake
-
-
-def test_nothing_is_planted_twice():
-    names = [plant.name for plant in planted.PLANTS]
-    assert len(names) == len(set(names))
 
 
 def test_what_is_planted_shares_no_code_with_the_library():

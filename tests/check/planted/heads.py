@@ -46,11 +46,6 @@ edit(CausalSelfAttention, "packed", PACKED, causal=True)
 FOLD = "t.unflatten(2, (h, -1)).transpose(1, 2).flatten(0, 1)"
 UNFOLD = "out.unflatten(0, (b, h)).transpose(1, 2).flatten(2)"
 FOLDED = {
-    # 649453932/Chinese-Text-Classification-Pytorch#10
-    "heads_split_without_transpose": [
-        (FOLD, "t.view(b * h, -1, self.dim_head)"),
-        (UNFOLD, "out.view(b, -1, h * self.dim_head)"),
-    ],
     "heads_not_moved": [
         (FOLD, "t.reshape(-1, h, self.dim_head)"),
         (UNFOLD, "out.reshape(b, -1, h * self.dim_head)"),

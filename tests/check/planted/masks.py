@@ -97,11 +97,6 @@ example = {"mask_first_example": ("~keep, -INF", "~keep[:1], -INF")}
 edit(Layer, "layer", example, mask_shape="B1TS", **ATTEND)
 padding = {"mask_guessed_by_rank": ("if self.padding", "if keep.dim() == 2")}
 edit(Layer, "layer", padding, mask_shape="TS", **ATTEND)
-# unsqueezed for the heads, whatever it is: row h is for head h, where T = H
-heads = {
-    "mask_guessed_by_rank": ("~keep, -INF", "keep.unsqueeze(1) == 0, torch.finfo(x.dtype).min")
-}
-edit(Layer, "unsqueezed", heads, mask_shape="TS", **ATTEND)
 FILL = "sim.masked_fill(~real, -torch.inf)"
 FOLDED = {
     "mask_tiled_over_heads": ("repeat_interleave(h, dim=0)", "repeat(h, 1)"),

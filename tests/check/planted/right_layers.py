@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from planted.layers import Gain
 from planted.plants import RIGHT
-from planted.right_functions import turned, widened
-from planted.rotations import by_complex
+from planted.right_functions import widened
 
 
 def mixed(q, k, v):
@@ -51,10 +49,10 @@ class PackedPairs(nn.Module):
 
 
 class SmallHead(nn.Module):
-    def __init__(self, width, d, dropout):
+    def __init__(self, width, d):
         super().__init__()
         self.query, self.key, self.value = (nn.Linear(width, d, bias=False) for _ in range(3))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(0.2)
 
     def forward(self, x, closed):
         scores = torch.baddbmm(closed, self.query(x), self.key(x).mT, alpha=5**-0.5)
@@ -63,28 +61,22 @@ class SmallHead(nn.Module):
 
 
 class Committee(nn.Module):
-    """Small heads, causal; hands back their weights where they are asked for."""
+    """Small heads, causal; hands back their weights."""
 
-    def __init__(self, dropout=0.0, returns_weights=False):
+    def __init__(self):
         super().__init__()
-        self.returns_weights = returns_weights
-        self.heads = nn.ModuleList(SmallHead(10, 5, dropout) for _ in range(2))
+        self.heads = nn.ModuleList(SmallHead(10, 5) for _ in range(2))
         self.proj = nn.Linear(10, 10)
 
     def forward(self, x):
         T = x.shape[1]
         closed = torch.triu(x.new_full((T, T), -torch.inf), diagonal=1)
         outs, weights = zip(*[head(x, closed) for head in self.heads], strict=True)
-        out = self.proj(torch.cat(outs, dim=2))
-        return (out, torch.stack(weights, 1)) if self.returns_weights else out
+        return self.proj(torch.cat(outs, dim=2)), torch.stack(weights, 1)
 
 
 class HeadByHead(nn.Module):
     """Each head by itself, in a list; no parameters."""
-
-    def __init__(self, returns_weights):
-        super().__init__()
-        self.returns_weights = returns_weights
 
     def forward(self, query, memory, content):
         outs, weights = [], []
@@ -92,24 +84,7 @@ class HeadByHead(nn.Module):
             scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=q.shape[-1] ** -0.5)
             weights.append(F.softmax(scores, dim=2))
             outs.append(torch.bmm(weights[-1], v).to(query.dtype))
-        out = torch.stack(outs, dim=1)
-        return (out, torch.stack(weights, dim=1)) if self.returns_weights else out
-
-
-class PackedByHead(nn.Module):
-    """The rows of the projection are q, k and v of head 0, then of head 1, ..."""
-
-    def __init__(self, dim, num_heads):
-        super().__init__()
-        self.num_heads = num_heads
-        self.query_key_value = nn.Linear(dim, 3 * dim)
-        self.dense = nn.Linear(dim, dim)
-
-    def forward(self, x):
-        B, T, C = x.shape
-        qkv = self.query_key_value(x).view(B, T, self.num_heads, -1).transpose(1, 2)
-        out = F.scaled_dot_product_attention(*qkv.chunk(3, dim=-1), is_causal=True)
-        return self.dense(out.transpose(1, 2).reshape(B, T, C))
+        return torch.stack(outs, dim=1), torch.stack(weights, dim=1)
 
 
 class FourLinears(nn.Module):
@@ -131,57 +106,6 @@ class FourLinears(nn.Module):
             scores = scores.masked_fill(mask.unsqueeze(1) == 0, lowest)
         self.attn = self.dropout(scores.softmax(dim=-1))
         return self.linears[-1]((self.attn @ v).transpose(1, 2).reshape(B, -1, self.h * self.d_k))
-
-
-# ---------------------------------------------------------------- rotary positions
-
-
-class Normed(nn.Module):
-    """One matrix for all three; gains before the rotation."""
-
-    def __init__(self, heads=2, d=4):
-        super().__init__()
-        self.num_heads, self.d = heads, d
-        self.qkv = nn.Linear(heads * d, 3 * heads * d, bias=False)
-        self.out = nn.Linear(heads * d, heads * d, bias=False)
-        self.q_norm, self.k_norm = Gain(d), Gain(d)
-
-    def forward(self, x):
-        outs = []
-        for q, k, v in zip(*(t.split(self.d, -1) for t in self.qkv(x).chunk(3, -1)), strict=True):
-            q, k = turned(self.q_norm(q)).to(x.dtype), turned(self.k_norm(k)).to(x.dtype)
-            outs.append(torch.bmm(torch.softmax(q @ k.mT * self.d**-0.5, dim=2), v))
-        return self.out(torch.cat(outs, dim=2))
-
-
-class Decoder(nn.Module):
-    """Keys and values packed, neighbours turned as complex numbers; the cache is a dict."""
-
-    def __init__(self, width=16, heads=2):
-        super().__init__()
-        self.num_heads = heads
-        self.w_q, self.w_kv, self.w_out = (
-            nn.Linear(width, n * width, bias=False) for n in (1, 2, 1)
-        )
-
-    def turn(self, t, first):
-        at = torch.arange(first, first + t.shape[1])
-        return by_complex(t.transpose(1, 2), at, base=100.0).transpose(1, 2)
-
-    def step(self, x, cache=None):
-        parts = (self.w_q(x), *self.w_kv(x).chunk(2, dim=2))
-        q, k, v = (t.unflatten(2, (self.num_heads, -1)) for t in parts)
-        first = cache["k"].shape[1] if cache else 0
-        q, k = self.turn(q, first), self.turn(k, first)
-        if cache:
-            k, v = torch.cat([cache["k"], k], dim=1), torch.cat([cache["v"], v], dim=1)
-        late = torch.arange(k.shape[1]) > torch.arange(first, k.shape[1])[:, None]
-        scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[3] ** 0.5
-        weights = torch.where(late, -torch.inf, scores).softmax(dim=3)
-        return self.w_out(torch.einsum("bhts,bshd->bthd", weights, v).flatten(2)), {"k": k, "v": v}
-
-    def forward(self, x):
-        return self.step(x)[0]
 
 
 # ---------------------------------------------------------------- libraries
@@ -255,40 +179,23 @@ def of_torch(**options):
     return nn.MultiheadAttention(12, 3, **options).eval()
 
 
-def seeded(kind, *options):
+def seeded(kind):
     torch.manual_seed(3)
-    return kind(*options).eval()
+    return kind().eval()
 
 
 CROSS = {"causal": False, "arguments": "x, context=context"}
 MATRICES = {"q": "into_q", "k": "into_k", "v": "into_v", "out": "outward"}
 PAIRS = {"q": "ask.weight", "kv": "pair.weight", "out": "close.weight"}
-STEPS = {
-    "causal": True,
-    "rope_base": 100.0,
-    "rope_pairing": "neighbours",
-    "step": lambda layer: layer.step,
-    "projections": {"q": "w_q.weight", "kv": "w_kv.weight", "out": "w_out.weight"},
-}
-GAINS = {"causal": False, "rope_base": 10_000.0, "qk_norm": "rms"}
-MEMORY = {"arguments": "query=q, memory=k, content=v"}
 LLAMA = {"causal": True, "rope_base": 10_000.0, "heads": 4, "kv_heads": 2}
 PADDING = {"mask_means": "additive", "mask_shape": "B11S", "heads": 3}
 RIGHT |= {
     "bare matrices": (lambda: seeded(Matrices), {**CROSS, "projections": MATRICES}),
     "packed keys and values": (lambda: seeded(PackedPairs), {**CROSS, "projections": PAIRS}),
     "committee": (lambda: seeded(Committee), {"causal": True}),
-    "committee with dropout": (lambda: seeded(Committee, 0.2), {"causal": True}),
-    "committee with weights": (lambda: seeded(Committee, 0.2, True), {"causal": True}),
-    "committee in training": (lambda: seeded(Committee, 0.2).train(), {}),
-    "head by head": (lambda: HeadByHead(False), MEMORY),
-    "head by head, with weights": (lambda: HeadByHead(True), MEMORY),
-    "packed by head": (lambda: PackedByHead(24, 4), {}),
-    "stored in half": (lambda: PackedByHead(24, 4).half(), {}),
+    "committee in training": (lambda: seeded(Committee).train(), {}),
+    "head by head": (HeadByHead, {"arguments": "query=q, memory=k, content=v"}),
     "four linears": (lambda: FourLinears(3, 12), {}),
-    "gains before rotations": (lambda: seeded(Normed), GAINS),
-    "decoder with a dict": (lambda: seeded(Decoder), STEPS),
-    "torch, batch first": (lambda: of_torch(batch_first=True), {}),
     "torch, sequence first": (lambda: of_torch(), {"layout": "TBd"}),
     "torch with dropout": (lambda: of_torch(batch_first=True, dropout=0.1, bias=False), {}),
     "attn_lib": (attn_lib_layer, {"mask_means": "attend"}),

@@ -1,7 +1,7 @@
 """Wrong scales and wrong softmaxes."""
 
 from planted.functions import by_einsum, distances, masked, plain, scaled, with_bias
-from planted.layers import CausalSelfAttention, CrossAttention, Layer, Relative
+from planted.layers import CrossAttention, Layer, Relative
 from planted.plants import edit
 
 # ---------------------------------------------------------------- the scale
@@ -41,17 +41,6 @@ edit(Layer, "layer", SCALES)
 edit(Layer, "layer", {"scale_by_value_width": (MEANT, "self.d_v ** -0.5")}, {"d_v": 7})
 ignored = {"scale_ignored": (MEANT, "self.d_k ** -0.5")}
 edit(Layer, "layer", ignored, {"scale": 0.2}, scale=0.2)
-# tenstorrent/tt-metal#56789
-heads = {"scale_by_num_heads": ("math.sqrt(k.size(-1))", "math.sqrt(self.n_head)")}
-edit(CausalSelfAttention, "packed", heads, causal=True)
-# heads are chunks along the batch, all examples of head 0 first; juho-lee/set_transformer#18
-CHUNKS = (
-    ("t.unflatten(2, (h, -1)).transpose(1, 2).flatten(0, 1)", "torch.cat(t.chunk(h, 2), 0)"),
-    ("out.unflatten(0, (b, h)).transpose(1, 2).flatten(2)", "torch.cat(out.split(b, 0), 2)"),
-)
-wide = {"scale_by_model_width": ("alpha=self.scale", "alpha=x.size(-1) ** -0.5")}
-edit(CrossAttention, "chunks", wide, before=CHUNKS, arguments="x, context=context")
-
 # ---------------------------------------------------------------- a bias
 
 BIAS = "distances(q.size(-2), k.size(-2)).to(q)"
