@@ -23,12 +23,10 @@ def rotated(x: Tensor, positions: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    def __init__(self, kv_heads: int = HEADS):
+    def __init__(self):
         super().__init__()
         self.norm, self.second_norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.q = nn.Linear(WIDTH, WIDTH)
-        self.k, self.v = (nn.Linear(WIDTH, kv_heads * WIDTH // HEADS) for _ in range(2))
-        self.out = nn.Linear(WIDTH, WIDTH)
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.wide, self.narrow = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.sinks = nn.Parameter(torch.randn(HEADS, 1, 1))
 
@@ -44,14 +42,14 @@ class Reader(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A decoder: ``positions_by`` is rope, table, alibi or nothing."""
+    """A decoder: ``positions_by`` is rope or table."""
 
-    def __init__(self, positions_by="rope", window=None, sinks=False, kv_heads=HEADS, layers=2):
+    def __init__(self, positions_by="rope", window=None, sinks=False, layers=2):
         super().__init__()
         self.positions_by, self.window, self.with_sinks = positions_by, window, sinks
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.table = nn.Embedding(LONGEST, WIDTH)
-        self.blocks = nn.ModuleList(Block(kv_heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, tokens, mask=None, positions=None, segments=None):
@@ -81,13 +79,13 @@ class Decoder(nn.Module):
         kept = []
         for i, block in enumerate(self.blocks):
             old = None if past is None else past[i]
-            y, new = self.attend(block, block.norm(x), old, positions, may, at[:, None] - keys)
+            y, new = self.attend(block, block.norm(x), old, positions, may)
             kept.append(new)
             x = x + y
             x = x + block.narrow(F.gelu(block.wide(block.second_norm(x))))
         return self.norm(x) @ self.embedding.weight.T, kept
 
-    def attend(self, block, x, old, positions, may, distance):
+    def attend(self, block, x, old, positions, may):
         q, k, v = (
             f(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
             for f in (block.q, block.k, block.v)
@@ -100,12 +98,8 @@ class Decoder(nn.Module):
         new = (k, v, seen)
         if self.window is not None:
             new = (k[:, :, -self.window + 1 :], v[:, :, -self.window + 1 :], seen)
-            may, distance = may[..., -k.shape[2] :], distance[..., -k.shape[2] :]
-        k, v = (t.repeat_interleave(HEADS // t.shape[1], dim=1) for t in (k, v))
+            may = may[..., -k.shape[2] :]
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-        if self.positions_by == "alibi":
-            slopes = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
-            scores = scores - slopes.to(scores) * distance
         scores = scores.masked_fill(~may, torch.finfo(scores.dtype).min)
         if self.with_sinks:
             sink = block.sinks.expand(len(q), -1, q.shape[2], 1)

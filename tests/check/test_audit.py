@@ -24,11 +24,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 RIGHT = {
     "rope": (Decoder, {}),
     "table": (Decoder, {"positions_by": "table"}),
-    "ALiBi": (Decoder, {"positions_by": "alibi"}),
-    "no positions": (Decoder, {"positions_by": "nothing"}),
-    "window": (Decoder, {"window": 3}),
     "sinks and a window": (Decoder, {"sinks": True, "window": 5}),
-    "grouped heads": (Decoder, {"kv_heads": 1}),
     "recurrent": (Recurrent, {}),
     "convolution": (Convolution, {}),
     "experts": (Experts, {}),
@@ -58,27 +54,16 @@ MASKED = "may = may & mask[:, None, None, :].bool()"
 SAME = "segments[:, None, :, None] == segments[:, None, None, :]"
 EMBEDDED = "self.embedding(tokens)"
 LAST = "self.norm(x) @"
-JOINED = "k, v = torch.cat([old[0], k], dim=2), torch.cat([old[1], v], dim=2)"
 PADDING = "left-padding right-padding"
 SHORT = "(k[:, :, -self.window + 1 :], v[:, :, -self.window + 1 :], seen)"
 REMEMBERED = f"""{EMBEDDED} + getattr(self, "before", 0.0)
         self.before = 0.1 * x[:1, :1]"""
-WIDE = "causal left-padding right-padding packing cache chunks"
-IN_TURN = JOINED.replace("[old[0], k]", "[k, old[0]]").replace("[old[1], v]", "[v, old[1]]")
 
 # by the kind of model: what stands there, what is put in its place, the properties that break
 EDITS = {
     "rope": {
         "one token ahead": (MAY, f"{MAY} + 1", "causal cache chunks"),
-        "no causal mask": (MAY, f"{MAY} + T", "causal cache chunks"),
-        "a mean over the text": (LAST, "self.norm(x - x.mean(1, True)) @", WIDE),
         "statistics of the batch": (LAST, "self.norm(x - x.mean(0) / 2) @", "batch"),
-        "one scale for all rows": (
-            LAST,
-            "self.norm(x / x.abs().amax()) @",
-            "causal batch packing cache chunks",
-        ),
-        "the next row, a little": (LAST, "self.norm(x + 0.01 * x.roll(1, 0)) @", "batch"),
         "a cache shared by rows": ("[old[0], k]", "[old[0][:1].expand_as(old[0]), k]", "batch"),
         "padding mask dropped": (MASKED, "pass", "left-padding"),
         "padding mask dropped beside a cache": (
@@ -88,25 +73,9 @@ EDITS = {
         ),
         "padding mask shifted": ("may & mask[", "may & mask.roll(1, 1)[", PADDING),
         "padding mask of the first row": ("may & mask[", "may & mask[:1][", "left-padding"),
-        "causal without a mask alone": (
-            MASKED,
-            "may = mask[:, None, None, :].bool() | (past is not None)",
-            PADDING,
-        ),
         "segments ignored": (SAME, "segments[:, None, None, :] >= 0", "packing"),
         "segments of ten tokens": (SAME, f"({SAME}) | (at[:, None] >= 10)", "packing"),
-        "segments one token late": (
-            "segments[:, None, :, None]",
-            "segments.roll(1, 1)[:, None, :, None]",
-            "packing",
-        ),
-        "the cache in the wrong order": (JOINED, IN_TURN, "left-padding chunks"),
         "new values are lost": ("[old[1], v]", "[old[1], v * 0]", "cache chunks"),
-        "a chunk's mask at the top left": (
-            MAY,
-            "may = keys <= torch.arange(T)[:, None] + (seen if T == 1 else 0)",
-            "chunks",
-        ),
         "a chunk without a mask": (MAY, f"{MAY} + T * (seen > 0)", "chunks"),
         "a memory of the last call": (EMBEDDED, REMEMBERED, "repeat"),
         "a memory of a batch": (EMBEDDED, f"{REMEMBERED} * (B > 1)", "repeat"),
@@ -120,38 +89,21 @@ EDITS = {
             "cache chunks",
         ),
     },
-    "window": {
-        "a window one too short in the cache": (
-            SHORT,
-            SHORT.replace("+ 1 :", "+ 2 :"),
-            "cache chunks",
-        ),
-        "no window beside a cache": (
-            "if self.window is not None:\n            may",
-            "if self.window is not None and past is None:\n            may",
-            "chunks",
-        ),
-    },
     "sinks and a window": {
         "a ring that is written over too early": (
             SHORT,
             SHORT.replace("+ 1 :", "+ 1 + (seen > 11) :"),
             "cache",
-        )
+        ),
     },
     "recurrent": {
         "a state fed by padding": ("k * real, gate * real", "k, gate * real", "left-padding"),
-        "a state goes through documents": (
-            "state = state * same[:, None, None]",
-            "pass",
-            "packing",
-        ),
     },
     "convolution": {
         "a convolution that wraps": (
             "longer[:, 2 - back : 2 - back + T]",
             "x.roll(back, 1)",
-            WIDE,
+            f"causal {PADDING} packing cache chunks",
         )
     },
 }
@@ -160,27 +112,28 @@ LEAKS = {
     for kind, edits in EDITS.items()
     for name, (old, new, broken) in edits.items()
 }
+SMALLEST = {
+    "one token ahead": ("causal", "another token 1 in a text of 2, token 0 (from 0): a logit is "),
+    "statistics of the batch": ("batch", "2 rows of 4 tokens, row 0, token "),
+    "padding mask dropped": ("left padding", "padding of 1, text of 2, token "),
+    "padding mask shifted": ("right padding", "padding of 1, text of 2, token 1"),
+    "segments ignored": ("packing", "documents of 2, 3 tokens, document 1, token "),
+    "new values are lost": ("cache", "pieces of 1, 1 tokens, token 1"),
+    "a chunk without a mask": ("chunks", "pieces of 1, 4 tokens, token "),
+    "a memory of a batch": ("repeat", "the same call after others, token"),
+}
 
 
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_planted_leak_is_named(name):
+def test_a_planted_leak_is_named_and_its_smallest_example_is_shown(name):
     kind, edit, expected = LEAKS[name]
     report = judged(built(kind, edit))
     assert wrong(report) == expected, report
-
-
-@for_each(
-    ("one token ahead", "causal", "another token 1 in a text of 2, token 0 (from 0): a logit is "),
-    ("statistics of the batch", "batch", "2 rows of 4 tokens, row 0, token "),
-    ("padding mask dropped", "left padding", "padding of 1, text of 2, token "),
-    ("padding mask shifted", "right padding", "padding of 1, text of 2, token 1"),
-    ("segments ignored", "packing", "documents of 2, 3 tokens, document 1, token "),
-    ("new values are lost", "cache", "pieces of 1, 1 tokens, token 1"),
-    ("a chunk without a mask", "chunks", "pieces of 1, 4 tokens, token "),
-)
-def test_the_smallest_example_is_shown(leak, name, beginning):
-    report = judged(built(*LEAKS[leak][:2]), properties=[name])
-    assert report[name].text.startswith(beginning)
+    if name in SMALLEST:
+        leaking, beginning = SMALLEST[name]
+        assert report[leaking].text.startswith(beginning)
+    if name == "dropout that is always on":  # no verdict follows two calls that differ
+        assert {f.verdict for f in report.findings[1:]} == {"not checked"}
 
 
 class Kept(list):
@@ -206,8 +159,6 @@ def test_a_model_that_keeps_something_beside_its_cache():
     report = audit(model, length=6)
     assert wrong(report) == "repeat"
     assert report["repeat"].text.startswith("the same call after others with a cache, token 0")
-    report = judged(built("rope", LEAKS["a memory of a batch"][1]))
-    assert report["repeat"].text.startswith("the same call after others, token")
 
 
 def test_every_split_of_five_tokens_is_tried(monkeypatch):
@@ -218,8 +169,7 @@ def test_every_split_of_five_tokens_is_tried(monkeypatch):
     assert {(i, 8 - i) for i in range(1, 8)} | {(3, 3, 2)} == {s for s in tried if sum(s) == 8}
 
 
-def test_thirty_leaks_are_planted_and_every_property_breaks():
-    assert len(LEAKS) >= 30
+def test_every_property_breaks():
     assert {p for _, _, broken in LEAKS.values() for p in broken.split()} == {
         name.replace(" ", "-") for name in PROPERTIES
     }
@@ -273,7 +223,7 @@ def count(mask):
 
 
 def known_by_a_token(tokens):
-    return built("ALiBi")(tokens, tokens != 5)
+    return built("rope")(tokens, tokens != 5)
 
 
 UNUSUAL = {
@@ -290,8 +240,6 @@ UNUSUAL = {
         lambda: built("table", ("at.expand(B, T)", "(at + 2).expand(B, T)")),
         {},
     ),
-    "float64": (lambda: built("window").double(), {}),
-    "one layer, ten texts long": (lambda: built("sinks and a window", layers=1), {"length": 40}),
 }
 
 
@@ -304,11 +252,9 @@ def test_a_right_model_of_an_unusual_kind_is_passed(name):
     assert any("to bfloat16" in text for text in report.unknown) == (name == "bfloat16")
 
 
-TURNED = {"d_k": 4, "rotate": apply_rope}
 OURS = {  # more kinds are compared with those of transformers in test_architectures.py
     "GPT-2": {"max_len": 40},
-    "Llama": {"gated": True, "tied": True, "attention": {**TURNED, "num_kv_heads": 1}},
-    "gpt-oss": {"attention": {**TURNED, "sinks": True, "window": 5}},
+    "gpt-oss": {"attention": {"d_k": 4, "rotate": apply_rope, "sinks": True, "window": 5}},
 }
 
 
@@ -450,15 +396,10 @@ def test_a_model_in_which_nothing_can_leak_is_not_passed():
         assert_same_answer(lambda tokens: table(tokens), properties=["cache"])
 
 
-def test_no_verdict_follows_two_calls_that_differ():
-    report = judged(built("rope", LEAKS["dropout that is always on"][1]))
-    assert {f.verdict for f in report.findings[1:]} == {"not checked"}
-
-
 def test_texts_reach_a_window_or_the_report_says_so():
-    report = judged(built("window", window=11, layers=1))
+    report = judged(built("rope", window=11, layers=1), properties=["repeat"])
     assert "Texts of more than 15 tokens." in report.unknown
-    report = judged(built("window", window=500, layers=1))
+    report = judged(built("rope", window=500, layers=1), properties=["repeat"])
     assert report.unknown[-1] == "A window of 500: pass length=."
 
 
@@ -526,10 +467,9 @@ def test_a_model_that_cannot_be_copied_keeps_its_modes_and_buffers():
 def test_one_line_in_a_test():
     right, leak = built("rope"), built("rope", LEAKS["segments ignored"][1])
     assert_same_answer(right, step=right.step, length=6)
-    assert_same_answer(right, properties=["packing", "right padding"])
     assert_same_answer(leak, properties=["left padding"])
     with pytest.raises(AssertionError, match=r"the answer changes \(packing\)"):
-        assert_same_answer(leak)
+        assert_same_answer(leak, properties=["packing"])
     with pytest.raises(AssertionError, match="takes no cache"):
         assert_same_answer(right, properties=["cache"])
     table = built("table")
@@ -542,8 +482,9 @@ def test_ways_that_do_not_count_count_when_they_are_asked_for():
     def model(tokens, positions=None):
         return built("table")(tokens, positions=positions)
 
-    assert audit(model).ok
-    assert audit(model)["packing"].verdict == "does not hold"
+    report = audit(model)
+    assert report.ok
+    assert report["packing"].verdict == "does not hold"
     assert not audit(model, properties=["packing"]).ok
 
 
