@@ -49,10 +49,7 @@ MEANT = "it is meant to have RoPE inside, with base {:.0f}, pairing {}"
 
 @for_each(
     (10_000.0, halves, "halves"),
-    (500_000.0, neighbours, "neighbours"),
-    (1_000_000.0, halves, "halves"),
-    (100_000.0, neighbours, "neighbours"),
-    (160_000.0, halves, "halves"),
+    (160_000.0, neighbours, "neighbours"),
 )
 def test_usual_bases_are_tried_and_assumed(base, turn, words):
     report = diagnose(rotary(base, turn), arguments="x")
@@ -60,11 +57,10 @@ def test_usual_bases_are_tried_and_assumed(base, turn, words):
     assert report.assumed == [MEANT.format(base, words)]
 
 
-@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
-def test_a_mistake_beside_rope_that_nobody_mentioned(base):
-    report = diagnose(rotary(base, scale=1.0), arguments="x")
+def test_a_mistake_beside_rope_that_nobody_mentioned():
+    report = diagnose(rotary(500_000.0, scale=1.0), arguments="x")
     assert report.mistakes == ["scale_missing"]
-    assert MEANT.format(base, "halves") in report.assumed
+    assert MEANT.format(500_000.0, "halves") in report.assumed
 
 
 def test_a_base_that_nobody_uses_is_asked_for():
@@ -174,7 +170,7 @@ def test_a_global_name_that_changes_nothing_is_no_mistake():
     assert not LOG
 
 
-@pytest.mark.parametrize("length", [0, 2, 3, 4, 16])
+@pytest.mark.parametrize("length", [0, 3, 16])
 def test_a_mask_that_is_too_short_is_named(length):
     (plant,) = (plant for plant in PLANTS if plant.name == "causal_cached_length-packed")
     layer = plant.build(0)
@@ -222,11 +218,6 @@ class Keeping(InPieces):
         return out, True
 
 
-class ReturnsNone(Keeping):
-    def step(self, x, cache):
-        return super().step(x, cache)[0], None
-
-
 class Emptied(Keeping):
     def step(self, x, cache):
         self.past = self.past if cache else None
@@ -269,13 +260,10 @@ def of_a_list_each(x, cache):
 
 
 EARLIER = {
-    "module": lambda: Keeping().step,
-    "none": lambda: ReturnsNone().step,
-    "batch": lambda: OfEqualBatch().step,
-    "list": lambda: of_one_list,
-    "default": lambda: of_a_default,
-    "helper": lambda: through_a_helper,
-    "global": lambda: of_a_global_module,
+    "batch": OfEqualBatch().step,
+    "list": of_one_list,
+    "helper": through_a_helper,
+    "global": of_a_global_module,
 }
 
 
@@ -286,7 +274,7 @@ def in_steps(step):
 
 @pytest.mark.parametrize("name", EARLIER)
 def test_a_cache_of_an_earlier_sequence(name):
-    (failure,) = in_steps(EARLIER[name]()).failures
+    (failure,) = in_steps(EARLIER[name]).failures
     assert failure.mistake == "cache_of_earlier_sequence"
     assert "as a second sequence, cache=None in its first call" in failure.example
     assert not STORE
@@ -475,17 +463,14 @@ class Turning(nn.Module):
 
 @for_each(
     (positions_second, {}, ["layout is 'BTHd'"]),
-    (positions_second, {"layout": "BTHd"}, []),
     (lambda x: halves(x, torch.arange(x.shape[-2])), {}, ["layout is 'BHTd'"]),
     (lambda x, p: neighbours(x, p), {"rope_pairing": None}, ["'neighbours'", "'BHTd'"]),
     (of_tables, {"rope_base": 500.0}, ["'BHTd'", "(B, T, d)"]),
     (of_longer_tables, {}, ["'BHTd'", "tables"]),
     (of_complex, {"rope_pairing": "neighbours"}, ["'BTHd'", "(T, d/2)"]),
     (by_rows, {}, ["'BHTd'"]),
-    (attn_lib.positions.apply_rope, {"rope_pairing": None}, ["'half'", "'BHTd'"]),
     (Turning(), {}, ["'BHTd'"]),
     (lambda x: halves(x, torch.arange(x.shape[-2])), {"layout": "Td"}, []),
-    (Fixed(), {}, ["'BHTd'", "d_k = 16"]),
     (Fixed(20), {"d_k": 20}, ["'BHTd'"]),
     (Fixed(8, 32), {}, ["'BHTd'", "d_k = 8"]),
 )
@@ -517,9 +502,7 @@ def in_place(q, k, positions):
 
 @for_each(
     (mixed, {}, ["rope_pairing"], "order of neighbours (2i, 2i + 1)"),
-    (lambda x, p: neighbours(x, p), {}, ["rope_pairing"], "RoPE turns neighbours"),
     (lambda x, p: halves(x, p, 7e5), {}, ["rope_base"], "base 700000, where 10000 is meant"),
-    (lambda x, p: halves(x, p, 5e6), {}, ["rope_base"], "base 5e+06, where 10000 is meant"),
     (lambda x, p: halves(x, p, 1e9), {}, ["rope_base"], "base 1e+09, where 10000 is meant"),
     (lambda x, p: halves(x, p, 100.0), {}, ["rope_base"], "i / d instead of 2 i / d"),
     (lambda x, p: halves(x, p + 1), {}, [None], "positions 1, 2, ..."),
@@ -533,7 +516,6 @@ def in_place(q, k, positions):
     (lambda x, p: x[..., :4], {}, [None], "has the shape"),
     (partly_turned, {"rope_pairing": "neighbours"}, [None], "No known mistake"),
     (lambda x, p: halves(x, p) * float("nan"), {}, [None], "No known mistake"),
-    (lambda x, p: torch.rand_like(x), {}, [None], "No known mistake"),
     (lambda x, p: halves(x, p / 8), {}, [None], "angles 0.125, 0.0125"),
     (lambda q, k: (Turning()(q, k)[0], k.flip(-1)), {}, [None], "Only k is wrong"),
 )
