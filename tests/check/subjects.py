@@ -111,7 +111,6 @@ class Packed(nn.Module):
         kv_heads=None,
         order="qkv",
         by_head=False,
-        transposed=True,
         attend=plain,
     ):
         super().__init__()
@@ -120,7 +119,7 @@ class Packed(nn.Module):
         if kv_heads:
             setattr(self, kv_heads, 2)
         self.names, self.order, self.by_head = (packed, out), order, by_head
-        self.transposed, self.attend = transposed, attend
+        self.attend = attend
         self.rows = [16, 8, 8] if kv_heads else [16, 16, 16]
         self.add_module(packed, nn.Linear(16, sum(self.rows)))
         self.add_module(out, nn.Linear(16, 16))
@@ -135,7 +134,7 @@ class Packed(nn.Module):
         parts = dict(zip(self.order, parts, strict=True))
         k, v = (parts[role].repeat_interleave(16 // self.rows[1], dim=1) for role in "kv")
         heads = self.attend(parts["q"], k, v)
-        return out((heads.transpose(1, 2) if self.transposed else heads).reshape(x.shape))
+        return out(heads.transpose(1, 2).reshape(x.shape))
 
 
 def words_of(report, *names):
