@@ -52,21 +52,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # ---------------------------------------------------------------- the table
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_each_row_of_the_table_is_whole(name):
-    row = MISTAKES[name]
-    assert row.id == name
-    assert re.fullmatch(r"[a-z0-9_]+", name)
-    assert row.likely[0].isupper()
-    assert row.likely.endswith(".")
-    assert row.name
-    assert not row.name.endswith(".")
-    assert row.look_for
-    assert row.repair
-    assert row.source.startswith("https://")
-    forms = FORMS.get(name, [])
-    assert {step for form in forms for step in form} <= STEPS.keys()
-    assert not forms or {int(number) for number in row.words} <= set(range(1, len(forms)))
+def test_each_row_of_the_table_is_whole():
+    assert FORMS.keys() <= MISTAKES.keys()
+    for known in MISTAKES.values():
+        assert all([known.name, known.likely, known.look_for, known.repair])
+        assert known.source.startswith("https://")
+        assert {step for form in known.forms for step in form} <= STEPS.keys()
+        numbers = {int(number) for number in known.words}
+        assert not known.forms or numbers <= set(range(1, len(known.forms)))
 
 
 FORMULA = re.compile(r"(?:\w+ )?\b\w+ (?:[+·%]|//) (?:\([^()]*\)|\w+)(?: [+−] \w+)*")
@@ -100,11 +93,6 @@ def test_formulas_in_sentences_of_reports_hold():
     sentences = re.findall(r'"([^"\n]*\.)"', texts)
     found = {formula for text in sentences for formula in FORMULA.findall(text)}
     assert dict.fromkeys(found, True) == stated()
-
-
-def test_the_table_says_nothing_twice():
-    assert len({row.likely for row in MISTAKES.values()}) == len(MISTAKES)
-    assert FORMS.keys() <= MISTAKES.keys()
 
 
 # ---------------------------------------------------------------- what cannot be
@@ -240,11 +228,9 @@ def wrong_from(example, head, position):
     return fn
 
 
-@pytest.mark.parametrize("at", [(0, 0, 1), (1, 0, 2), (0, 2, 0), (1, 1, 1)])
-def test_the_example_shows_the_first_wrong_row(at):
-    (failure,) = diagnose(wrong_from(*at)).failures
-    example, head, position = at
-    assert f"; example {example}, head {head}, position {position}, channels" in failure.example
+def test_the_example_shows_the_first_wrong_row():
+    (failure,) = diagnose(wrong_from(1, 2, 1)).failures
+    assert "; example 1, head 2, position 1, channels" in failure.example
     actual, expected = failure.example.splitlines()[-2:]
     assert actual.partition("[")[2] != expected.partition("[")[2]
 
@@ -266,17 +252,12 @@ def closes(where):
 closes_where_true = closes(lambda mask: mask)
 
 
-def first_keys_alone(q, k, v):
-    closed = torch.arange(k.shape[-2]) >= 4
-    return scores_of(q, k).masked_fill(~past_of(q, k) | closed, -math.inf).softmax(-1) @ v
-
-
 def neither_nan_nor_uniform(q, k, v, mask=None):
     out = sdpa(q, k, v, mask)
     return out if mask is None else torch.where(mask.any(-1, keepdim=True), out, 1.0)
 
 
-@pytest.mark.parametrize("layout", ["BHTd", "BTHd", "TBHd", "HTd", "THd", "BTd", "TBd", "Td"])
+@for_each("HTd", "THd", "TBd")  # the others are those of planted and of right ones
 def test_every_layout_can_be_given(layout):
     absent = [letter for letter in "BH" if letter not in layout]
     letters = "".join(absent) + layout
@@ -310,18 +291,13 @@ def with_a_prefix(q, k, v):
     return scores_of(q, k).masked_fill(~cells, -math.inf).softmax(-1) @ v
 
 
-EVIDENCE = {
-    where_lengths_agree: "with 6 queries and 6 keys, queries attend to no later key; with 4 "
-    "queries and 7 keys, queries attend to all later keys",
-    with_a_prefix: "with 6 queries and 6 keys, queries attend to 1 of 15 later keys, query 0 to "
-    "key 1 first; with 4 queries and 7 keys, queries attend to no later key",
-}
-
-
-@pytest.mark.parametrize("fn", EVIDENCE)
-def test_what_was_seen_is_said_before_what_is_assumed(fn):
-    (failure,) = diagnose(fn).failures
-    assert failure.likely.startswith(f"Seen: {EVIDENCE[fn]}. As causal= is not passed,")
+def test_what_was_seen_is_said_before_what_is_assumed():
+    (failure,) = diagnose(with_a_prefix).failures
+    assert failure.likely.startswith(
+        "Seen: with 6 queries and 6 keys, queries attend to 1 of 15 later keys, query 0 to key 1 "
+        "first; with 4 queries and 7 keys, queries attend to no later key. As causal= is not "
+        "passed, it is taken for causal."
+    )
 
 
 @for_each(True, False)
@@ -348,8 +324,7 @@ def masked(means, shape, q, k, v, mask):
     return filled(-math.inf)(q, k, v, ~mask if means == "blocked" else mask)
 
 
-@pytest.mark.parametrize("means", MEANINGS)
-@pytest.mark.parametrize("shape", ["B1TS", "BTS", "BS", "TS"])
+@for_each(("attend", "B1TS"), ("blocked", "BTS"), ("additive", "BS"), ("blocked", "TS"))
 def test_the_kind_of_mask_is_found(means, shape):
     def fn(q, k, v, mask=None):
         return plain(q, k, v) if mask is None else masked(means, shape, q, k, v, mask)
@@ -360,9 +335,8 @@ def test_the_kind_of_mask_is_found(means, shape):
     assert f"the mask's shape: {shape}" in report.assumed
 
 
-@pytest.mark.parametrize("means", MEANINGS)
-def test_a_mask_that_is_needed_in_every_call(means):
-    report = diagnose(lambda q, k, v, mask: masked(means, "B1TS", q, k, v, mask))
+def test_a_mask_that_is_needed_in_every_call():
+    report = diagnose(lambda q, k, v, mask: masked("additive", "B1TS", q, k, v, mask))
     assert report.ok, report
     assert "needs a mask" in words_of(report, "assumed")
     assert report.unchecked == ["more than 133 keys"]
@@ -381,10 +355,7 @@ class InvertedLayer(Separate):
         return self.merged(inverted(*self.parts(x), mask))
 
 
-@pytest.mark.parametrize(
-    "fn",
-    [inverted, lambda q, k, v, mask: inverted(q, k, v, mask[:, None, None] == 1), InvertedLayer()],
-)
+@for_each(lambda q, k, v, mask: inverted(q, k, v, mask[:, None, None] == 1), InvertedLayer())
 def test_a_mask_that_is_needed_and_inverted(fn):
     report = diagnose(fn, mask_means="attend")
     assert report.mistakes == ["mask_inverted"]
@@ -405,15 +376,13 @@ def attending(name, change):
     return renamed
 
 
-@pytest.mark.parametrize(
-    "name", ["memory_pad", "pad", "padding", "is_pad", "valid", "memory_key_padding_mask"]
-)
+@for_each("valid", "memory_key_padding_mask")
 def test_other_names_of_masks(name):
     fn = attending(name, lambda scores, mask: scores.masked_fill(~mask, -1.0))
     assert diagnose(fn, mask_means="attend").mistakes == ["mask_small_fill"]
 
 
-@pytest.mark.parametrize("name", ["bias", "attn_bias", "lengths", "context_lengths", "extra"])
+@for_each("attn_bias", "context_lengths")
 def test_what_is_never_passed_is_said(name):
     report = diagnose(attending(name, torch.mul))
     assert f"parameters that were never passed: {name};" in words_of(report, "unchecked")
@@ -455,31 +424,26 @@ class LearnedFill(nn.Module):
         return fill(q, k, v, mask)
 
 
-@pytest.mark.parametrize("number", [-20.0, -50.0, -100.0, -1e3])
-def test_usual_fills_that_are_too_small_are_named(number):
-    for meant in ({"mask_means": "attend"}, {}):
-        assert diagnose(filled(number), **meant).mistakes == ["mask_small_fill"]
+@for_each((-20.0, {"mask_means": "attend"}), (-1e3, {}))
+def test_usual_fills_that_are_too_small_are_named(number, meant):
+    assert diagnose(filled(number), **meant).mistakes == ["mask_small_fill"]
 
 
 @for_each(
-    (lambda: filled(-7.3), {"mask_means": "attend"}),
-    (lambda: filled(-30.0), {"mask_means": "attend"}),
-    (lambda: filled(-41.0), {}),
-    (LearnedFill, {"mask_means": "attend"}),
-    (lambda: causally_filled(-6.2), {"causal": True}),
-    (lambda: causally_filled(-7.3), {"causal": True}),
-    (lambda: causally_filled(-30.0), {"causal": True}),
-    (lambda: causally_filled(-200.0), {}),
+    (filled(-41.0), {}),
+    (LearnedFill(), {"mask_means": "attend"}),
+    (causally_filled(-6.2), {"causal": True}),
+    (causally_filled(-30.0), {"causal": True}),
 )
-def test_other_fills_are_shown_to_leak_in_numbers(make, options):
-    (failure,) = diagnose(make(), **options).failures
+def test_other_fills_are_shown_to_leak_in_numbers(fn, options):
+    (failure,) = diagnose(fn, **options).failures
     assert failure.mistake == "closed_key_reaches_output"
     assert "is closed to query" in failure.example
     before, after = (line.partition("[")[2] for line in failure.example.splitlines()[1:])
     assert before != after
 
 
-@pytest.mark.parametrize("number", [-1e4, -1e9, torch.finfo(torch.float32).min])
+@for_each(-1e4, torch.finfo(torch.float32).min)
 def test_large_fills_are_right(number):
     assert set(diagnose(filled(number)).mistakes) <= {"mask_fill_overflows_half"}
     assert set(diagnose(causally_filled(number)).mistakes) <= {"mask_fill_overflows_half"}
@@ -522,13 +486,11 @@ def test_grouped_heads_that_nobody_mentioned_are_not_passed_over():
         assert "key heads" not in str(diagnose(fn))
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 3])
-def test_key_heads_are_enough_said(kv_heads):
-    report = diagnose(interleaved, causal=True, kv_heads=kv_heads)
+def test_key_heads_are_enough_said():
+    report = diagnose(interleaved, causal=True, kv_heads=3)
     assert report.ok, report
-    assert f"there are {2 * kv_heads} heads, as heads= is not passed" in report.assumed
-    if kv_heads > 1:
-        assert diagnose(tiled, causal=True, kv_heads=kv_heads).mistakes == ["kv_heads_tiled"]
+    assert "there are 6 heads, as heads= is not passed" in report.assumed
+    assert diagnose(tiled, causal=True, kv_heads=3).mistakes == ["kv_heads_tiled"]
 
 
 def own(q, k, v, H):
@@ -547,15 +509,15 @@ def with_default(q, k, v, H=4):
 
 
 def test_a_parameter_for_the_number_of_heads_is_given_it():
-    for adapter in ({}, {"heads": 4}, {"heads": 2}):
+    for adapter in ({}, {"heads": 2}):
         report = diagnose(own, **adapter)
         assert report.mistakes == ["heads_split_without_transpose"]
         assert f"H={adapter.get('heads', 4)} is passed in each call" in report.assumed
         assert diagnose(own_right, **adapter).ok
         named = diagnose(with_default, **adapter)
         assert named.mistakes == ["heads_merged_without_transpose"]
-        assert ("H=2 is passed in each call" in named.assumed) == (adapter.get("heads") == 2)
-    assert "there are 4 heads: H=4" in diagnose(with_default).assumed
+        given = "H=2 is passed in each call" if adapter else "there are 4 heads: H=4"
+        assert given in named.assumed
 
 
 def split_by_view(q, k, v, H):
@@ -577,9 +539,13 @@ def changed(old, new):
     return edited(plain, [(old, new)])
 
 
-def test_each_of_two_mistakes_is_shown_where_it_matters():
-    fn = changed("math.sqrt(q.size(-1))", "q.size(-1)")
-    found = {f.mistake: f.example for f in diagnose(fn, causal=True).failures}
+def test_each_of_two_mistakes_is_shown_where_it_matters(monkeypatch):
+    """However slow the machine is: each look at a clock takes an hour."""
+    fn, hours = changed("math.sqrt(q.size(-1))", "q.size(-1)"), itertools.count(step=3600.0)
+    with monkeypatch.context() as patched:
+        for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
+            patched.setattr(time, clock, lambda: next(hours))
+        found = {f.mistake: f.example for f in diagnose(fn, causal=True).failures}
     assert set(found) == {"causal_missing", "scale_by_d_k"}
     assert found["scale_by_d_k"].startswith("1 query and 6 keys;")
     words, numbers = found["causal_missing"].splitlines()[0], found["causal_missing"].split("[")[1:]
@@ -588,36 +554,12 @@ def test_each_of_two_mistakes_is_shown_where_it_matters():
     assert numbers != found["scale_by_d_k"].split("[")[1:]
 
 
-def test_a_report_does_not_depend_on_how_fast_the_machine_is(monkeypatch):
-    fn, hours = changed("math.sqrt(q.size(-1))", "q.size(-1)"), itertools.count(step=3600.0)
-    quick = diagnose(fn, causal=True)
-    assert quick.mistakes == ["causal_missing", "scale_by_d_k"]  # for which pairs were tried
-    with monkeypatch.context() as patched:
-        for clock in ("time", "monotonic", "perf_counter", "process_time", "thread_time"):
-            patched.setattr(time, clock, lambda: next(hours))
-        slow = diagnose(fn, causal=True)
-    assert str(slow) == str(quick)
-
-
 # ---------------------------------------------------------------- gradients and half precision
-
-
-CALLS = []
-
-
-def keeps(q, k, v):
-    CALLS.append(0)
-    return plain(q * min(len(CALLS), 4), k, v)
 
 
 def only_float(q, k, v):
     assert q.dtype not in (torch.float16, torch.bfloat16)
     return plain(q, k, v)
-
-
-def by_mode(q, k, v):
-    """Right under no_grad alone."""
-    return plain(q, k, v).detach() if not torch.is_grad_enabled() else plain(2 * q, k, v)
 
 
 def far_from_float16(q, k, v, mask=None):
@@ -651,7 +593,6 @@ def decays(q, k, v):
 
 @for_each(
     (lambda q, k, v, mask=None: sdpa(q, k, v, mask) * (1 + (mask is not None)), "without a"),
-    (lambda q, k, v: plain(q, k, v) * (1 + (q.shape[2] != k.shape[2])), "all with T = S."),
     (lambda q, k, v: plain(q, k, v) * (1 + (max(q.shape[2], k.shape[2]) > 64)), "up to 7 pos"),
 )
 def test_what_the_calls_that_agree_have_in_common(fn, words):
@@ -737,13 +678,6 @@ def test_the_first_call_is_repeated_after_all_others(gain):
 # ---------------------------------------------------------------- one function, one report
 
 
-def either_alone(q, k, v, mask=None):
-    cells = past_of(q, k)
-    if mask is not None:
-        cells = mask.int() + cells.int() == 1  # of 0 and -inf too
-    return scores_of(q, k).masked_fill(~cells, torch.finfo(q.dtype).min).softmax(-1) @ v
-
-
 not_a_number = closing(
     lambda scores, mask: scores + (~mask).to(scores.dtype) * torch.tensor(-1e9).to(scores.dtype)
 )
@@ -768,7 +702,6 @@ EPSILON = (
 NO_WINDOW = WITHOUT.format("window of")
 NOT_RIGHT = WITHOUT.format("The output is right, but")
 RECORDED = "output depends on whether gradients are recorded"
-CAPPED = {"causal": True, "softcap": 1.5}
 
 
 def first(q, axis):
@@ -802,7 +735,8 @@ UNEXPLAINED = {
 
 @pytest.mark.parametrize("words", UNEXPLAINED)
 def test_what_is_true_of_an_unknown_mistake(words):
-    check_report(*row(UNEXPLAINED[words], [None], words, layout="BHTd", causal=False))
+    patterns = words, WITHOUT.format("pass causal=True")
+    check_report(*row(UNEXPLAINED[words], [None], *patterns, layout="BHTd", causal=False))
 
 
 REPORTED = {
@@ -812,13 +746,9 @@ REPORTED = {
         Multi(16, 4, qk_norm=lambda _, d: nn.RMSNorm(d)), [], qk_norm="rms"
     ),
     "a window": row(SEVEN, [], "it is meant to have a window of 7", causal=True),
-    "a layer's window": row(Multi(16, 4, window=4), [], "window of 4", **CAUSAL),
-    "the first keys": row(first_keys_alone, [None], NO_WINDOW, causal=True),
     "no window": row(causal, [], NO_WINDOW, causal=True),
     "norms and RoPE": row(Multi(16, 4, **ROTARY, **NORMED), [], "RoPE.*10000.*rms", arguments="x"),
     "a mask that is compared": row(closes(lambda m: m < -1e4), [], ADDED),
-    "a mask of infinities": row(closes(lambda m: m.isneginf()), [], ADDED),
-    "a mask of numbers": row(closes(lambda m: ~m.isfinite()), [], ADDED),
     "uniform rows": row(filled(), [], "Notes.*attends to all positions equally"),
     "other rows": row(neither_nan_nor_uniform, [], "Notes.*neither"),
     "rounded where there is a mask": row(
@@ -830,13 +760,8 @@ REPORTED = {
     "what raises in half": row(only_float, []),
     "a flag": row(with_flag, [], "is_causal=True is passed in each call", causal=True),
     "a flag that is not needed": row(with_flag, [], WITHOUT.format("Assumed.*is_causal")),
-    "a flag that is given": row(
-        with_flag, [], WITHOUT.format("is_causal=True is"), causal=True, options={"is_causal": True}
-    ),
-    "the library's, causal": row(attn_lib.attention, [], causal=True, options=CAPPED, softcap=1.5),
     # of masks for all queries alike nothing is merged
     "masks of queries, merged": row(MERGED[-2], [], "shape: B11S", "pass mask_shape='B1TS'"),
-    "masks, not merged": row(closing(torch.add), [], WITHOUT.format("pass mask_shape")),
     "queries": row(MERGED[-2], ["mask_of_the_batch"], "The queries' masks are merged", **BY_CELLS),
     "examples": row(MERGED[0], ["mask_of_the_batch"], "The examples' masks are merged", **BY_CELLS),
     "sizes that make mistakes alike": row(
@@ -859,10 +784,8 @@ REPORTED = {
     ),
     # one mistake
     # rows without a key are zeros of torch, or NaN: the merge moves them into other rows
-    "not merged, zeros": row(side_by_side(by_torch, False), MERGE, causal=True, heads=4),
     "not merged, NaN": row(side_by_side(causal, False), MERGE, causal=True, heads=4),
     "merged, zeros": row(side_by_side(by_torch, True), [], causal=True, heads=4),
-    "merged, NaN": row(side_by_side(causal, True), [], causal=True, heads=4),
     "two gradients": row(
         lambda q, k, v: plain(q.detach(), k.detach(), v), ["gradient_detached_weights"]
     ),
@@ -870,19 +793,12 @@ REPORTED = {
     "the triangle of torch": row(
         top_left, ["causal_top_left"], 'Where they are equal.*pass causal="top_left"', causal=True
     ),
-    "numbers that are not added": row(
-        either_alone, ["closed_key_reaches_output"], "may attend; if not, pass mask_means='blocked'"
-    ),
-    "what is kept": row(keeps, ["state_between_calls"]),
     "one that is needed": row(needing(filled(-1e9)), OVERFLOW, "In float16"),
-    "a triangle that overflows": row(causally_filled(-1e9), OVERFLOW, "In float16"),
     # none
-    "the triangle of torch, as meant": row(top_left, [], causal="top_left"),
     "the longest length": row(up_to_200, [], "Not checked.*more than 133 keys", causal=True),
     "both inputs": row(ReadsOne("both"), [], heads=3),
     # no known one
     "keys alone": row(ReadsOne("key"), [None], "Another value gives the same output.", heads=3),
-    "values alone": row(ReadsOne("value"), [None], "Another key gives the same output.", heads=3),
     "one query is not masked": row(
         lambda q, k, v, mask=None: sdpa(q, k, v, mask if q.shape[2] > 1 else None),
         [None],
@@ -894,15 +810,16 @@ REPORTED = {
         lambda q, k, v, mask=None: sdpa(q, k, v, mask and 1), [None], "mask raises", **BY_KEYS
     ),
     "unknown heads": row(side_by_side(by_torch, True), [None], "pass heads=", causal=True),
-    "equal lengths": row(where_lengths_agree, [None], "in all with T != S[.]", causal=False),
     "NaN in half precision": row(
         not_a_number, [None], "In float16 with a mask some rows that may attend to something"
     ),
-    "a causal fill": row(causally_filled(-7.3), [None], "meant to be causal, pass causal=True"),
-    "nothing causal": row(
-        changed("weights, v)", "weights, 1.1 * v)"), [None], WITHOUT.format("Likely.*causal.*Ex")
+    "equal lengths": row(
+        where_lengths_agree,
+        [None],
+        "Seen: with 6 queries and 6 keys, queries attend to no later key; with 4 queries and 7 "
+        "keys, queries attend to all later keys. As causal= is not passed.*in all with T = S[.]",
     ),
-    "by mode": row(by_mode, [None], RECORDED, NOT_RIGHT),
+    "a causal fill": row(causally_filled(-7.3), [None], "meant to be causal, pass causal=True"),
     "by requirement": row(by_requirement, [None], RECORDED, NOT_RIGHT),
     "an epsilon": row(
         changed("F.softmax(scores, dim=-1)", EPSILON), [None], NO_BOUND, LARGE_SCORES
@@ -959,16 +876,12 @@ def here(tmp_path, monkeypatch):
     ("words", "status"),
     [
         ("my_attention:rotate --rope --rope-base 500000 --rope-pairing neighbours", 0),
-        ("my_attention:rotate --rope --rope-base 500000", 1),
         ("my_attention.py:plain --causal", 1),
-        ("my_attention:plain --causal", 1),
         ("--causal my_attention:attend --options causal=True", 0),
         ("my_attention:plain --causal no", 0),
-        ("my_attention:plain --causal yes", 1),
         ("my_attention:plain --causal top_left", 1),
         ("my_attention:Layer(12,3)", 0),
         ("my_attention:Heads(2).attend", 0),
-        ("my_attention:layer", 0),
         ("attn_lib:MultiHeadAttention(12,num_heads=3) --markdown", 0),
         ("torch.nn.functional:scaled_dot_product_attention --scale 0.5", 1),
     ],
