@@ -61,16 +61,6 @@ def layer() -> MultiHeadAttention:
     return away(MultiHeadAttention(24, 4, rotate=apply_rope))
 
 
-def test_the_gpu_that_is_not_there_behaves_like_one():
-    there, x = away(nn.Linear(3, 4)), torch.randn(2, 3)
-    with pytest.raises(RuntimeError, match="to be on the same device"):
-        there(x)
-    assert there(x.as_subclass(Away)).device.type == "cuda"
-    for p in there.parameters():
-        p.data = p.data.cpu()
-    assert there(x).device.type == "cpu"
-
-
 def test_a_copy_on_the_cpu_is_judged_and_the_report_says_so():
     there = layer()
 

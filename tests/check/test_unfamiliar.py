@@ -18,7 +18,6 @@ from torch import nn
 
 from attn_check import diagnose
 from attn_check.calls import to_layout
-from attn_check.mistakes import MISTAKES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -288,31 +287,6 @@ def test_a_scale_that_no_usual_function_learns_is_not_passed():
 
 
 # ---------------------------------------------------------------- words that fit
-
-
-def test_what_gives_the_same_numbers_is_said_in_the_first_line():
-    def zeroed(q, k, v, mask=None):
-        s = scores_of(q, k)
-        return (s if mask is None else s.masked_fill(~mask, -1e-9)).softmax(-1) @ v
-
-    report = diagnose(zeroed, layout="BHTd", mask_means="attend")
-    (failure,) = report.failures
-    assert {failure.mistake, *failure.alike} == {"mask_multiplied", "mask_zeroes_scores"}
-    names = [MISTAKES[name].name for name in (failure.mistake, *failure.alike)]
-    text = " ".join(str(report).split())
-    assert f"1. Either {', or '.join(names)}: the numbers are the same." in text
-    assert all(MISTAKES[name].likely in text for name in (failure.mistake, *failure.alike))
-
-
-def test_a_second_output_of_scores_is_a_warning():
-    def whisper(q, k, v):
-        return plain(q, k, v), scores_of(q, k)
-
-    report = diagnose(whisper, layout="BHTd")
-    assert report.ok, report
-    name = "its second output is the scores before the softmax, not the weights"
-    assert f"no mistake found, 1 warning: {name}." in headline(report)
-    assert "weights_before_softmax" in {note.mistake for note in report.notes}
 
 
 def test_scores_beside_a_wrong_output_excuse_nothing():
