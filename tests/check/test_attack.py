@@ -12,7 +12,7 @@ from planted.functions import distances, masked, plain, with_bias
 from planted.layers import CausalSelfAttention, CrossAttention
 from planted.plants import edited
 from subjects import Packed, Separate, headline, scores_of
-from tables import for_each, raises_for_each
+from tables import for_each
 from torch import nn
 
 from attn_check import diagnose
@@ -162,28 +162,6 @@ def test_a_part_that_is_not_known_can_be_passed(name):
     assert without.mistakes == [None]
     assert f"(pass {name}=)" in without.failures[0].likely or f"({name}=)" in str(without)
     assert diagnose(fn, **given, **options).ok
-
-
-@raises_for_each(
-    (
-        {"rope_dims": 3, "rope_base": 1e4},
-        ValueError,
-        "^rope_dims must be even, and 2 or more; got 3$",
-    ),
-    ({"rope_dims": 4}, ValueError, "^rope_dims= is of a rotation: pass rope_base= with it$"),
-    (
-        {"prenorm": "ln"},
-        ValueError,
-        "^prenorm must name a part of the module, q_proj, .*; got 'ln'$",
-    ),
-    (
-        {"attn_bias": torch.zeros(3, 5, 5)},
-        TypeError,
-        "^attn_bias must be a function of T and S, got Tensor$",
-    ),
-)
-def test_parts_that_do_not_fit_are_named(options):
-    diagnose(Normed(), **options)
 
 
 # ---------------------------------------------------------------- what was refused
