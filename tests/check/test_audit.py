@@ -153,12 +153,13 @@ class Keeping(Decoder):
 
 
 def test_a_model_that_keeps_something_beside_its_cache():
+    torch.manual_seed(0)
     model = Keeping().eval()
     assert audit(model, length=6)["chunks"].verdict == "holds"
     model.beside = 0.1
     report = audit(model, length=6)
     assert wrong(report) == "repeat"
-    assert report["repeat"].text.startswith("the same call after others with a cache, token 0")
+    assert report["repeat"].text.startswith("the same call after others with a cache, token ")
 
 
 def test_every_split_of_five_tokens_is_tried(monkeypatch):
