@@ -31,16 +31,6 @@ class Block(nn.Module):
         self.sinks = nn.Parameter(torch.randn(HEADS, 1, 1))
 
 
-class Reader(nn.Module):
-    """Whole texts, or pieces with what was kept of those before: both are read alike."""
-
-    def forward(self, tokens, mask=None, segments=None):
-        return self.read(tokens, None, mask, segments)[0]
-
-    def step(self, tokens, past, mask=None):
-        return self.read(tokens, past, mask, None)
-
-
 class Decoder(nn.Module):
     """A decoder: ``positions_by`` is rope or table."""
 
@@ -109,34 +99,7 @@ class Decoder(nn.Module):
         return block.out((weights @ v).transpose(1, 2).flatten(2)), new
 
 
-class Recurrent(Reader):
-    """Gated linear attention: a state of (B, d, d) that each token changes a little."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.q, self.k, self.v = (nn.Linear(WIDTH, 8) for _ in range(3))
-        self.gate, self.out = nn.Linear(WIDTH, 8), nn.Linear(8, VOCABULARY)
-
-    def read(self, tokens, state, mask, segments):
-        x = self.embedding(tokens)
-        q, k, v, gate = self.q(x), self.k(x), self.v(x), self.gate(x).sigmoid()
-        T = tokens.shape[1]
-        if mask is not None:
-            real = mask[:, -T:, None].to(x)
-            k, gate = k * real, gate * real + (1 - real)
-        state = x.new_zeros(len(x), 8, 8) if state is None else state
-        outs = []
-        for t in range(T):
-            if segments is not None and t > 0:
-                same = segments[:, t] == segments[:, t - 1]
-                state = state * same[:, None, None]
-            state = state * gate[:, t, :, None] + k[:, t, :, None] * v[:, t, None, :]
-            outs.append((q[:, t, None] @ state)[:, 0])
-        return self.out(torch.stack(outs, dim=1)), state
-
-
-class Convolution(Reader):
+class Convolution(nn.Module):
     """A causal convolution of width 3, with the last two inputs as its cache."""
 
     def __init__(self):
@@ -144,6 +107,12 @@ class Convolution(Reader):
         self.embedding, self.wide = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.taps = nn.Parameter(torch.randn(3, WIDTH))
         self.out = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens, mask=None, segments=None):
+        return self.read(tokens, None, mask, segments)[0]
+
+    def step(self, tokens, past, mask=None):
+        return self.read(tokens, past, mask, None)
 
     def read(self, tokens, past, mask, segments):
         x, T = self.embedding(tokens), tokens.shape[1]
@@ -159,24 +128,3 @@ class Convolution(Reader):
                 earlier = earlier * same[..., None]
             y = y + self.taps[2 - back] * earlier
         return self.out(torch.tanh(self.wide(y))), longer[:, -2:]
-
-
-class Experts(nn.Module):
-    """After a recurrence, each token goes to the best of three experts."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.memory = nn.GRU(WIDTH, WIDTH, batch_first=True)
-        self.router = nn.Linear(WIDTH, 3)
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, VOCABULARY) for _ in range(3))
-
-    def forward(self, tokens):
-        return self.step(tokens, None)[0]
-
-    def step(self, tokens, state):
-        x, state = self.memory(self.embedding(tokens), state)
-        shares = self.router(x).softmax(dim=-1)
-        best = F.one_hot(shares.argmax(dim=-1), 3) * shares
-        outs = torch.stack([expert(x) for expert in self.experts], dim=-1)
-        return (outs * best[..., None, :]).sum(dim=-1), state

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from planted.functions import distances, masked, plain, with_bias
 from planted.layers import CausalSelfAttention, CrossAttention
 from planted.plants import edited
-from subjects import Packed, Separate, headline, scores_of
+from subjects import Packed, Separate, headline, past_of, scores_of
 from tables import for_each
 from torch import nn
 
@@ -101,8 +101,7 @@ def test_a_guess_is_not_punished():
 
 def test_a_guess_that_leads_to_a_failure_comes_first():
     def odd(q, k, v):
-        past = torch.ones(q.shape[-2], k.shape[-2]).tril(k.shape[-2] - q.shape[-2]).bool()
-        return scores_of(q, k).sin().masked_fill(~past, -math.inf).softmax(-1) @ v
+        return scores_of(q, k).sin().masked_fill(~past_of(q, k), -math.inf).softmax(-1) @ v
 
     (failure,) = diagnose(odd, layout="BHTd").failures
     assert failure.likely.startswith("Seen: ")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from planted.plants import edited
-from right_models import VOCABULARY, Convolution, Decoder, Experts, Recurrent
+from right_models import VOCABULARY, Convolution, Decoder
 from tables import for_each, raises_for_each
 from torch import nn
 
@@ -25,9 +25,7 @@ RIGHT = {
     "rope": (Decoder, {}),
     "table": (Decoder, {"positions_by": "table"}),
     "sinks and a window": (Decoder, {"sinks": True, "window": 5}),
-    "recurrent": (Recurrent, {}),
     "convolution": (Convolution, {}),
-    "experts": (Experts, {}),
 }
 
 
@@ -95,9 +93,6 @@ EDITS = {
             SHORT.replace("+ 1 :", "+ 1 + (seen > 11) :"),
             "cache",
         ),
-    },
-    "recurrent": {
-        "a state fed by padding": ("k * real, gate * real", "k, gate * real", "left-padding"),
     },
     "convolution": {
         "a convolution that wraps": (
