@@ -277,23 +277,11 @@ def test_which_heads_are_tiled(role):
     assert ("its keys are those that are meant" in failure.likely) == (role == "v")
 
 
-class FoldedMask(Masked):
-    """Heads are folded into the batch, and the masks of the examples are tiled."""
-
-    def attend(self, q, k, v, mask):
-        mask = mask if mask is None else mask.repeat(self.num_heads, 1, 1)
-        folded = filled()(*(part.flatten(0, 1) for part in (q, k, v)), mask)
-        return folded.unflatten(0, q.shape[:2])
-
-
 def test_the_note_about_empty_rows_is_about_this_function():
     report = diagnose(Masked(32, 4, 2, attend=tiled("v", filled())))
     assert report.mistakes == ["kv_heads_tiled"]
     (note,) = report.notes
     assert "attends to all positions equally" in note.text
-    folded = diagnose(FoldedMask(), mask_means="attend", mask_shape="BTS", causal=False)
-    assert not folded.ok
-    assert not any("equally" in note.text for note in folded.notes)
 
 
 # ---------------------------------------------------------------- one module, one report

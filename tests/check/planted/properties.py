@@ -95,7 +95,7 @@ LAYER = {
 }
 edit(Layer, "layer", LAYER)
 always = {"dropout_in_evaluation": (USED, "used = F.dropout(weights, self.dropout)")}
-edit(Layer, "layer", always, {"dropout": 0.1})
+edit(Layer, "layer", always, {"dropout": 0.3})
 LAST = "self.out_proj(out.flatten(2))"
 edit(Layer, "layer", {"size_of_one": (LAST, f"{LAST}.squeeze(0)")})
 early = {
@@ -105,10 +105,11 @@ early = {
     ]
 }
 edit(Layer, "layer", early, {"dropout": 0.3})
-returned = {"weights_after_dropout": ("(out, weights)", "(out, used)")}
-edit(Layer, "layer", returned, {"dropout": 0.2, "returns_weights": True})
-returned = {"weights_averaged": ("(out, weights)", "(out, weights.mean(1))")}
-edit(Layer, "layer", returned, {"returns_weights": True})
+RETURNED = {
+    "weights_after_dropout": ("(out, weights)", "(out, used)"),
+    "weights_averaged": ("(out, weights)", "(out, weights.mean(1))"),
+}
+edit(Layer, "layer", RETURNED, {"dropout": 0.2, "returns_weights": True})
 
 # ---------------------------------------------------------------- one packed projection
 
