@@ -291,7 +291,9 @@ def test_nothing_is_right_without_what_was_guessed(fn, guess, options):
 
 
 def with_a_prefix(q, k, v):
-    cells = past_of(q, k) | (torch.arange(k.shape[-2]) < 2)
+    """The first keys alone: two of them for all queries, four for later ones."""
+    at = torch.arange(k.shape[-2])
+    cells = (past_of(q, k) | (at < 2)) & (at < 4)
     return scores_of(q, k).masked_fill(~cells, -math.inf).softmax(-1) @ v
 
 
@@ -301,7 +303,9 @@ def open_elsewhere(q, k, v):
 
 @for_each((with_a_prefix, "no later key"), (open_elsewhere, "all later keys"))
 def test_what_was_seen_is_said_before_what_is_assumed(fn, reached):
-    (failure,) = diagnose(fn).failures
+    report = diagnose(fn)
+    (failure,) = report.failures
+    assert "a window of" not in str(report)
     assert failure.likely.startswith(
         "Seen: with 6 queries and 6 keys, queries attend to 1 of 15 later keys, query 0 to key 1 "
         f"first; with 4 queries and 7 keys, queries attend to {reached}. As causal= is not "
@@ -752,6 +756,7 @@ REPORTED = {
     "a flag that is not needed": row(with_flag, [], WITHOUT.format("Assumed.*is_causal")),
     # of masks for all queries alike nothing is merged
     "masks of queries, merged": row(MERGED[-2], [], "shape: B11S", "pass mask_shape='B1TS'"),
+    "masks, not merged": row(closing(torch.add), [], WITHOUT.format("pass mask_shape")),
     "queries": row(MERGED[-2], ["mask_of_the_batch"], "The queries' masks are merged", **BY_CELLS),
     "examples": row(MERGED[0], ["mask_of_the_batch"], "The examples' masks are merged", **BY_CELLS),
     "sizes that make mistakes alike": row(
