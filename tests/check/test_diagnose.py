@@ -779,6 +779,7 @@ REPORTED = {
     ),
     # one mistake
     # rows without a key are zeros of torch, or NaN: the merge moves them into other rows
+    "not merged, zeros": row(side_by_side(by_torch, False), MERGE, causal=True, heads=4),
     "not merged, NaN": row(side_by_side(causal, False), MERGE, causal=True, heads=4),
     "merged, zeros": row(side_by_side(by_torch, True), [], causal=True, heads=4),
     "two gradients": row(
@@ -861,21 +862,18 @@ def here(tmp_path, monkeypatch):
     sys.modules.pop("my_attention", None)
 
 
-@pytest.mark.parametrize(
-    ("words", "status"),
-    [
-        ("my_attention:rotate --rope --rope-base 500000 --rope-pairing neighbours", 0),
-        ("my_attention.py:plain --causal", 1),
-        ("--causal my_attention:attend --options causal=True", 0),
-        ("my_attention:plain --causal no", 0),
-        ("my_attention:plain --causal top_left", 1),
-        ("my_attention:Layer(12,3)", 0),
-        ("my_attention:Heads(2).attend", 0),
-        ("attn_lib:MultiHeadAttention(12,num_heads=3) --markdown", 0),
-        ("torch.nn.functional:scaled_dot_product_attention --scale 0.5", 1),
-    ],
+@for_each(
+    ("my_attention:rotate --rope --rope-base 500000 --rope-pairing neighbours", 0),
+    ("my_attention.py:plain --causal", 1),
+    ("--causal my_attention:attend --options causal=True", 0),
+    ("my_attention:plain --causal no", 0),
+    ("my_attention:plain --causal top_left", 1),
+    ("my_attention:Layer(12,3)", 0),
+    ("my_attention:Heads(2).attend", 0),
+    ("attn_lib:MultiHeadAttention(12,num_heads=3) --markdown", 0),
+    ("torch.nn.functional:scaled_dot_product_attention --scale 0.5", 1),
 )
-def test_the_command_line(here, words, status, capsys):
+def test_the_command_line(words, status, here, capsys):
     assert __main__.main(words.split()) == status
     shown = capsys.readouterr()
     assert shown.err == ""
@@ -917,21 +915,18 @@ def test_a_shell_takes_what_its_report_advises(here, capsys):
     assert __main__.main(["my_attention:closes", *advised.split()]) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["Layer"], r"make an instance, as in my_attention:Layer\(32, 4\).*num_heads"),
-        (["Layer(7, 2)"], r"AssertionError.*my_attention.py, line 7: assert d_model"),
-        (["Layer(dim, 2)"], "dim is not a constant"),
-        (["1 + 1"], "neither a name nor a call"),
-        (["rotate", "--rope", "--window", "3"], "--window cannot be passed"),
-        (["attend", "--options", "causal"], "KEY=VALUE"),
-        (["absent"], "absent"),
-        (["nowhere:wrong"], "nowhere"),
-        (["attn_lib:"], "pass module:function"),
-    ],
+@for_each(
+    (["Layer"], r"make an instance, as in my_attention:Layer\(32, 4\).*num_heads"),
+    (["Layer(7, 2)"], r"AssertionError.*my_attention.py, line 7: assert d_model"),
+    (["Layer(dim, 2)"], "dim is not a constant"),
+    (["1 + 1"], "neither a name nor a call"),
+    (["rotate", "--rope", "--window", "3"], "--window cannot be passed"),
+    (["attend", "--options", "causal"], "KEY=VALUE"),
+    (["absent"], "absent"),
+    (["nowhere:wrong"], "nowhere"),
+    (["attn_lib:"], "pass module:function"),
 )
-def test_what_the_command_line_cannot_check(here, words, message, capsys):
+def test_what_the_command_line_cannot_check(words, message, here, capsys):
     place = words[0] if ":" in words[0] else f"my_attention:{words[0]}"
     assert __main__.main([place, *words[1:]]) == 2
     shown = capsys.readouterr()

@@ -330,10 +330,7 @@ def test_the_first_wrong_piece_is_shown():
     assert "example 0, position 3, channels" in failure.example
 
 
-@pytest.mark.parametrize(
-    ("attend", "words"),
-    [(top_left, "aligned at the first key"), (where_lengths_agree, "has no causal mask")],
-)
+@for_each((top_left, "aligned at the first key"), (where_lengths_agree, "has no causal mask"))
 def test_which_mask_a_cache_has(attend, words):
     layer = InPieces(attend)
     (failure,) = diagnose(layer, causal=True, step=layer.step).failures
@@ -383,15 +380,12 @@ def test_steps_of_a_function():
     assert "cache" in words_of(diagnose(causal, causal=True, step=step), "holds")
 
 
-@pytest.mark.parametrize(
-    ("step", "field", "words"),
-    [
-        (lambda x, cache: x, "example", "must return (out, cache), got Tensor"),
-        (lambda x, cache: broken(x, x, x), "example", "RuntimeError: shape of nothing"),
-        (lambda x, cache: (Separate()(x), None), "likely", "step returned None as the cache"),
-        (lambda x, cache: (x[:, :1], cache), "name", "another shape"),
-        (lambda x, cache: (torch.full_like(x, 0.5), ()), "name", "differ from the whole"),
-    ],
+@for_each(
+    (lambda x, cache: x, "example", "must return (out, cache), got Tensor"),
+    (lambda x, cache: broken(x, x, x), "example", "RuntimeError: shape of nothing"),
+    (lambda x, cache: (Separate()(x), None), "likely", "step returned None as the cache"),
+    (lambda x, cache: (x[:, :1], cache), "name", "another shape"),
+    (lambda x, cache: (torch.full_like(x, 0.5), ()), "name", "differ from the whole"),
 )
 def test_steps_that_no_known_mistake_explains(step, field, words):
     (failure,) = diagnose(LAYER, arguments="x", causal=True, step=step).failures
