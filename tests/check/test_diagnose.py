@@ -754,6 +754,9 @@ REPORTED = {
     "what raises in half": row(only_float, []),
     "a flag": row(with_flag, [], "is_causal=True is passed in each call", causal=True),
     "a flag that is not needed": row(with_flag, [], WITHOUT.format("Assumed.*is_causal")),
+    "a flag that is given": row(
+        with_flag, [], WITHOUT.format("is_causal=True is"), causal=True, options={"is_causal": True}
+    ),
     # of masks for all queries alike nothing is merged
     "masks of queries, merged": row(MERGED[-2], [], "shape: B11S", "pass mask_shape='B1TS'"),
     "masks, not merged": row(closing(torch.add), [], WITHOUT.format("pass mask_shape")),
