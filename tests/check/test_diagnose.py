@@ -672,6 +672,13 @@ def test_the_first_call_is_repeated_after_all_others(gain):
 # ---------------------------------------------------------------- one function, one report
 
 
+def either_alone(q, k, v, mask=None):
+    cells = past_of(q, k)
+    if mask is not None:
+        cells = mask.int() + cells.int() == 1  # of 0 and -inf too
+    return scores_of(q, k).masked_fill(~cells, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+
 not_a_number = closing(
     lambda scores, mask: scores + (~mask).to(scores.dtype) * torch.tensor(-1e9).to(scores.dtype)
 )
@@ -791,6 +798,9 @@ REPORTED = {
     "a mask that fits by accident": row(unsqueezed, ["mask_guessed_by_rank"], **BY_KEYS),
     "the triangle of torch": row(
         top_left, ["causal_top_left"], 'Where they are equal.*pass causal="top_left"', causal=True
+    ),
+    "numbers that are not added": row(
+        either_alone, ["closed_key_reaches_output"], "may attend; if not, pass mask_means='blocked'"
     ),
     "one that is needed": row(needing(filled(-1e9)), OVERFLOW, "In float16"),
     # none
