@@ -150,6 +150,12 @@ def visit(page, address, width=1280, scheme="light"):
     page.clock.fast_forward("01:00:00")
 
 
+def set_scheme(page, scheme):
+    """Let the reader's system be light or dark; the page's script follows a little later."""
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_selector(f"html[data-theme={scheme}]")
+
+
 def luminance(colour) -> float:
     """How bright a colour is to the eye; two are told apart by the ratio of theirs."""
     parts = [a / 255 for a in colour]
