@@ -62,7 +62,7 @@ def test_axe_finds_nothing(browser, site, everything):
 @pytest.mark.parametrize(("width", "scheme"), SETTINGS[:2])
 def test_axe_finds_nothing_in_what_one_types(browser, site, width, scheme):
     """And it looks there."""
-    with loaded(browser, site, "17_weather", width, scheme) as page:
+    with loaded(browser, site, "teach", width, scheme) as page:
         page.keyboard.press("Control+k")
         page.keyboard.type("per-head wei")
         page.locator("dialog ul.search a").first.wait_for()

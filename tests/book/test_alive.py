@@ -83,18 +83,12 @@ def test_workflows_may_do_little(name):
 
 @for_each(
     ("check.yml", "permissions:\n  contents: read\n\n", "", "more than read"),
-    ("check.yml", r"@08c6903\w+ ", "@v5.0.0 ", "by its commit"),
     ("check.yml", "actions/checkout", "somebody/checkout", "by its commit"),
-    ("check.yml", "publish.yml", "lost.yml", "by its commit"),
     ("check.yml", "persist-credentials: false", "fetch-depth: 0", "credentials"),
     ("check.yml", "    timeout-minutes: 45\n", "", "any time"),
-    ("check.yml", "ubuntu-24.04", "ubuntu-latest", "any machine"),
     ("check.yml", ".ci/run", ".ci/lost", "there is none"),
-    ("check.yml", "bash .ci/run", "curl somewhere | bash", "runs curl"),
     ("check.yml", "  pull_request:", "  pull_request_target:", "names"),
-    ("check.yml", "bash .ci/run", "bash .ci/run  # pypi.example.org", "names"),
     ("publish.yml", "      pages: write\n", "      contents: write\n", "deploy may do"),
-    ("weekly.yml", "newest", "latest", "there is none"),
     ("weekly.yml", r"\[run, weekly\]", "[run, daily]", "there is none"),
     ("weekly.yml", '"\\$SAID"', '"${{ github.event.issue.title }}"', "runs gh"),
 )
@@ -176,8 +170,6 @@ def test_the_licence_names_all_data_and_weights():
     assert len(CARRIERS) == 3
     assert unnamed(LICENCE, DATA) == []
     assert unnamed(LICENCE, [*DATA, "planted.csv", "on.npz"]) == ["planted.csv", "on.npz"]
-    for name in [*DATA, *(" ".join(one) for one in CARRIERS)]:
-        assert unnamed(LICENCE.replace(name, ""), DATA) == [name]
     for note in ("fashion.txt", "photographs.txt"):  # stand beside what they speak of
         assert (files.DATA / note).exists()
 

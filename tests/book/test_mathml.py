@@ -46,19 +46,6 @@ def written(name: str) -> list[str]:
     return [tex for c in cells if c.cell_type == "markdown" for tex in formulas(c.source)]
 
 
-# a formula that goes on with a sign where the one before it ended: that is no sign of a number
-GOES_ON = re.compile(r"\$ \$\s*[-+]")
-
-
-def test_a_sum_in_two_pieces_keeps_its_distance():
-    told = [cell.source for path in pages.NOTEBOOKS for cell in pages.read(path).cells]
-    told += [path.read_text() for path in pages.TEXTS]
-    assert [text for text in told if GOES_ON.search(text)] == []
-    assert GOES_ON.search("It pays $-a$ $- 3 b$.")
-    assert not GOES_ON.search("It pays $-a$ ${} - 3 b$.")
-    assert "<mrow></mrow><mo>−</mo>" in mathml.to_mathml("{} - 3")  # which sets the sign apart
-
-
 def bare(tex: str) -> str:
     """A formula without its number and its box, which are no MathML."""
     tex = " ".join(re.sub(r"\\tag\{.*?\}", "", tex).split())
@@ -163,9 +150,7 @@ def test_every_formula_says_the_same_by_another_converter():
 
 @for_each(
     (r"\log S - \tfrac12 r^2", r"\log S - \frac{12}{r}^2"),
-    (r"z'_l", r"z_l"),
     (r"\sqrt{d_k}", r"\sqrt{d}_k"),
-    (r"\sum_h o_h W^O_h", r"\sum_h o_h W_O^h"),
 )
 def test_another_formula_is_told_from_it(tex, other):
     assert any(tex in one for one in ALL)
@@ -177,15 +162,10 @@ def test_another_formula_is_told_from_it(tex, other):
 @raises_for_each(
     (r"\alhpa x", ValueError, r"\\alhpa, which book/_ext/mathml.py lacks"),
     (r"\mathrm{y}", ValueError, r"has \\mathrm"),
-    (r"\begin{gather} x \end{gather}", ValueError, "has gather, gather"),
     (r"a + \boxed{x}", ValueError, r"has \\boxed"),
     (r"\frac{1}", ValueError, "is not finished"),
-    (r"a & b", ValueError, "is not finished"),
     (r"\sqrt", ValueError, "cannot be read"),
-    (r"x^", ValueError, "cannot be read"),
-    (r"\left( x", ValueError, "cannot be read"),
     (r"{x", ValueError, "the braces of"),
-    (r"x}", ValueError, "the braces of"),
 )
 def test_what_cannot_be_set_is_refused(tex):
     mathml.displayed(tex)
@@ -323,6 +303,5 @@ def test_a_wide_formula_scrolls_inside_its_box(browser, site):
     fine = {"page": 390, "scrolls": True, "start": True, "reached": True}
     with loaded(browser, site, "04_scaling", 390) as page:
         assert page.evaluate(SCROLLS) == fine
-    with loaded(browser, site, "04_scaling", 390) as page:
         page.add_style_tag(content=".bd-content div.math { overflow: clip !important }")
         assert page.evaluate(SCROLLS) != fine
