@@ -11,7 +11,7 @@ KINDS = ("slides", "exercises", "solutions")
 NAMES = [f"book/{path.stem}.html" for path in pages.NOTEBOOKS + pages.TEXTS]
 NAMES += ["search.html", "search.html?q=per-head weights", "genindex.html", "404.html"]
 NAMES += [f"teach/{path.stem[:2]}-{kind}.html" for path in pages.CHAPTERS for kind in KINDS]
-SOME = [f"book/{name}.html" for name in ("index", "02_masks", "notation", "attn_lib.masks")]
+SOME = [f"book/{name}.html" for name in ("index", "02_masks", "bibliography", "attn_lib.masks")]
 SOME += ["search.html?q=per-head weights"]
 SOME += ["book/teach.html", "teach/01-slides.html", "teach/01-exercises.html"]
 SETTINGS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]

@@ -201,9 +201,9 @@ def test_no_block_is_cut_that_fits_on_a_page(joined):
 UNFINISHED = {
     'class="section-number">4. </span>Why': ('class="other">4. </span>Why', "numbered otherwise"),
     'href="#exercises"': ('href="#nowhere"', "leads nowhere: #planted--nowhere"),
-    '<div class="drawn">': ('<img src="../_images/lost.png" alt="">', "no picture: "),
+    '<div class="drawn">': ('<div class="drawn"><img src="../lost.png" alt="">', "no picture: .."),
     "<h2>": ('<h2 lang="zh">\ue001', "no font, such as"),
-    "<math ": ("<code ", "not set: "),
+    "</h1>": ('</h1><p class="math">x</p>', "not set: x"),
 }
 
 
