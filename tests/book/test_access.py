@@ -101,7 +101,7 @@ def test_the_tab_key_goes_through_a_page_in_sight(browser, site, width):
 
 def test_the_colours_say_which_they_are(browser, site):
     """By the keyboard: the focus stays; the first press changes what is seen, the next reverses."""
-    with loaded(browser, site, "02_masks", 1280, "dark") as page:
+    with loaded(browser, site, "how_checked", 1280, "dark") as page:
         button = page.locator(".theme-switch-button").first
         button.focus()
         said = []
@@ -121,7 +121,7 @@ HERE = "button => button === document.activeElement"
 @for_each((1280, "primary"), (390, "primary"), (390, "secondary"))
 def test_a_button_that_is_pressed_keeps_the_focus(width, kind, browser, site):
     """Pressed again, it brings the sidebar back; on a phone the sidebar is closed by Escape."""
-    with loaded(browser, site, "02_masks", width) as page:
+    with loaded(browser, site, "how_checked", width) as page:
         button = page.locator(f".{kind}-toggle").first
         link = page.locator(f".bd-sidebar-{kind} nav a").last
         seen = [link.is_visible()]

@@ -12,7 +12,7 @@ from browsing import loaded, luminance, opened, styled
 from attn_lib import plotting
 
 # the name of a figure; and the words in it and below
-NAMED = r'[^>]*\bid="([^"]+)"'
+NAMED = r'<figure [^>]*\bid="([^"]+)"'
 WORDS = r"(?s)<text\b.*?</text>|<figcaption\b.*?</figcaption>"
 # a sentence about the sun, which is bright in the dark, too
 TRUE = ["fig-masks-padding"]
@@ -54,17 +54,24 @@ LETTERS = """() => {
 
 
 @pytest.fixture(scope="module")
-def dark(browser, site):
-    """A page of the book in the dark, with the stills of figures that move."""
+def figures(site) -> list[str]:
+    """Those of all pages, with what they show without a script."""
+    built = [(site / f"book/{path.stem}.html").read_text() for path in pages.NOTEBOOKS]
+    return [one for html in built for one in re.findall("(?s)<figure .*?</figure>", html)]
+
+
+@pytest.fixture(scope="module")
+def dark(browser, site, figures):
+    """All of them on one page in the dark."""
+    html = (site / "book/01_one_head.html").read_text()
+    start, end = re.search("(?s)<article[^>]*>(.*)</article>", html).span(1)
+    shown = site / "book/figures.html"
+    shown.write_text(html[:start] + "".join(figures) + html[end:])
     with opened(browser, site.as_uri()) as page:
         page.route("**/*.js*", lambda call: call.abort())
-
-        def load(name):
-            page.goto(f"{site.as_uri()}/book/{name}.html")
-            page.evaluate("document.documentElement.dataset.theme = 'dark'")
-            return page
-
-        yield load
+        page.goto(shown.as_uri())
+        page.evaluate("document.documentElement.dataset.theme = 'dark'")
+        yield page
 
 
 def contrast(one, other) -> float:
@@ -81,13 +88,9 @@ def faint(page) -> list[str]:
     ]
 
 
-def test_no_words_say_what_the_dark_changes(site):
-    words = {}
-    for path in pages.NOTEBOOKS:
-        _, *figures = (site / f"book/{path.stem}.html").read_text().split("<figure ")
-        for figure in (rest.partition("</figure>")[0] for rest in figures):
-            said = " ".join(re.findall(WORDS, figure))
-            words[re.match(NAMED, figure)[1]] = re.sub("<[^>]*>", "", said)
+def test_no_words_say_what_the_dark_changes(figures):
+    said = [(re.match(NAMED, one)[1], " ".join(re.findall(WORDS, one))) for one in figures]
+    words = {name: re.sub("<[^>]*>", "", text) for name, text in said}
     assert len(words) > 60
     assert [name for name, said in words.items() if re.search(SHADES, said)] == TRUE
     assert re.search(SHADES, "a darker column")
@@ -122,11 +125,9 @@ def test_small_weights_are_told_apart(browser, site):
 
 
 def test_every_letter_can_be_read(dark):
-    found = [line for path in pages.NOTEBOOKS for line in faint(dark(path.stem))]
-    assert found == []
-    page = dark("01_one_head")
-    with styled(page, "html .bd-content .drawn.drawn.drawn svg { --g2: #222222 }"):
-        assert len(faint(page)) > 10
+    assert faint(dark) == []
+    with styled(dark, "html .bd-content .drawn.drawn.drawn svg { --g2: #222222 }"):
+        assert len(faint(dark)) > 10
 
 
 def test_each_colour_keeps_its_hue(dark):
@@ -134,7 +135,7 @@ def test_each_colour_keeps_its_hue(dark):
     asked = """names => { const svg = document.querySelector(".drawn svg");
       const style = getComputedStyle(svg), page = getComputedStyle(document.body);
       return [...names.map(name => style.getPropertyValue(`--${name}`)), page.backgroundColor]; }"""
-    *colours, ground = dark("01_one_head").evaluate(asked, names)
+    *colours, ground = dark.evaluate(asked, names)
     ground = [int(part) for part in re.findall(r"\d+", ground)[:3]]
     assert max(ground) < 40
     for was, now in zip(plotting.ROLES.values(), colours, strict=True):

@@ -14,8 +14,9 @@ CUT_OFF = """() => [...document.querySelectorAll("math")].filter(formula => {
   const glyphs = [...formula.querySelectorAll("*")].map(c => c.getBoundingClientRect());
   const first = Math.min(...glyphs.map(g => g.left));
   const last = Math.max(...glyphs.map(g => g.right));
-  const scrolls = formula.closest(".pst-scrollable-table-container, div.math");
-  const left = scrolls ? scrolls.getBoundingClientRect().left : 0;
+  const box = formula.closest(".pst-scrollable-table-container, div.math");
+  const scrolls = box && getComputedStyle(box).overflowX === "auto";
+  const left = scrolls ? box.getBoundingClientRect().left : 0;
   return first < left - 1 || (!scrolls && last > innerWidth);
 }).map(formula => formula.closest("p, div").textContent.slice(0, 60))"""
 
