@@ -115,7 +115,9 @@ BROKEN = {
     '<img src="nowhere.png">': "nowhere.png",
     '<p class="math">no formula</p>': "formulas not set: 1",
     "<p>\\&#40; x $O(n^2)$</p>": "formulas left as text: 2",
-    '<p class="math" style="margin-left: -3000px"><math><mi>x</mi></math></p>': "cut off: ['x']",
+    '<p class="math" style="margin-left: -3000px"><math><mi>x</mi></math></p>'
+    '<div class="math" style="overflow: clip"><math><mspace width="90em"/><mi>y</mi></math>'
+    "</div>": "cut off: ['x', 'y']",
     '<figure id="twice"><div class="drawn">a</div><div class="drawn">a</div>'
     '<span class="caption-text">b</span></figure>': "'twice', 2, 1",
     '<figure id="mute"><div class="live">a</div></figure>': "'mute', 1, 0",
