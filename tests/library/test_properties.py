@@ -5,7 +5,6 @@ mask, empty rows and precision in test_functional.py; windows and offsets in tes
 groups, caches, rotary positions and the future in test_layers.py and test_positions.py.
 """
 
-import itertools
 import math
 
 import pytest
@@ -14,6 +13,7 @@ from cases import FLOATS, PADDING, ROTATE, TARGET, cases, draw, language_model, 
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
+from tables import for_each
 
 from attn_lib import attention, attention_weights, causal_mask, padding_mask
 
@@ -24,9 +24,9 @@ def close(found, expected):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
-@given(cases())
-def test_a_row_sums_to_one_or_is_empty(case):
-    q, k, _, options = case
+@given(cases(), st.randoms(use_true_random=False), st.integers(0, 2**9 - 1))
+def test_rows_sum_to_one_keys_have_no_order_and_to_close_them_is_to_remove_them(case, random, bits):
+    q, k, v, options = case
     weights = attention_weights(q, k, **options)
     open_cells = torch.ones(weights.shape, dtype=torch.bool)
     if "mask" in options:
@@ -39,44 +39,20 @@ def test_a_row_sums_to_one_or_is_empty(case):
     assert torch.equal(weights[~open_cells], torch.zeros(int((~open_cells).sum())).double())
     close(weights.sum(-1), open_cells.any(-1).double())
 
-
-@given(cases(), st.randoms(use_true_random=False))
-def test_the_order_of_the_keys_does_not_matter(case, random):
-    q, k, v, options = case
-    order = list(range(len(k)))
-    random.shuffle(order)
-    options["causal"] = False  # causal is about order
-    moved = {n: o[:, order] if isinstance(o, torch.Tensor) else o for n, o in options.items()}
+    options["causal"] = False  # which is about order
     out, weights = attention(q, k, v, **options)
-    got_out, got_weights = attention(q, k[order], v[order], **moved)
-    close(got_out, out)
-    close(got_weights, weights[:, order])
 
+    def of_keys(keys):
+        some = {n: o[:, keys] if isinstance(o, torch.Tensor) else o for n, o in options.items()}
+        return attention(q, k[keys], v[keys], **some)
 
-@given(cases(), st.integers(0, 2**9 - 1))
-def test_closing_keys_is_removing_them(case, bits):
-    q, k, v, options = case
-    options["causal"] = False
+    order = random.sample(range(len(k)), len(k))
+    close(of_keys(order), (out, weights[:, order]))
     left = [s for s in range(len(k)) if bits >> s & 1]
-    mask = torch.zeros(len(q), len(k), dtype=torch.bool)
+    expected, mask = of_keys(left)[0], torch.zeros(len(q), len(k), dtype=torch.bool)
     mask[:, left] = True
-    fewer = {n: o[:, left] if isinstance(o, torch.Tensor) else o for n, o in options.items()}
-    expected = attention(q, k[left], v[left], **fewer)[0]
     options["mask"] = mask & options.get("mask", torch.tensor(True))
     close(attention(q, k, v, **options)[0], expected)
-
-
-@given(cases(closed_rows=False))
-def test_a_bias_of_zero_is_none_and_minus_infinity_is_a_mask(case):
-    q, k, v, options = case
-    options.pop("attn_bias", None)
-    out = attention(q, k, v, **options)[0]
-    zeros = torch.zeros(len(q), len(k), dtype=torch.float64)
-    assert torch.equal(attention(q, k, v, attn_bias=zeros, **options)[0], out)
-    mask = options.pop("mask", zeros == 0)
-    closed = zeros.masked_fill(~mask, -INF)
-    masked = attention(q, k, v, mask=mask, **options)[0]
-    assert torch.equal(attention(q, k, v, attn_bias=closed, **options)[0], masked)
 
 
 # ---------------------------------------------------------------- strict surroundings
@@ -119,21 +95,7 @@ def test_surroundings_do_not_change_a_layer():
     close(LAYER(draw(2, 5, 6), **CALL), EXPECTED)
 
 
-MODES = {
-    "plain": {},
-    "masked": {"mask": torch.ones(5, 5, dtype=torch.bool)},
-    "biased": {"attn_bias": draw(5, 5, seed=9)},
-    "both": {"mask": torch.ones(5, 5, dtype=torch.bool), "attn_bias": draw(5, 5, seed=9)},
-}
-LAYERS = {
-    "plain": {},
-    "grouped": {"num_kv_heads": 1},
-    "rotary": {"d_k": 4, "rotate": ROTATE},
-    "softcap": {"softcap": 2.0},
-    "widths": {"d_k": 5, "d_v": 7},
-}
-# compiling takes long: every kind once, every mode at least once
-COMPILED = [*zip(LAYERS, itertools.cycle(MODES), strict=False)]
+BIAS, OPEN = draw(5, 5, seed=9), torch.ones(5, 5, dtype=torch.bool)
 
 
 def check_compiled(model, *args, **options):
@@ -148,10 +110,14 @@ def check_compiled(model, *args, **options):
         close(fast, plain)
 
 
-@pytest.mark.parametrize(("kind", "mode"), COMPILED)
-def test_compiled_is_the_same(kind, mode):
+@for_each(
+    ({"num_kv_heads": 1, "d_k": 5, "d_v": 7}, {"mask": OPEN}),
+    ({"d_k": 4, "rotate": ROTATE}, {"attn_bias": BIAS}),
+    ({"softcap": 2.0}, {"mask": OPEN, "attn_bias": BIAS}),
+)
+def test_compiled_is_the_same(options, given_options):
     x = draw(2, 5, 6).requires_grad_()
-    check_compiled(layer_of(**LAYERS[kind]).eval(), x, causal=True, **MODES[mode])
+    check_compiled(layer_of(**options).eval(), x, causal=True, **given_options)
 
 
 def test_a_compiled_language_model_is_the_same():
