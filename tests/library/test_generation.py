@@ -34,9 +34,10 @@ def test_writing_stops_when_every_row_has_ended():
         calls.append(tokens.shape[1])
         return F.one_hot((tokens + 1) % 13, 13).float()
 
-    got = generate(count, torch.tensor([[0], [2]]), max_new_tokens=1000, end=4)
-    assert got.tolist() == [[0, 1, 2, 3, 4], [2, 3, 4, 4, 4]]
-    assert len(calls) == 4
+    got = generate(count, torch.tensor([[4, 0], [0, 2]]), max_new_tokens=1000, end=4)
+    # an end in the prompt ends nothing
+    assert got.tolist() == [[4, 0, 1, 2, 3, 4], [0, 2, 3, 4, 4, 4]]
+    assert calls == [2, 1, 1, 1]  # each step computes the newest token alone
 
 
 def test_too_small_a_max_len_is_named_before_writing_starts():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cases import ORDERS, PADDING, ROTATE, SIZES, TARGET, draw, language_model, shaken, torch_stack
+from cases import ORDERS, PADDING, SIZES, TARGET, draw, language_model, shaken, torch_stack
 from tables import for_each, raises_for_each
 from torch import nn
 
@@ -89,55 +89,10 @@ def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, t
     check_real(found, model, x, target_mask)
 
 
-def test_a_tied_head_is_the_embedding_and_has_no_bias():
-    model = language_model(tied=True)
-    assert model.output is None
-    x = model.decoder(model.embedding(TARGET, None))
-    torch.testing.assert_close(model(TARGET), x @ model.embedding.vectors.weight.T)
-    names = [name for name, _ in model.named_parameters() if "vectors" in name or "output" in name]
-    assert names == ["embedding.vectors.weight"]
-    assert language_model().output.bias is not None
-    assert language_model(bias=False).output.bias is None
-
-
 def test_embeddings_are_scaled_before_the_positions_are_added():
     model = language_model(embedding_scale=3.0)
-    table = model.embedding.positions.table[:5]
-    expected = 3.0 * model.embedding.vectors(TARGET) + table
+    expected = 3.0 * model.embedding.vectors(TARGET) + model.embedding.positions.table[:5]
     torch.testing.assert_close(model.embedding(TARGET, None), expected)
-    torch.testing.assert_close(model.embedding(TARGET, None, 0), expected)
-    plain = language_model().embedding(TARGET, None) - table
-    torch.testing.assert_close(expected - table, 3.0 * plain)
-
-
-def test_logits_are_capped_softly():
-    capped, plain = language_model(logit_softcap=0.5), language_model()
-    torch.testing.assert_close(capped(TARGET), 0.5 * torch.tanh(plain(TARGET) / 0.5))
-    assert 0.4 < capped(TARGET).abs().max() < 0.5
-
-
-def test_without_learned_positions_no_length_is_too_long():
-    model = language_model(max_len=None, attention={"d_k": 4, "rotate": ROTATE})
-    assert model.embedding.positions is None
-    assert generate(model, TARGET, max_new_tokens=30).shape == (2, 35)
-    assert model(TARGET.repeat(1, 9)).shape == (2, 45, 13)
-    mask = PADDING["left"][1]
-    alone = model(TARGET[:1, 2:])
-    torch.testing.assert_close(model(TARGET, mask=mask)[:1, 2:], alone)
-
-
-@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
-def test_a_model_with_windows_writes_what_it_would_without_a_cache(order):
-    def attention(layer):
-        return {"d_k": 4, "rotate": ROTATE, "window": 2 if layer + 1 == order[0] else None}
-
-    model = language_model(max_len=None, attention=attention, tied=True)
-    written = generate(model, TARGET, max_new_tokens=12)
-    for place in range(5, 17):
-        best = model(written[:, :place])[:, -1].argmax(dim=-1)
-        assert torch.equal(best, written[:, place])
-    plain = language_model(max_len=None, attention={"d_k": 4, "rotate": ROTATE}, tied=True)
-    assert not torch.equal(generate(plain, TARGET, max_new_tokens=12), written)
 
 
 def test_models_pass_their_options_on():
@@ -155,6 +110,7 @@ def test_models_pass_their_options_on():
         assert rates == [0.25] * (2 + len(attentions))
         assert norms == [1e-3] * (1 + len(attentions))
         assert (block.norm_at, block.attention.scale) == ("after", 2.0)
+        assert block.cross is None or block.cross.scale == 1 / 2**0.5  # not those of the attention
     assert [block.cross is not None for block in blocks] == [False] * 4 + [True] * 2
     for embedding, words in ((model.embedding, 13), (pair.source, 19), (pair.target, 13)):
         assert embedding.dropout.p == 0.25
@@ -167,14 +123,6 @@ def test_what_enters_is_dropped_in_training_only():
     assert torch.equal(model.train().embedding(TARGET, None), torch.zeros(2, 5, 6).double())
     by_hand = embedded_by_hand(model.embedding, TARGET, None)
     torch.testing.assert_close(model.eval().embedding(TARGET, None), by_hand)
-
-
-def test_token_and_position_embeddings_start_at_one_size():
-    torch.manual_seed(0)
-    sizes = {"d_model": 50, "num_heads": 5, "d_ff": 11, "num_layers": 1}
-    embedding = DecoderLM(vocab_size=101, max_len=103, **sizes).embedding
-    for weight in (embedding.vectors.weight, embedding.positions.table):
-        assert 0.019 < float(weight.detach().std()) < 0.021
 
 
 # ---------------------------------------------------------------- caches and generation
@@ -253,78 +201,20 @@ def test_prompts_filled_up_on_the_left_continue_as_each_alone(kind):
     assert not torch.equal(unmasked, together)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_a_row_ends_with_its_end_and_no_other_does(temperature):
-    call = writer("language model")[0]
-
-    def write(end):
-        options = {"temperature": temperature, "generator": torch.Generator().manual_seed(0)}
-        return generate(call, TARGET, max_new_tokens=11, end=end, **options).tolist()
-
-    free, seen = write(None), set()
-    for end in range(13):
-        for row, without in zip(write(end), free, strict=True):
-            written = without[5:]
-            stop = written.index(end) + 1 if end in written else 11
-            if temperature == 0.0:  # draws after an end differ: the context does
-                written_on = without[: 5 + stop] + [end] * (11 - stop)
-                assert row == written_on[: len(row)]  # it stops when both rows have ended
-            assert row[: 5 + stop] == without[: 5 + stop]
-            assert set(row[5 + stop :]) <= {end}
-            seen.add(stop == 11)
-    assert seen == {True, False}
-    assert 3 in TARGET[0]
-    assert write(3)[0][5:] != [3] * 11  # an end in the prompt ends nothing
-
-
 def test_generate_leaves_everything_as_it_was():
-    model, tokens, modes = language_model(), TARGET.clone(), []
-
-    def call(tokens, **options):
-        modes.append((torch.is_grad_enabled(), model.training))
-        return model(tokens, **options)
-
-    assert torch.equal(generate(call, tokens, max_new_tokens=0), TARGET)
-    assert modes == []
-    mask = PADDING["left"][1].clone()
-    for training in (True, False):
-        model.train(training)
-        out = generate(call, tokens, max_new_tokens=2, mask=mask)
-        assert (out.dtype, out.shape) == (torch.int64, (2, 7))
-        assert model.training == training
-    assert modes == [(False, True)] * 2 + [(False, False)] * 2
+    model, modes = language_model(), []
+    model.register_forward_hook(lambda *_: modes.append(torch.is_grad_enabled()))
+    tokens, mask = TARGET.clone(), PADDING["left"][1].clone()
+    assert torch.equal(generate(model, tokens, max_new_tokens=0), TARGET)
+    out = generate(model, tokens, max_new_tokens=2, mask=mask)
+    assert modes == [False, False]
+    assert (out.dtype, out.shape) == (torch.int64, (2, 7))
     assert torch.is_grad_enabled()
     assert torch.equal(tokens, TARGET)
     assert torch.equal(mask, PADDING["left"][1])
     assert not out.is_inference()  # so that a model can learn from what was written
     model(out).sum().backward()
     assert model.embedding.vectors.weight.grad is not None
-
-
-@pytest.mark.parametrize("bases", [(10.0, 10.0), (10.0, 100.0)])
-def test_layers_share_the_angles_of_a_pass(bases, monkeypatch):
-    """Computed once for each base in a pass that has a cache, and in each layer without.
-
-    They also tell that each step of writing computes the newest token alone.
-    """
-
-    def attention(layer):
-        return {"d_k": 4, "rotate": partial(positions.apply_rope, base=bases[layer])}
-
-    angles, computed = positions._angles, []
-
-    def counted(places, width, base):
-        computed.append((places.tolist(), base))
-        return angles(places, width, base)
-
-    monkeypatch.setattr(positions, "_angles", counted)
-    model = language_model(max_len=None, attention=attention)
-    generate(model, TARGET, max_new_tokens=3)
-    different = list(dict.fromkeys(bases))
-    assert computed == [(p, base) for p in ([0, 1, 2, 3, 4], [5], [6]) for base in different]
-    computed.clear()
-    model(TARGET)
-    assert computed == [([0, 1, 2, 3, 4], base) for base in bases]
 
 
 @pytest.mark.parametrize("changing", [{0}, {1}, {0, 1}])
@@ -425,10 +315,8 @@ REAL = "^mask must be bool, True = a real token, got torch.float32$"
     (TARGET.float(), None, TypeError, "int64 or int32, got torch.float32$"),
     (TARGET[0], None, ValueError, r"^tokens must be \(B, T\), got \(5,\)$"),
     (TARGET + 1, None, ValueError, "^tokens must be 0 to 12, got 1 to 13$"),
-    (TARGET - 1, None, ValueError, "^tokens must be 0 to 12, got -1 to 11$"),
     (TARGET, ALL.float(), TypeError, REAL),
     (TARGET, ALL[:, 0, 0], ValueError, r"^mask must be \(B, 1, 1, 5\) with B=2, got \(2, 5\)$"),
-    (TARGET, torch.ones(2, 1, 5, 5).bool(), ValueError, r"got \(2, 1, 5, 5\)$"),
 )
 def test_bad_tokens_and_masks_are_named(tokens, mask, error, message):
     pair = translator()
@@ -465,13 +353,10 @@ ON_THE_LEFT = "^the last token of every row must be real: put the padding on the
 
 
 @raises_for_each(
-    ({"max_new_tokens": -1}, ValueError, "at least 0, got max_new_tokens=-1$"),
     ({"max_new_tokens": 1.5}, TypeError, "^max_new_tokens must be an integer, got 1.5$"),
     ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
-    ({"temperature": float("inf")}, ValueError, "at least 0 and finite, got inf$"),
     ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
     ({"mask": PADDING["right"][1]}, ValueError, ON_THE_LEFT),
-    ({"mask": (torch.arange(5) < 4).expand(2, 1, 1, 5)}, ValueError, ON_THE_LEFT),
     ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
     ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
 )
@@ -483,7 +368,6 @@ def test_what_cannot_be_written_on_is_named(options):
 @raises_for_each(
     ({"vocab_size": 0, "max_len": 5}, ValueError, "vocab_size must be at least 1, got 0"),
     ({"vocab_size": 13, "max_len": 0}, ValueError, "max_len must be at least 1, got 0"),
-    ({"vocab_size": 13.0, "max_len": 5}, TypeError, "vocab_size must be an integer, got 13.0"),
 )
 def test_bad_sizes_of_models_are_named(sizes):
     DecoderLM(**sizes, **SIZES)
@@ -495,13 +379,9 @@ def test_bad_sizes_of_models_are_named(sizes):
 @raises_for_each(
     ({"logit_softcap": float("inf")}, ValueError, "^logit_softcap must be finite, got inf$"),
     ({"logit_softcap": 0.0}, ValueError, "^logit_softcap must be positive, got 0.0$"),
-    ({"logit_softcap": -1.0}, ValueError, "^logit_softcap must be positive, got -1.0$"),
-    ({"logit_softcap": "x"}, TypeError, "^logit_softcap must be a number, got 'x'$"),
     ({"embedding_scale": float("nan")}, ValueError, "^embedding_scale must be finite, got nan"),
     ({"layer_scale": float("nan")}, ValueError, "^layer_scale must be finite, got nan$"),
-    ({"embedding_scale": "3"}, TypeError, "^embedding_scale must be a number, got '3'$"),
     ({"tied": 1}, TypeError, "^tied must be True or False, got 1$"),
-    ({"layer_scale": "x"}, TypeError, "^layer_scale must be a number, got 'x'$"),
 )
 def test_numbers_are_refused_when_the_model_is_made(options):
     DecoderLM(vocab_size=7, max_len=5, **SIZES, **options)
