@@ -1,4 +1,3 @@
-import itertools
 import math
 import re
 
@@ -202,41 +201,30 @@ BAD = [  # changes to a good call, error, what its message must name
     ({"v": draw(2, 3, 7)}, ValueError, ROW_PER_KEY),
     ({"v": draw(1, 4, 7)}, ValueError, r"\(1, 4, 7\)"),
     ({"q": torch.ones(2, 3, 5).long()}, TypeError, KINDS),
-    ({"k": torch.ones(2, 4, 5).long()}, TypeError, "torch.int64"),
     ({"v": torch.ones(2, 4, 7).long()}, TypeError, "torch.int64"),
-    ({"k": draw(5)}, ValueError, r"two axes, got shape \(5,\)"),
     ({"k": draw(2, 4, 5).float()}, TypeError, "float64 and torch.float32"),
     ({"v": draw(2, 4, 7).float()}, TypeError, "torch.float32"),
     ({"mask": MASK.float()}, TypeError, NUMBERS),
-    ({"mask": torch.ones(3, 4).long()}, TypeError, "True = may attend"),
     ({"mask": torch.ones(2, 4).bool()}, ValueError, r"\(3, 4\)"),  # padding
     ({"mask": torch.ones(4).bool()}, ValueError, "write out the missing axes"),
-    ({"mask": torch.ones(1, 2, 3, 4).bool()}, ValueError, r"\(1, 2, 3, 4\)"),
-    ({"mask": torch.ones(5, 4).bool()}, ValueError, r"\(5, 4\)"),
     # (B, T, S) against (B, H, T, S) scores: with B == H broadcasting would take it silently
     (FIVE, ValueError, "^mask must .*write out the missing axes"),
     ({"attn_bias": torch.ones(3, 4).bool()}, TypeError, "torch.bool"),
-    ({"attn_bias": torch.ones(3, 4).long()}, TypeError, "torch.int64"),
     ({"attn_bias": draw(3, 4).float()}, TypeError, "torch.float32"),
     ({"attn_bias": draw(4, 3)}, ValueError, r"\(4, 3\)"),
     ({"attn_bias": draw(3, 4) * math.nan}, ValueError, NO_BIAS),
     ({"attn_bias": torch.full((3, 4), INF).double()}, ValueError, r"\+inf"),
-    ({"attn_bias": draw(4)}, ValueError, "attn_bias must have 2 axes"),
     ({"attn_bias": 1.0}, TypeError, "attn_bias must be a tensor, got float"),
     ({"softcap": "1"}, TypeError, "got '1'"),
     ({"softcap": 0.0}, ValueError, "positive and finite .*, at least 2.23e-308, got 0.0$"),
     ({"softcap": INF}, ValueError, "got inf"),
     ({"dropout_p": True}, TypeError, "got True"),
-    ({"dropout_p": -0.1}, ValueError, "got -0.1"),
     ({"dropout_p": 1.5}, ValueError, "got 1.5"),
     ({"scale": INF}, ValueError, "finite in torch.float64, got inf"),
     ({**FLOAT32, "scale": 1e39}, ValueError, "finite in torch.float32"),
     ({"scale": "1"}, TypeError, "scale must be a number, got '1'"),
-    ({"scale": True}, TypeError, "got True"),
     ({"causal": "False"}, TypeError, "causal must be True or False"),
     ({"q": [[1.0]]}, TypeError, "q must be a tensor, got list"),
-    ({"q": GOOD["q"].numpy()}, TypeError, "got ndarray"),
-    ({"mask": [[True]]}, TypeError, "got list"),
     ({"mask": (GOOD["q"] > 0).numpy()}, TypeError, "got ndarray"),
     ({"q": GOOD["q"].to(torch.float8_e4m3fn)}, TypeError, "float8_e4m3fn"),
     ({"k": GOOD["k"].to("meta")}, ValueError, "meta and cpu"),
@@ -254,19 +242,6 @@ def test_bad_input_is_named(changes, error, message):
     if changes.keys() >= {"q", "k", "v"} or not {"v", "dropout_p"} & changes.keys():
         with pytest.raises(error, match=re.escape(str(caught.value))):  # the weights are as strict
             attention_weights(**{n: t for n, t in {**GOOD, **changes}.items() if n != "v"})
-
-
-def test_every_option_changes_the_answer():
-    """No option is ignored: each one, alone and in pairs, moves the weights."""
-    q, k, v = draw(3, 5, size=2), draw(4, 5, seed=1), draw(4, 7, seed=2)
-    options = {"scale": 0.1, "softcap": 0.5, "causal": True, "attn_bias": draw(3, 4, seed=3)}
-    options["mask"] = torch.tensor([[True, False, True, True]]).expand(3, 4)
-    plain = attention(q, k, v)[1]
-    for name, option in options.items():
-        assert (attention(q, k, v, **{name: option})[1] - plain).abs().max() > 0.01
-    for both in map(dict, itertools.combinations(options.items(), 2)):
-        expected = attention_by_loops(q, k, v, **both)[1]
-        torch.testing.assert_close(attention(q, k, v, **both)[1], expected)
 
 
 # ---------------------------------------------------------------- bugs of other projects

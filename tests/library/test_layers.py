@@ -1,15 +1,14 @@
 import copy
-import gc
 import itertools
 import math
-import pickle
 import weakref
 from contextlib import nullcontext
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
-from cases import ROTATE, by_loops, draw, layer_of, masks_for_both, random_mask, shaken
+from cases import ROTATE, by_loops, draw, layer_of, masks_for_both, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import for_each, raises_for_each
@@ -64,40 +63,22 @@ def test_the_heads_of_a_group_are_computed_together(shape, kind):
     assert weights.shape == (2, 4, 1, 7)
 
 
-@pytest.fixture
-def kernel_calls(monkeypatch):
-    """The tensors and options of each call of PyTorch's kernel."""
-    kernel, calls = fused.F.scaled_dot_product_attention, []
-
-    def noted(*tensors, **options):
-        calls.append((tensors, options))
-        return kernel(*tensors, **options)
-
-    monkeypatch.setattr(fused.F, "scaled_dot_product_attention", noted)
-    return calls
-
-
 @for_each(
     (6, 5, 5, (6, 5), True, False),  # the kernel knows this mask without its cells
     (6, 1, 7, (6, 1), False, False),  # one query, the last, attends to every key
     (2, 5, 5, (6, 5), True, True),
     (2, 1, 7, (2, 3), False, False),  # the heads of a group as queries of one head,
 )
-def test_the_kernel_is_called_as_it_is_fastest(H_kv, T, S, queries, causal, gqa, kernel_calls):
-    q, k, v = (draw(2, *n, 4, seed=n[1]) for n in ((6, T), (H_kv, S), (H_kv, S)))
-    fused.fused_attention(q, k, v, scale=0.5, causal=True)
-    (((first, *_), options),) = kernel_calls
-    assert first.shape[1:3] == queries
+def test_the_kernel_is_called_as_it_is_fastest(H_kv, T, S, queries, causal, gqa):
+    q, k, v = draw(2, 6, T, 4), draw(2, H_kv, S, 4), draw(2, H_kv, S, 7)
+    name = "scaled_dot_product_attention"
+    with mock.patch.object(fused.F, name, wraps=fused.F.scaled_dot_product_attention) as kernel:
+        fused.fused_attention(q, k, v, scale=0.5, causal=True)
+    tensors, options = kernel.call_args
+    assert tensors[0].shape[1:3] == queries
+    assert {x.shape[-1] for x in tensors} == {7}  # PyTorch's slow kernel takes unequal widths
     assert (options["attn_mask"], options["scale"]) == (None, 0.5)
     assert (options["is_causal"], options["enable_gqa"]) == (causal, gqa)
-
-
-@pytest.mark.parametrize(("d_k", "d_v"), [(4, 7), (7, 4), (5, 5)])
-def test_the_kernel_gets_one_width(d_k, d_v, kernel_calls):
-    """Unequal widths would fall to PyTorch's slow kernel; the answer would be the same."""
-    layer_of(d_k=d_k, d_v=d_v)(draw(2, 4, 6))
-    ((tensors, _),) = kernel_calls
-    assert [x.shape[-1] for x in tensors] == [max(d_k, d_v)] * 3
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (2, 1, 5, 7), (2, 1, 1, 7), (2, 3, 5, 7)])
@@ -147,7 +128,7 @@ def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
 
 
 @given(
-    st.sampled_from([(None, None, None), (64, 32, None), (2, 5, 1), (3, 3, 2), (4, 1, 3)]),
+    st.sampled_from([(1,), (3,), (3, 64, 32), (6, 2, 5, 1), (6, 3, 3, 2), (6, 4, 1, 3)]),
     st.sampled_from([None, 5]),
     st.sampled_from([None, "mask", "attn_bias", "both"]),
     st.booleans(),
@@ -156,8 +137,7 @@ def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
     st.integers(0, 1000),
 )
 def test_equals_plain_loops(widths, d_context, masked, causal, softcap, constants, seed):
-    d_k, d_v, groups = widths
-    sizes = {"num_heads": 6 if groups else 3, "num_kv_heads": groups, "d_k": d_k, "d_v": d_v}
+    sizes = dict(zip(("num_heads", "d_k", "d_v", "num_kv_heads"), widths, strict=False))
     layer = layer_of(seed, **sizes, softcap=softcap, bias=constants, d_context=d_context)
     x, context = draw(2, 4, 6, seed=seed), d_context and draw(2, 7, 5, seed=seed + 1)
     source = x if context is None else context
@@ -294,14 +274,7 @@ def test_padding_may_hold_anything_with_a_cache_too(garbage, source):
     assert torch.equal(*results)
 
 
-@for_each(
-    (2.0**49, 2.0**48, True),
-    (2.0**50, 0.0, False),
-    (0.0, 2.0**50, False),
-    (1.0, math.inf, False),  # 0 · inf is NaN
-    (math.inf, 1.0, False),
-    (math.nan, 1.0, False),
-)
+@for_each((2.0**49, 2.0**48, True), (2.0**50, 0.0, False), (1.0, math.inf, False))
 def test_only_moderate_padding_is_left_to_a_weight_of_zero(k, v, harmless):
     k, v = (torch.full((1, 1, 1, 1), number).double() for number in (k, v))
     assert layers._harmless(k, v) is harmless
@@ -357,21 +330,10 @@ def test_padding_of_a_context_may_hold_anything(closed, garbage):
         assert torch.equal(layer(x, context, mask=mask[:1].expand(4, 5)), expected)
 
 
-def test_copies_keep_dropout_mode_and_dtype():
-    given = nn.MultiheadAttention(6, 3, dropout=0.25, batch_first=False).double().eval()
-    layer = interop.from_torch(given)
-    back = interop.to_torch(layer)
-    for copied, weight in ((layer, layer.q_proj.weight), (back, back.out_proj.weight)):
-        assert (copied.dropout, copied.training, weight.dtype) == (0.25, False, torch.float64)
-    assert back.batch_first
-    assert interop.to_torch(interop.from_torch(given.train()).train()).training
-    layer.q_proj.weight.data.zero_()
-    assert not bool((given.in_proj_weight[:6] == 0).all())  # a copy, not a view
-
-
-@pytest.mark.parametrize(("options", "number"), [({}, 4), ({"bias": False}, 0)])
-def test_without_constants_there_are_none(options, number):
-    assert sum(n.endswith("bias") for n, _ in layer_of(**options).named_parameters()) == number
+@pytest.mark.parametrize("training", [True, False])
+def test_copies_keep_their_mode(training):
+    layer = interop.from_torch(nn.MultiheadAttention(6, 3).train(training))
+    assert interop.to_torch(layer).training == layer.training == training
 
 
 @for_each({}, {"d_k": 4, "rotate": ROTATE}, {"d_k": 4, "d_v": 7}, {"window": 2})
@@ -419,24 +381,16 @@ def test_empty_and_single(B, T, S, options):
 @raises_for_each(
     ({"d_model": 0, "d_k": 2}, ValueError, "d_model must be at least 1, got 0"),
     ({"num_heads": 4}, ValueError, "d_model=6 must be divisible by num_heads=4 unless d_k"),
-    ({"num_heads": 0}, ValueError, "num_heads must be at least 1, got num_heads=0|got 0"),
-    ({"num_heads": -2}, ValueError, "num_heads=-2"),
     ({"num_heads": 2.0}, TypeError, "num_heads must be an integer, got 2.0"),
     ({"num_kv_heads": 2}, ValueError, "num_kv_heads=2 must divide num_heads=3"),
     ({"d_k": 0}, ValueError, "d_k must be at least 1"),
-    ({"d_v": 0}, ValueError, "d_v must be at least 1"),
-    ({"d_context": 0}, ValueError, "d_context must be at least 1"),
     ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .0, 1., got 1.5"),
     ({"window": 0}, ValueError, "window must be at least 1, got 0"),
-    ({"window": 2.0}, TypeError, "window must be an integer, got 2.0"),
     ({"scale": math.nan}, ValueError, "^scale must be finite, got nan$"),
-    ({"scale": math.inf}, ValueError, "^scale must be finite, got inf$"),
     ({"scale": "1"}, TypeError, "^scale must be a number, got '1'$"),
     ({"sinks": 1}, TypeError, "^sinks must be True or False, got 1$"),
     ({"softcap": 0.0}, ValueError, "^softcap must be positive, got 0.0$"),
-    ({"softcap": -1.0}, ValueError, "^softcap must be positive, got -1.0$"),
-    ({"softcap": float("inf")}, ValueError, "^softcap must be finite, got inf$"),
     ({"softcap": "x"}, TypeError, "^softcap must be a number, got 'x'$"),
     ({"scale": 10**400}, ValueError, "^scale must be finite, got 1000"),
     ({"qk_norm": partial(nn.RMSNorm, 3)}, TypeError, "^qk_norm must be a factory of "),
@@ -458,20 +412,15 @@ ONE_SEQUENCE = "^rotary positions and a window .* no context$"
     ({}, {"context": torch.ones(4, 4).bool()}, TypeError, NO_MASK),
     ({"d_context": 5}, {}, ValueError, r"^context must be \(batch, length, 5\), got None$"),
     ({}, {"mask": torch.ones(4, 4)}, TypeError, "mask must be a bool tensor"),
-    ({}, {"mask": [[True]]}, TypeError, "mask must be a bool tensor, .* got list"),
     ({}, {"mask": torch.ones(2, 4).bool()}, ValueError, r"\(4, 4\) of the scores"),
-    ({}, {"mask": torch.ones(4, 7).bool()}, ValueError, r"\(4, 4\) of the scores"),
     ({}, {"mask": torch.ones(3, 1, 4, 4).bool()}, ValueError, r"\(2, 3, 4, 4\) of the scores"),
-    ({}, {"mask": torch.ones(2, 4, 4).bool()}, ValueError, "write out the missing axes"),
     ({}, {"attn_bias": torch.full((4, 4), math.nan).double()}, ValueError, "NaN"),
     ({}, {"attn_bias": torch.zeros(4, 4)}, TypeError, "attn_bias must have the dtype of q"),
     ({}, {"causal": 1}, TypeError, "^causal must be True or False, got 1$"),
-    ({"softcap": 2.0}, {"causal": 1}, TypeError, "^causal must be True or False, got 1$"),
     ({"window": 3}, {}, ValueError, "^a window ends with the token itself: .* causal=True$"),
     ({"window": 3}, {"context": draw(2, 4, 6), "causal": True}, ValueError, ONE_SEQUENCE),
     # of one length, nothing else would fail; they were once applied to a context as well
     (ROTATES, {"context": draw(2, 4, 6)}, ValueError, ONE_SEQUENCE),
-    (ROTATES, {"context": draw(2, 6, 6)}, ValueError, ONE_SEQUENCE),
 )
 def test_bad_calls_are_named(options, changes):
     call = {"x": draw(2, 4, 6), **changes}
@@ -541,33 +490,24 @@ def test_rotated_keys_in_a_cache_while_a_graph_is_traced(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_a_cache_drops_what_no_window_can_reach(mode):
-    layer, cache, sizes = layer_of(window=3), Cache(), []
-    with mode():
-        for _ in range(40):
-            layer(draw(1, 1, 6), causal=True, cache=cache)
-            ((entry),) = cache._entries.values()
-            sizes.append(entry.k.shape[2])
-    assert cache.length == 40
-    assert max(sizes) <= 6
-    assert (copy.deepcopy(cache).length, pickle.loads(pickle.dumps(cache)).length) == (40, 40)  # noqa: S301
-
-
-def test_a_cache_hands_out_what_a_window_reaches_and_no_more():
+def test_a_cache_hands_out_what_a_window_reaches_and_keeps_little_more(mode):
     handed_out = []
 
     class Keeping(Cache):
         def append(self, *args, **options):
-            handed_out.append(super().append(*args, **options))
-            return handed_out[-1]
+            handed_out[:] = super().append(*args, **options)
+            return handed_out
 
     layer, cache = layer_of(window=3, bias=False), Keeping()
     layer.k_proj.weight.data = layer.v_proj.weight.data = torch.eye(6).double()
     for step in range(20):
-        with torch.no_grad():
+        with mode():
             layer(torch.full((1, 1, 6), step).double(), causal=True, cache=cache)
-        for handed in handed_out[-1]:
+        for handed in handed_out:
             assert handed[0, 0, :, 0].tolist() == list(range(max(step - 2, 0), step + 1))
+        (entry,) = cache._entries.values()
+        assert entry.k.shape[2] <= 6
+    assert cache.length == copy.deepcopy(cache).length == 20
 
 
 def test_layers_of_one_pass_may_be_given_unequal_lengths():
@@ -635,48 +575,7 @@ def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
     torch.testing.assert_close(maps[""].sum(-1), torch.ones(3, 3, length).double())
 
 
-def test_sinks_start_at_zero_and_are_off_by_default():
-    assert layer_of().sinks is None
-    assert torch.equal(layer_of(sinks=True).sinks.detach(), torch.zeros(3).double())
-
-
-# ---------------------------------------------------------------- norms of queries and keys
-
-
-@pytest.mark.parametrize("together", [False, True])
-def test_queries_and_keys_are_normalised_before_they_are_rotated(together):
-    """Each head alone as in Qwen 3, or all of them together as in OLMo 2."""
-
-    def qk_norm(heads, d_k):
-        return nn.RMSNorm((heads, d_k) if together else d_k)
-
-    layer = layer_of(num_heads=4, d_k=4, num_kv_heads=2, rotate=ROTATE, qk_norm=qk_norm)
-    shaken(layer, 1)
-    x = draw(2, 5, 6)
-
-    def normed(rows, heads, weight):
-        heads_apart = rows.unflatten(-1, (heads, 4))
-        axes = (-2, -1) if together else (-1,)
-        size = heads_apart.square().mean(axes, keepdim=True).add(torch.finfo(x.dtype).eps).sqrt()
-        return (heads_apart / size * weight).transpose(1, 2)
-
-    q = ROTATE(normed(layer.q_proj(x), 4, layer.q_norm.weight), torch.arange(5))
-    k = ROTATE(normed(layer.k_proj(x), 2, layer.k_norm.weight), torch.arange(5))
-    v = split_heads(layer.v_proj(x), 2)
-    out, _ = functional.attention(q, *(t.repeat_interleave(2, dim=1) for t in (k, v)), causal=True)
-    torch.testing.assert_close(layer(x, causal=True), layer.out_proj(merge_heads(out)))
-
-
-def test_the_norms_are_told_how_many_heads_there_are():
-    asked = []
-    told = {"qk_norm": lambda *n: asked.append(n) or nn.Identity()}
-    layer_of(num_heads=6, num_kv_heads=2, d_k=5, **told)
-    assert asked == [(6, 5), (2, 5)]
-    assert layer_of().q_norm is layer_of().k_norm is None
-    cross, x = layer_of(d_context=4, qk_norm=lambda heads, d_k: nn.RMSNorm(d_k)), draw(2, 3, 6)
-    context = draw(2, 5, 4)
-    assert cross(x, context).shape == (2, 3, 6)
-    torch.testing.assert_close(cross(x, context), cross(x, context, cache=Cache()))
+# ---------------------------------------------------------------- rotations
 
 
 def test_any_function_of_positions_may_rotate():
@@ -695,40 +594,10 @@ def test_any_function_of_positions_may_rotate():
 
 # ---------------------------------------------------------------- feed-forward
 
-BENDS = {
-    "relu": lambda x: x.clamp(min=0.0),
-    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
-    "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh((x + 0.044715 * x**3) * math.sqrt(2 / math.pi))),
-    "silu": lambda x: x / (1 + torch.exp(-x)),
-}
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("activation", BENDS)
-def test_feed_forward_is_two_maps_with_a_bend_between(activation, gated):
-    torch.manual_seed(0)
-    layer = FeedForward(d_model=4, d_ff=7, activation=activation, gated=gated).double()
-    x, bend = draw(2, 3, 4), BENDS[activation]
-    inner = x @ layer.up.weight.T + layer.up.bias
-    hidden = bend(x @ layer.gate.weight.T + layer.gate.bias) * inner if gated else bend(inner)
-    torch.testing.assert_close(layer(x), hidden @ layer.down.weight.T + layer.down.bias)
-    torch.testing.assert_close(layer(x)[:, 1], layer(x[:, 1]))  # each position alone
-
-
-@pytest.mark.parametrize("bias", [{}, {"bias": False}])
-@pytest.mark.parametrize("gated", [{}, {"gated": True}])
-def test_a_gate_has_a_bias_where_the_others_have_one(gated, bias):
-    layer = FeedForward(d_model=4, d_ff=7, **gated, **bias)
-    parts, kinds = ("up", "down", "gate")[: 3 if gated else 2], ("weight", "bias")[: 2 - len(bias)]
-    assert {n for n, _ in layer.named_parameters()} == {f"{p}.{k}" for p in parts for k in kinds}
-    assert (layer.gate is None) == (not gated)
-
 
 @raises_for_each(
     ({"d_ff": 0}, ValueError, "d_ff must be at least 1"),
     ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
-    ({"d_model": 0}, ValueError, "d_model must be at least 1"),
-    ({"dropout": -0.1}, ValueError, "got -0.1"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .*got 1.5"),
     ({"gated": 1}, TypeError, "^gated must be True or False, got 1$"),
 )
@@ -822,13 +691,13 @@ def test_pytorch_163997_every_mode_gives_the_numbers_of_the_loops(masked, softca
 
 
 @both_paths
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_keras_23038_no_mode_lets_the_future_in(dropout, softcap):
+@pytest.mark.parametrize("train", [False, True])
+def test_keras_23038_no_mode_lets_the_future_in(train, softcap):
     """Rows 2.12, 2.13: gradients of an early output, under every other option and none."""
-    for mask, biased, rotary, shared, train, record in itertools.product([False, True], repeat=6):
+    for mask, biased, rotary, shared, record in itertools.product([False, True], repeat=5):
         heads = {"num_heads": 6, "d_k": 4, "d_v": 5, "num_kv_heads": 2 if shared else None}
         rotate = ROTATE if rotary else None
-        layer = layer_of(**heads, rotate=rotate, softcap=softcap, dropout=dropout).train(train)
+        layer = layer_of(**heads, rotate=rotate, softcap=softcap, dropout=0.3).train(train)
         options = {"mask": padding_mask(torch.tensor([5, 4]), 5)} if mask else {}
         options |= {"attn_bias": draw(1, 6, 5, 5, seed=1)} if biased else {}
         x = draw(2, 5, 6).requires_grad_()
@@ -875,17 +744,20 @@ def test_automodel_2658_masks_of_half_precision_may_be_combined(dtype, softcap):
     assert bool((lowest + lowest).isinf())  # published
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("scale", [-0.7, 0.0])  # `scale or ...` would lose the 0
+@for_each((-0.7, True), (0.0, False))  # `scale or ...` would lose the 0
 def test_pytorch_105190_negative_scale_and_long_stretches_of_nothing(scale, causal):
     """Rows 2.41, D09: a fused kernel takes keys in blocks; some blocks are closed entirely."""
     layer, x, context = layer_of(scale=scale), draw(2, 3, 6), draw(2, 1031, 6, seed=1)
     assert layer.scale == scale
     mask = torch.zeros(2, 1, 3, 1031, dtype=torch.bool)
     mask[0, 0, 0, -7:] = mask[0, 0, 1, :5] = mask[1, 0, 0, 500:506] = mask[1, 0, 2, ::100] = True
-    for options in ({}, {"mask": mask}, {"attn_bias": to_additive(mask).double()}):
+    masked = by_loops(layer, x, context, mask, None, causal)
+    for options, expected in (
+        ({}, by_loops(layer, x, context, None, None, causal)),
+        ({"mask": mask}, masked),
+        ({"attn_bias": to_additive(mask).double()}, masked),
+    ):
         found = layer(x, context, causal=causal, **options)
-        expected = by_loops(layer, x, context, mask if options else None, None, causal)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
 
 
@@ -950,7 +822,6 @@ def test_E08_a_layer_keeps_no_tensor_of_a_call(softcap):
     torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x))
     alive = weakref.ref(x)
     del x
-    gc.collect()
     assert alive() is None
     layer.last = layer(draw(2, 5, 6))  # published
     with pytest.raises(RuntimeError, match="deepcopy"):
@@ -974,15 +845,6 @@ def test_transformers_33095_padding_on_the_left_is_padding_on_the_right(causal):
             mask = places[:, None, None]
             out[side] = layer(inside, mask=mask, causal=causal, attn_bias=attn_bias)[places]
         assert torch.allclose(out["left"], out["right"], atol=1e-10) == (way != "published"), way
-
-
-@both_paths
-def test_one_head_is_the_formula_between_projections(softcap):
-    """Rows one head, C21: no second path for a single head."""
-    layer, x, context = layer_of(num_heads=1, softcap=softcap), draw(2, 4, 6), draw(2, 5, 6, seed=1)
-    projected = layer.q_proj(x), layer.k_proj(context), layer.v_proj(context)
-    out, _ = attention(*projected, causal=True, softcap=softcap)
-    torch.testing.assert_close(layer(x, context, causal=True), layer.out_proj(out))
 
 
 @both_paths
@@ -1040,9 +902,8 @@ def test_an_empty_piece_leaves_a_window_of_one_as_it_is():
     torch.testing.assert_close(torch.cat([first, last], dim=1), expected, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("options", [{"sinks": True}, {"window": 5}])
-def test_a_layer_is_exported_for_lengths_on_both_sides_of_its_window(options):
-    layer = layer_of(**options).eval()
+def test_a_layer_is_exported_for_lengths_on_both_sides_of_its_window():
+    layer = layer_of(sinks=True, window=5).eval()
     length = torch.export.Dim("T", min=2, max=64)
     given = {"x": {1: length}, "causal": None}
     call = (draw(2, 11, 6),), {"causal": True}
