@@ -160,14 +160,6 @@ def test_a_bias_reaches_every_block():
     assert not torch.allclose(stack(x), stack.norm(y), atol=1e-3)
 
 
-@pytest.mark.parametrize("norm_at", ["before", "after", "inside", "both"])
-def test_a_stack_ends_with_a_norm(norm_at):
-    out = TransformerEncoder(**SIZES, norm_at=norm_at).double()(100 * draw(2, 4, 6))
-    zeros = torch.zeros(2, 4).double()
-    torch.testing.assert_close(out.mean(-1), zeros, atol=1e-9, rtol=0)
-    torch.testing.assert_close(out.std(-1, correction=0), zeros + 1, atol=1e-3, rtol=0)
-
-
 def test_blocks_start_different():
     weights = [block.feed_forward.up.weight for block in TransformerEncoder(**SIZES).blocks]
     assert not torch.equal(*weights)
@@ -202,7 +194,6 @@ def test_what_torch_has_and_we_have_not_is_refused():
 
 
 @for_each(
-    ({"attention": {"num_kv_heads": 1}}, "as many key heads"),
     (
         {"cross_attention": True, "attention": {"rotate": ROTATE}},
         "no softcap, window, sinks, rotary positions or norm of the queries",
