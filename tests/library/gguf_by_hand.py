@@ -66,9 +66,8 @@ def numbers(content: bytes, at: int, shape: list[int], kind: int) -> torch.Tenso
         found = found + blocks["least"].astype("f4")[:, None]
     else:
         assert kind == Q8_0
-        blocks = np.frombuffer(
-            content, np.dtype([("scale", "<f2"), ("q", "i1", 32)]), count // 32, at
-        )
+        block = np.dtype([("scale", "<f2"), ("q", "i1", 32)])
+        blocks = np.frombuffer(content, block, count // 32, at)
         found = blocks["q"] * blocks["scale"].astype("f4")[:, None]
     return torch.tensor(found, dtype=torch.float32).view(shape)
 
@@ -78,18 +77,16 @@ class Words:
 
     GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-    def __init__(self, fields: dict, digits_alone: bool = True):
+    def __init__(self, fields: dict):
         tokens, kinds = (fields[f"tokenizer.ggml.{n}"] for n in ("tokens", "token_type"))
         self.ids = {token: i for i, token in enumerate(tokens)}
         merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
         self.ranks = {merge: i for i, merge in enumerate(merges)}
         self.special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3]
-        self.digits_alone = digits_alone
         printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
         others = [b for b in range(256) if b not in printable]
-        self.letters = {b: chr(b) for b in printable} | {
-            b: chr(256 + i) for i, b in enumerate(others)
-        }
+        self.letters = {b: chr(b) for b in printable}
+        self.letters |= {b: chr(256 + i) for i, b in enumerate(others)}
 
     def encode(self, text: str) -> list[int]:
         found = []
@@ -97,8 +94,7 @@ class Words:
             if part in self.special:
                 found.append(self.ids[part])
                 continue
-            pieces = regex.split(r"(\p{N})", part) if self.digits_alone else [part]
-            for piece in pieces:
+            for piece in regex.split(r"(\p{N})", part):  # each digit alone
                 for word in regex.findall(self.GPT_2, piece):
                     found += [self.ids[symbol] for symbol in self.merged(word)]
         return found

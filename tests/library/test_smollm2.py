@@ -39,7 +39,6 @@ ASKED = (
     "<|im_end|>\n<|im_start|>user\nWrite two sentences about a cat that drank warm milk."
     "<|im_end|>\n<|im_start|>assistant\n"
 )
-NUMERALS = [4, 19, 20]  # of the texts: a numeral after a space has become one word with it
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +123,7 @@ def test_smollm2_is_what_was_read_by_hand_and_writes_as_transformers_does(llama,
     check_weights(model, llama)
     bases = {block.attention.rotate.keywords["base"] for block in model.decoder.blocks}
     assert bases == {fields["llama.rope.freq_base"]}
-    words = gguf_by_hand.Words(fields, True)
+    words = gguf_by_hand.Words(fields)
     tokens = torch.tensor([words.encode(ASKED)])  # by the page on the next token
     written, start = generate(model, tokens, max_new_tokens=36), tokens.shape[1]
     with torch.no_grad():
@@ -135,13 +134,11 @@ def test_smollm2_is_what_was_read_by_hand_and_writes_as_transformers_does(llama,
 
 
 def test_texts_become_the_tokens_that_the_file_says(by_hand):
-    """And back; with digits left together, as transformers reads the file, some would not."""
-    tokenizer = pretrained.smollm2_tokenizer()
-    words, together = (gguf_by_hand.Words(by_hand[0], alone) for alone in (True, False))
+    """And back."""
+    tokenizer, words = pretrained.smollm2_tokenizer(), gguf_by_hand.Words(by_hand[0])
     ids = [tokenizer.encode(text).ids for text in TEXTS]
     assert ids == [words.encode(text) for text in TEXTS]
     assert [tokenizer.decode(each, skip_special_tokens=False) for each in ids] == TEXTS
-    assert [i for i, text in enumerate(TEXTS) if together.encode(text) != ids[i]] == NUMERALS
     assert tokenizer.get_vocab_size() == 49_152
     assert tokenizer.decode(ids[14]) == "user\nHi 42\n"
 
