@@ -21,7 +21,8 @@ from attn_lib import datasets, files, records
 def data(tmp_path, monkeypatch):
     """A copy of the data folder that may be damaged, with weights of its own."""
     copy = shutil.copytree(files.DATA, tmp_path / "data")
-    tensors = {"a": torch.arange(7.0), "b.weight": torch.tensor([13, 10, 13, 10]).byte()}
+    tensors = {"a": torch.arange(7.0) / 3, "b.weight": torch.tensor([13, 10, 13, 10]).byte()}
+    tensors["half"] = tensors["a"].half()
     save_file(tensors, copy / "99_test.safetensors")
     checksums(copy)
     monkeypatch.setattr(files, "DATA", copy)
@@ -109,11 +110,14 @@ def test_line_ends_of_another_system_are_no_damage(data):
     assert before[1:] == after[1:]
 
 
-def test_line_ends_in_weights_are_no_line_ends(data):
-    path = data / "99_test.safetensors"
+def test_shipped_weights_come_back_as_written(data):
+    """Halves as float32; line ends in them are none."""
+    path, found = data / "99_test.safetensors", records.shipped_tensors("99_test")
+    assert torch.equal(found["a"], torch.arange(7.0) / 3)
+    assert torch.equal(found["half"], found["a"].half().float())
+    assert found["b.weight"].tolist() == [13, 10, 13, 10]
     content = path.read_bytes()
     assert content.count(b"\r\n") == 2
-    assert records.shipped_tensors("99_test")["b.weight"].tolist() == [13, 10, 13, 10]
     path.write_bytes(content.replace(b"\r\n", b"\n"))
     with pytest.raises(ValueError, match=r"99_test\.safetensors is damaged"):
         records.shipped_tensors("99_test")

@@ -14,13 +14,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from cases import SIZES
-from record import checksums
-from safetensors.torch import save_file
 from tables import for_each, raises_for_each
 from transformers import BertConfig, BertModel
 
-from attn_lib import DecoderLM, datasets, files, padding_mask, pretrained, records
+from attn_lib import datasets, files, padding_mask, pretrained
 
 TOKENIZER, DINOV2 = "minilm/tokenizer.json", "dinov2/vit_s_focus.onnx"
 SMOLLM2 = "smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -299,21 +296,6 @@ def test_the_copy_upstream_is_read_byte_by_byte_and_not_waited_for_for_ever(tmp_
     assert asked == [(source.upstream, {"timeout": 60})]
 
 
-def test_shipped_weights_come_back_as_written(tmp_path, monkeypatch):
-    """Into a model, bit by bit; damage and what to do about it: ``test_datasets.py``."""
-    monkeypatch.setattr(files, "DATA", tmp_path)
-    torch.manual_seed(0)
-    first, second = (DecoderLM(vocab_size=13, max_len=5, **SIZES) for _ in range(2))
-    save_file(first.state_dict(), tmp_path / "99_test.safetensors")
-    checksums(tmp_path)
-    second.load_state_dict(records.shipped_tensors("99_test"))
-    for name, value in first.state_dict().items():
-        assert torch.equal(second.state_dict()[name], value), name
-    message = r"98_test\.safetensors is missing: .*98_test\.ipynb"
-    with pytest.raises(FileNotFoundError, match=message):
-        records.shipped_tensors("98_test")
-
-
 # ---------------------------------------------------------------- MiniLM in our own classes
 
 HAPPY = [f"That is a {who}" for who in ("happy person", "happy dog", "very happy person")]
@@ -347,12 +329,12 @@ def batch(minilm, texts):
 
 
 def test_minilm_equals_an_independent_bert(minilm, witness):
-    tokens, mask = batch(minilm, [*WEATHER, "word " * 510])
+    tokens, mask = batch(minilm, [WEATHER[0], "word " * 510])
     real = mask[:, 0, 0]
     with torch.no_grad():
         out = minilm(tokens, mask=mask)[real]
         expected = witness(tokens, attention_mask=real.long()).last_hidden_state[real]
-        assert torch.equal(minilm(tokens[3:]), minilm(tokens[3:], mask=mask[3:]))  # each is real
+        assert torch.equal(minilm(tokens[1:, :9]), minilm(tokens[1:, :9], mask=mask[1:, ..., :9]))
         first, theirs = pretrained.minilm_inputs(tokens), witness.embeddings(tokens)
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(first, theirs, atol=1e-5, rtol=0)
