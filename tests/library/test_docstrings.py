@@ -146,6 +146,7 @@ def recorded() -> list[tuple]:
         elif frame.f_code in SAID and event == "return":
             found.append((frame.f_code, open_calls.pop(), result))
 
+    calls()  # what is imported for the first call is not watched, which takes long
     sys.setprofile(watch)
     try:
         calls()
