@@ -7,24 +7,19 @@
 
 Every page runs once and must be green; what it calls of the library is noted, line by line. Then
 
-* each public function or method that returned something is replaced, one at a time, by one that
-  returns it grossly wrong (``gross.py``): *some* page must turn red, for every one of them;
+* each public function that returned something is made grossly wrong (``gross.py``), one at a time:
+  *some* page must turn red, for every one of them. With names, only these are;
 * small changes are sampled, half of them in lines of the library that ran, half in the code of
-  the pages: at least 85 % must turn some page red. Signatures, the exercises' checks, the
-  arguments' checks (``_checks.py`` and calls of ``check_…``), and changes that
-  ``equivalent_mutants.csv`` declares are passed over.
-
-With names, only these functions are replaced; of the pages that name one, each is read until it
-has called those that no page before it called. With ``--mistakes``, what ``mistakes.csv`` lists is
-made in place of small changes: what goes wrong in tutorials, each from a cell on whose page must
-turn red.
+  the pages: at least 85 % must turn some page red. Signatures, checks of exercises and arguments,
+  and what ``equivalent_mutants.csv`` declares are passed over. With ``--mistakes``, what
+  ``mistakes.csv`` lists is made in their place, each from a cell on whose page must turn red.
 
 A page is run as far as the first cell that uses what is mutated; from there a fork of the process
 runs on with the mutant, up to the first cell that raises or whose outputs differ from the stored
 ones. A mutant that lets one page be goes on to the next that uses it. No thread but one runs.
 
-Exit status: 0 if so; not 0 if a function or too many mutants survive, which are listed, if a page
-is not green without a mutant, a name is not called, or the version of mutmut is another.
+Exit status: 0 if so; not 0 if too many mutants survive, which are listed, if a page is not green
+without a mutant, a name is not called, or the version of mutmut is another.
 """
 
 import argparse

@@ -4,17 +4,14 @@
     python tests/mutation/repairs.py --sample 200 --seed 0 attn_check/reference.py …
 
 Each row is a misuse that once ran in silence, or a defect that an attack found; `new`, put in place
-of `old`, brings it back into a copy of the working tree. Without it the tests there are green; with
-it each of them must fail, and neither while it is collected nor for want of a name. With words,
-only defects are brought back whose descriptions hold one of them.
+of `old`, brings it back into a copy of the working tree. Each test there must fail then, neither
+while it is collected nor for want of a name. With words, only defects that have one are taken.
 
 With ``--sample``, the small changes of ``small.py`` are made instead, so many of them, drawn with
-this seed from the named files: at least 85 % must turn a test of `tests/check` red, the quickest
-first. Those that survive are listed.
+this seed from the named files: at least 85 % must turn a test of `tests/check` red.
 
 Printed is what each test says then, or UNSEEN. Exit status: 0 if all are red; not 0 if one is not,
-or if a test is red without a change. A test runs in a fork of this process, which has loaded what
-takes long.
+or if a test is red without a change.
 """
 
 import argparse
@@ -27,7 +24,6 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -43,7 +39,8 @@ OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already im
 LIBRARY = ("attn_check", "attn_lib", "copies", "pages")  # are those of the copy
 CHECKS = ["tests/check"]  # what a sample must turn red
 LIMIT, WANTED = 600, 85  # seconds of one change, per cent
-BROKEN = ("NameError", "UnboundLocalError", "ImportError", "SyntaxError")  # of no old behaviour
+# of no old behaviour
+BROKEN = ("BROKEN", "NameError", "UnboundLocalError", "ImportError", "SyntaxError")
 
 
 def rows() -> list[dict]:
@@ -66,16 +63,10 @@ def tried(root: str, tests: list[str]) -> tuple[int, list[str], str]:
     return int(status), [text for _, text in failures.found], output.getvalue()
 
 
-def taken_back(root: Path, row: dict) -> Iterator[str]:
-    """What each test says in a copy without the repair, which is then put back."""
-    path = root / row["file"]
-    before = path.read_text()
-    copies.edit(root, row["file"], row["old"], row["new"])
-    for test in row["test"]:
-        status, texts, _ = forked(tried, str(root), [test])
-        failed = status == pytest.ExitCode.TESTS_FAILED
-        yield texts[0] if failed else f"UNSEEN: exit status {status}"
-    path.write_text(before)
+def limited(root: str, tests: list[str]) -> tuple[int, list[str], str]:
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+    signal.alarm(10 * LIMIT)  # for what waits, which takes no processor time
+    return tried(root, tests)
 
 
 def caught(root: Path, name: str, text: str, tests: list[str]) -> str:
@@ -89,12 +80,6 @@ def caught(root: Path, name: str, text: str, tests: list[str]) -> str:
         return found  # a signal: it went on for ever
     status, texts, _ = found
     return "" if status == pytest.ExitCode.OK else texts[0] if texts else f"exit status {status}"
-
-
-def limited(root: str, tests: list[str]) -> tuple[int, list[str], str]:
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
-    signal.alarm(10 * LIMIT)  # for what waits, which takes no processor time
-    return tried(root, tests)
 
 
 def sampled(root: Path, names: list[str], number: int, seed: int, tests: list[str]) -> bool:
@@ -114,9 +99,11 @@ def take_back(root: Path, chosen: list[dict]) -> bool:
     """Take back each repair; whether every named test saw it."""
     unseen = 0
     for row in chosen:
-        for test, text in zip(row["test"], taken_back(root, row), strict=True):
-            unseen += (survived := text.startswith(("UNSEEN", "BROKEN", *BROKEN)))
-            print(row["defect"], *([test] if survived else []), text, sep=": ", flush=True)
+        text = (root / row["file"]).read_text().replace(row["old"], row["new"])
+        for test in row["test"]:
+            said = caught(root, row["file"], text, [test]) or "UNSEEN"
+            unseen += (survived := said.startswith(("UNSEEN", "exit status", *BROKEN)))
+            print(row["defect"], *([test] if survived else []), said, sep=": ", flush=True)
     print(f"\n{len(chosen)} repairs taken back, {unseen} times unseen")
     return unseen == 0
 
@@ -126,11 +113,10 @@ def main() -> int:
     parser.add_argument("words", nargs="*", metavar="WORD or FILE")
     parser.add_argument("--sample", type=int, metavar="NUMBER")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tests", nargs="+", default=CHECKS, help="for a sample")
     given = parser.parse_args()
     chosen = [r for r in rows() if not given.words or any(w in r["defect"] for w in given.words)]
     named = sorted({test for row in chosen for test in row["test"]})
-    tests = given.tests if given.sample else named
+    tests = CHECKS if given.sample else named
     if not chosen and not given.sample:
         parser.error(f"no repair is called {given.words}")
     for name in LOADED:
@@ -141,7 +127,7 @@ def main() -> int:
         if status != 0:
             sys.exit(f"red without a change:\n{output}")
         if given.sample:
-            return int(not sampled(root, given.words, given.sample, given.seed, tests))
+            return int(not sampled(root, given.words, given.sample, given.seed, CHECKS))
         return int(not take_back(root, chosen))
 
 

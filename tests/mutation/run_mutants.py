@@ -4,13 +4,11 @@
     python tests/mutation/run_mutants.py ["attn_lib.masks.*" ...]
     python tests/mutation/mutation_report.py
 
-mutmut makes the mutants, notes which tests call each function, and keeps the verdicts that are not
-older than a change; but it collects all tests anew for each mutant. Here they are collected once,
-and run once without a mutant, all green. Then each mutant that is not killed yet is chosen in a
-fork, where the tests of its function run up to one that fails, first those that cost least time for
-each mutant of that function that they have killed. What survived an earlier run comes last: it
-takes longest, and may be older than a test. With names, all mutants that fit one of them are run,
-and no other.
+mutmut itself makes the mutants, notes which tests call each function, and keeps the verdicts that
+are not older than a change; but it would collect all tests anew for each mutant. Here they are
+collected once, and run once without a mutant, all green. Then each mutant that is not killed yet,
+or that fits one of the names, is chosen in a fork, where the tests of its function run up to one
+that fails, first those that cost least time for each mutant of that function that they have killed.
 """
 
 import gc
@@ -25,7 +23,6 @@ from collections import Counter
 from contextlib import suppress
 from fnmatch import fnmatch
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import tomllib
@@ -86,7 +83,6 @@ class Runner:
 
     def __init__(self, chosen: list[str]):
         self.chosen = chosen
-        self.ran: set[str] = set()
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items.update({item.nodeid: item for item in session.items})
@@ -99,30 +95,25 @@ class Runner:
                 with suppress(Exception):
                     import_module(name)
         gc.freeze()  # or each fork would copy what it only reads
+        files = {path: json.loads(path.read_text()) for path in sorted(MUTANTS.rglob("*.meta"))}
+        found = {path: file["exit_code_by_key"] for path, file in files.items()}
+        places = {mutant: path for path, ended in found.items() for mutant in ended}
+        left = [mutant for mutant, path in places.items() if self.wanted(mutant, found[path])]
+        # what survived before takes longest, and comes last
+        left.sort(key=lambda mutant: found[places[mutant]][mutant] is not None)
         with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
-            for again in (False, True):  # what survived before takes longest, and comes last
-                for path in sorted(MUTANTS.rglob("*.meta")):
-                    self.run(path, pool, again)
+            for number, (mutant, ended) in enumerate(pool.imap_unordered(verdict, left), 1):
+                path = places[mutant]
+                found[path][mutant] = ended
+                path.write_text(json.dumps(files[path], indent=4))  # at once: it may take hours
+                if ended != RED or number == len(left):
+                    print(f"{number}/{len(left)}", ended, mutant, flush=True)
         return True
 
-    def run(self, path: Path, pool, again: bool) -> None:
-        """The mutants of a file; what is found is written at once, as it may take hours."""
-        file = json.loads(path.read_text())
-        found = file["exit_code_by_key"]
-        left = [name for name, ended in found.items() if self.wanted(name, ended, again)]
-        for number, (mutant, ended) in enumerate(pool.imap_unordered(verdict, left), 1):
-            found[mutant] = ended
-            self.ran.add(mutant)
-            path.write_text(json.dumps(file, indent=4))
-            if ended != RED or number == len(left):
-                print(path.stem, f"{number}/{len(left)}", ended, mutant, flush=True)
-
-    def wanted(self, mutant: str, ended: int | None, again: bool) -> bool:
-        if mutant in self.ran:
-            return False
+    def wanted(self, mutant: str, ended: dict[str, int | None]) -> bool:
         if self.chosen:
             return any(fnmatch(mutant, pattern) for pattern in self.chosen)
-        return ended != RED and (again or ended is None)
+        return ended[mutant] != RED
 
 
 def main() -> int:
