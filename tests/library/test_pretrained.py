@@ -1,4 +1,5 @@
 import hashlib
+import io
 import os
 import re
 import shutil
@@ -279,20 +280,17 @@ def test_a_bad_download_is_passed_over(elsewhere, monkeypatch):
 
 
 def test_the_copy_upstream_is_read_byte_by_byte_and_not_waited_for_for_ever(tmp_path, monkeypatch):
-    asked, urlopen = [], urllib.request.urlopen
+    asked, content = [], b"\r\n\x00\xff as published"
 
-    def noted(url, **options):
+    def urlopen(url, **options):
         asked.append((url, options))
-        return urlopen(url, **options)
+        return io.BytesIO(content)
 
-    monkeypatch.setattr(urllib.request, "urlopen", noted)
-    content = b"\r\n\x00\xff as published"
-    (tmp_path / "upstream").write_bytes(content)
-    (tmp_path / "scratch").mkdir()
-    source = files.Source("", "a-package", "folder/file.bin", (tmp_path / "upstream").as_uri())
-    found = files._from_upstream(source, tmp_path / "scratch")
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    source = files.Source("", "a-package", "folder/file.bin", "https://there/file.bin")
+    found = files._from_upstream(source, tmp_path)
     assert found.read_bytes() == content
-    assert list((tmp_path / "scratch").iterdir()) == [found]
+    assert [*tmp_path.iterdir()] == [found]
     assert asked == [(source.upstream, {"timeout": 60})]
 
 
@@ -461,7 +459,7 @@ def test_inputs_are_normalised_colours():
         pretrained.dinov2_inputs(images.float())
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (2, 1, 8, 8), (8, 8), (4, 8, 8)])
+@pytest.mark.parametrize("shape", [(2, 1, 8, 8), (3, 8)])
 def test_dinov2_inputs_make_no_colours_of_grey(shape):
     with pytest.raises(ValueError, match=r"^images must be \(..., 3, height, width\), got \("):
         pretrained.dinov2_inputs(torch.zeros(shape, dtype=torch.uint8))
