@@ -8,8 +8,7 @@ import math
 import pages
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tables import for_each
 
@@ -22,14 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.profiler import profile
 """
-CELLS = (
-    "ch12-code-64",
-    "ch12-code-12",
-    "ch12-code-18",
-    "ch12-code-21",
-    "ch12-code-25",
-    "ch12-code-30",
-)
+CELLS = [f"ch12-code-{n}" for n in (64, 12, 18, 21, 25, 30)]
 
 
 def run(*changes: tuple[str, str]) -> dict:
@@ -62,19 +54,12 @@ def largest(ones, others):
     return float(torch.stack(found).amax()) if found else 0.0
 
 
-SIZES = st.tuples(
-    st.integers(1, 2),
-    st.integers(1, 3),
-    st.integers(1, 23),
-    st.integers(1, 29),
-    st.integers(1, 5),
-    st.integers(1, 7),
-)
+SIZES = st.tuples(*[st.integers(1, most) for most in (2, 3, 23, 29, 5, 7)])
 
 
-def judged(page, seed, sizes, block, causal, spread=1.0):
+def judged(page, seed, sizes, block, causal):
     """How far the output, the log-sum-exp and both ways to gradients are from `attention`."""
-    inputs = drawn(seed, *sizes, spread=spread)
+    inputs = drawn(seed, *sizes)
     q, k, _ = inputs
     expected, _ = attention(*inputs, causal=causal)
     out, log = page["tiled_attention"](*inputs, block=block, causal=causal)
@@ -93,7 +78,6 @@ def judged(page, seed, sizes, block, causal, spread=1.0):
     return off
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.booleans())
 def test_tiles_of_any_size_are_attention(seed, sizes, block, causal):
     """Output, log-sum-exp and gradients, in double precision; some rows are empty."""
@@ -102,7 +86,6 @@ def test_tiles_of_any_size_are_attention(seed, sizes, block, causal):
     assert not any(map(math.isnan, off))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.booleans())
 def test_large_scores_lose_no_digits(seed, sizes, block, causal):
     """Scores up to about 1e4, beside a reference that is one softmax in double precision."""
@@ -136,21 +119,11 @@ def test_half_precision_is_within_two_rounding_steps(dtype):
         assert float(((out.double() - expected).abs() / step).amax()) <= 2
 
 
-@for_each((1,), (4,), (9,), (40,))
-def test_empty_rows_give_zeros_and_no_gradient(block):
-    """By causality, and by a score function that closes everything to one query."""
-    inputs = drawn(0, 2, 1, 13, 6, 4, 3)
-    ways = [OWN["tiled_attention"](*inputs, block=block, causal=True)[0]]
-    ways.append(OWN["Recomputed"].apply(*inputs, block, True))
-    for out in ways:
-        assert (out[:, :, :7] == 0).all()
-        assert (out[:, :, 7:] != 0).all()
-        d_q, d_k, d_v = gradients(out, inputs)
-        assert (d_q[:, :, :7] == 0).all()
-        assert all(bool(d.isfinite().all()) for d in (d_q, d_k, d_v))
+def test_a_row_that_a_score_closes_gives_zeros_and_no_gradient():
+    """Rows that are empty by causality stand among the sizes above."""
     closed = lambda s, i, j: s.masked_fill(i == 2, -math.inf)  # noqa: E731
     inputs = drawn(0, 2, 1, 6, 6, 4, 3)
-    out, log = OWN["tiled_attention"](*inputs, block=block, score=closed)
+    out, log = OWN["tiled_attention"](*inputs, block=4, score=closed)
     d_q, d_k, d_v = gradients(out, inputs)
     assert (out[:, :, 2] == 0).all()
     assert (log[:, :, 2] == -math.inf).all()
@@ -158,7 +131,6 @@ def test_empty_rows_give_zeros_and_no_gradient(block):
     assert all(bool(d.isfinite().all()) for d in (d_q, d_k, d_v))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.integers(0, 29))
 def test_shards_merge(seed, sizes, block, cut):
     with torch.no_grad():
@@ -191,68 +163,12 @@ def test_the_least_memory_is_seen_from_inside_pytorch_too():
     assert OWN["most_memory"](lambda: [(q @ q.mT).sum(-1)]) >= 1024 * 1024 * 4 / 1e6
 
 
-# ---------------------------------------------------------------- mistakes, planted
-
-MISTAKES = {
-    "the factor is turned round": [("rescale = torch.exp(m - base)", "rescale = (base - m).exp()")],
-    "the denominator of the last tile only": [("total = total * rescale +", "total =")],
-    "the ragged end of the queries is lost": [
-        ("result = q.new_empty(", "result = q.new_zeros("),
-        ("in torch.arange(T).split(block):", "in torch.arange(T - T % block).split(block):"),
-    ],
-    "the base of a row without keys": [("new.masked_fill(new == -math.inf, 0)", "new")],
-    "tiles are skipped one too early": [
-        ("if causal and j[0] > i[-1]:", "if causal and j[-1] > i[-1]:")
-    ],
-    "queries stand first, not last": [
-        ("i = rows[:, None] + S - T", "i = rows[:, None]"),
-        ("rows, :], rows[:, None] + S - T", "rows, :], rows[:, None]"),
-    ],
-    "the log-sum-exp without the maximum": [("= m + total.log()", "= total.log()")],
-    "backward: the mean is left out": [("d_w - mean[..., rows, :]", "d_w")],
-    "backward: only the last tile's queries": [("d_q[..., rows, :] +=", "d_q[..., rows, :] =")],
-    "backward: no guard for empty rows": [
-        ("lse = lse.masked_fill(lse == -math.inf, 0)", "lse = lse"),
-        ("base = lse.masked_fill(lse == -math.inf, 0)", "base = lse"),
-    ],
-}
-# shapes at which each is seen: rising scores, ragged ends, more queries than keys
-SHAPES = [((2, 2, 11, 11, 4, 3), 3), ((1, 2, 4, 13, 3, 2), 5), ((1, 1, 12, 7, 3, 3), 4)]
-
-
-def is_seen(name) -> bool:
-    """Whether a planted mistake raises, or gives an error above the bound."""
-    page = run(*MISTAKES[name])
-    worst = 0.0
-    for seed, (sizes, block) in enumerate(SHAPES):
-        for causal, spread in ((False, 1.0), (True, 1.0), (True, 1e3)):
-            try:
-                off = judged(page, seed, sizes, block, causal, spread)
-            except (AssertionError, RuntimeError):
-                return True
-            worst = math.nan if any(map(math.isnan, off)) else max(worst, *off)
-            if not worst <= 1e-6:
-                return True
-    return False
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_planted_mistake_is_seen(name):
-    assert is_seen(name)
-
-
 @for_each(
-    ("torch.logaddexp(lse_a, lse_b)", "torch.maximum(lse_a, lse_b)"),
-    ("share_b = torch.exp(lse_b - base)", "share_b = torch.exp(lse_b)"),
+    ("out = out * rescale + powers", "out = out + powers"),
+    ("d_w - mean[..., rows, :]", "d_w"),
 )
-def test_a_wrong_merge_is_seen(old, new):
-    page = run((old, new))
-    q, k, v = (x.detach() for x in drawn(0, 1, 2, 5, 12, 4, 3))
-    whole, log = page["tiled_attention"](q, k, v, block=4)
-    parts = [page["tiled_attention"](q, k[:, :, a], v[:, :, a], block=4)
-             for a in (slice(0, 4), slice(4, 12))]  # fmt: skip
-    out, joined = page["merge"](*parts[0], *parts[1])
-    assert largest([out, joined], [whole, log]) > 0.01
+def test_a_mistake_in_either_pass_is_seen(old, new):
+    assert max(judged(run((old, new)), 0, (2, 2, 11, 11, 4, 3), block=3, causal=True)) > 1e-6
 
 
 # ---------------------------------------------------------------- which kernel
@@ -273,18 +189,6 @@ def test_the_kernels_of_a_gpu_are_known_by_name(kernel):
     call = lambda: getattr(torch.ops.aten, name)(q, q, q, *more)  # noqa: E731
     assert OWN["kernel_of"](call) == kernel
     assert OWN["kernel_of"](lambda: q @ q.mT) == "unknown"
-
-
-def test_the_kernel_takes_larger_tiles_from_768_queries_on():
-    """So says the page of the step in its figure of memory."""
-
-    def memory(n):
-        q, k, v = torch.randn(3, 1, 1, n, 64).requires_grad_().unbind()
-        attend = lambda: [F.scaled_dot_product_attention(q, k, v, is_causal=True)]  # noqa: E731
-        return OWN["most_memory"](attend)
-
-    assert memory(767) < 1.5 * memory(700)
-    assert memory(768) > 2 * memory(767)
 
 
 def test_the_kernel_of_the_examples_is_as_short_as_the_page_says():

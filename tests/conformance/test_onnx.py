@@ -49,13 +49,19 @@ def tensor(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(array.copy())
 
 
-def run(case, attend=attention) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
-    """Name of each comparable output -> (made by ``attend``, published); None: cannot be said."""
+def parts(case, count) -> tuple[dict, list[torch.Tensor | None], list[torch.Tensor]]:
+    """Options; so many inputs, None where one is not given; published outputs."""
     node = case.model.graph.node[0]
     options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     arrays, expected = case.data_sets[0]
     given = dict(zip([i for i in node.input if i], map(tensor, arrays), strict=True))
-    q, k, v, mask, past_k, past_v, real = map(given.get, [*node.input, *7 * [""]][:7])
+    inputs = [given.get(name) for name in [*node.input, *count * [""]][:count]]
+    return options, inputs, [*map(tensor, expected)]
+
+
+def run(case, attend=attention) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
+    """Name of each comparable output -> (made by ``attend``, published); None: cannot be said."""
+    options, (q, k, v, mask, past_k, past_v, real), expected = parts(case, 7)
     flat = q.dim() == 3
     if flat:
         heads = [options[f"{kind}_num_heads"] for kind in ("q", "kv", "kv")]
@@ -98,9 +104,10 @@ def run(case, attend=attention) -> dict[str, tuple[torch.Tensor, torch.Tensor]] 
     ours["Y"] = out.transpose(1, 2).flatten(2) if flat else out
     if weights is not None and options.get("qk_matmul_output_mode") == SCORES_AFTER_SOFTMAX:
         ours["scores"] = weights
-    published = dict(zip([o for o in node.output if o], map(tensor, expected), strict=True))
-    names = zip(OUTPUTS, node.output, strict=False)
-    return {n: (ours[n], published[o]) for n, o in names if o and n in ours}
+    outputs = case.model.graph.node[0].output
+    named = [name for name, output in zip(OUTPUTS, outputs, strict=False) if output]
+    published = zip(named, expected, strict=True)
+    return {name: (ours[name], made) for name, made in published if name in ours}
 
 
 def error_in_steps(ours: torch.Tensor, published: torch.Tensor) -> float:
@@ -160,11 +167,6 @@ def counts(implementation, within) -> Counter:
     return found
 
 
-def test_all_cases_are_there():
-    assert len(CASES) == 93
-    assert len({case.name for case in CASES}) == 93
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case(case):
     compared = run(case)
@@ -179,14 +181,12 @@ def test_a_wrong_answer_would_be_seen():
     assert not within_ours(ours * 1.0001, published)
 
 
-def test_the_table_counts_every_case_and_can_show_failure():
+def test_the_table_counts_every_case():
     softcaps = sum(a.name == "softcap" for c in CASES for a in c.model.graph.node[0].attribute)
     ours, sdpa, runtime = (counts(one, within_ours) for one in IMPLEMENTATIONS.values())
     assert ours == {"passed": 93}
     assert sdpa["cannot"] == softcaps == 11
     assert all(93 / 2 < them["passed"] < 93 == them.total() for them in (sdpa, runtime))
-    forgets = functools.partial(run, attend=lambda *qkv, softcap, **more: attention(*qkv, **more))
-    assert counts(forgets, within_ours) == {"failed": softcaps, "passed": 93 - softcaps}
 
 
 @pytest.mark.parametrize("name", ["torch SDPA", "onnxruntime"])
@@ -206,10 +206,10 @@ def test_only_bfloat16_misses_the_tolerance_of_onnx():
 
 
 @torch.no_grad()
-def gated(a: torch.Tensor, b: torch.Tensor, alpha: float, activation: str) -> torch.Tensor:
+def gated(a: torch.Tensor, b: torch.Tensor, alpha: float) -> torch.Tensor:
     """A `FeedForward` whose gate reads a, and whose hidden layer b, from one vector (a, b)."""
     n = a.shape[-1]
-    kind = {"activation": activation, "gated": True, "bias": False}
+    kind = {"activation": "silu", "gated": True, "bias": False}
     layer = FeedForward(d_model=2 * n, d_ff=n, **kind).to(a.dtype)
     one = torch.eye(n, dtype=a.dtype)
     layer.gate.weight.copy_(torch.cat([alpha * one, 0 * one], dim=1))
@@ -223,24 +223,18 @@ def test_three_of_three_cases_of_swiglu():
     names = [case.name for case in cases]
     assert names == ["test_swiglu", "test_swiglu_alpha", "test_swiglu_float16"]
     for case in cases:
-        options = {a.name: a.f for a in case.model.graph.node[0].attribute}
-        (a, b), (expected,) = (map(tensor, arrays) for arrays in case.data_sets[0])
+        options, (a, b), (expected,) = parts(case, 2)
         alpha = options.get("alpha", 1.0)
-        assert error_in_steps(gated(a, b, alpha, "silu"), expected) <= 1.0, case.name
-        for wrong in (gated(b, a, alpha, "silu"), gated(a, b, alpha, "gelu")):
-            assert error_in_steps(wrong, expected) > 1.0, case.name
+        assert error_in_steps(gated(a, b, alpha), expected) <= 1.0, case.name
+        assert error_in_steps(gated(b, a, alpha), expected) > 1.0, case.name
 
 
 # ---------------------------------------------------------------- one state, short convolutions
 
 
-def of_one_state(case, chunk_size, rule=gated_delta_rule) -> list[tuple[torch.Tensor, ...]]:
+def of_one_state(case, chunk_size) -> list[tuple[torch.Tensor, ...]]:
     """(made, published) for the output and the state."""
-    node = case.model.graph.node[0]
-    options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    arrays, expected = case.data_sets[0]
-    given = dict(zip([i for i in node.input if i], map(tensor, arrays), strict=True))
-    q, k, v, state, decay, beta = map(given.get, [*node.input, *3 * [""]][:6])
+    options, (q, k, v, state, decay, beta), expected = parts(case, 6)
     H, H_kv = options["q_num_heads"], options["kv_num_heads"]
     q, k, v = (x.unflatten(2, (h, -1)).transpose(1, 2) for x, h in ((q, H), (k, H_kv), (v, H_kv)))
     if decay is not None:
@@ -252,9 +246,9 @@ def of_one_state(case, chunk_size, rule=gated_delta_rule) -> list[tuple[torch.Te
         out, last = linear_attention(q, k, v, chunk_size=chunk_size, **more)
     else:
         beta = beta.mT.expand(-1, H_kv, -1)  # one of all heads, or one of each
-        out, last = rule(q, k, v, beta, chunk_size=chunk_size, **more)
+        out, last = gated_delta_rule(q, k, v, beta, chunk_size=chunk_size, **more)
     made = (out.transpose(1, 2).flatten(2), last.to((q if state is None else state).dtype))
-    return list(zip(made, map(tensor, expected), strict=True))
+    return list(zip(made, expected, strict=True))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 3, 64])
@@ -265,26 +259,14 @@ def test_fourteen_of_fourteen_cases_of_linear_attention(chunk_size):
         for made, published in of_one_state(case, chunk_size):
             assert within_ours(made, published), case.name
 
-    def without_beta(q, k, v, beta, **more):
-        return linear_attention(q, k, v, **more)
 
-    wrong = [of_one_state(case, chunk_size, without_beta) for case in cases]
-    seen = [not all(within_ours(*pair) for pair in pairs) for pairs in wrong]
-    assert sum(seen) == sum("beta" in case.model.graph.node[0].input for case in cases) == 10
-
-
-def of_convolution(case, shift=0) -> list[tuple[torch.Tensor, ...]]:
-    node = case.model.graph.node[0]
-    options = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    arrays, expected = case.data_sets[0]
-    given = dict(zip([i for i in node.input if i], map(tensor, arrays), strict=True))
-    x, weight, bias, state = map(given.get, [*node.input, *2 * [""]][:4])
+def of_convolution(case) -> list[tuple[torch.Tensor, ...]]:
+    options, (x, weight, bias, state), expected = parts(case, 4)
     before = None if state is None else state.mT
-    weight = weight[:, 0].roll(shift, dims=1)
-    out, last = short_convolution(x.mT, weight, bias=bias, state=before)
+    out, last = short_convolution(x.mT, weight[:, 0], bias=bias, state=before)
     if options.get("activation", b"none") != b"none":
         out = F.silu(out.float()).to(out.dtype)
-    return list(zip((out.mT, last.mT), map(tensor, expected), strict=True))
+    return list(zip((out.mT, last.mT), expected, strict=True))
 
 
 def test_thirteen_of_thirteen_cases_of_the_convolution_with_a_state():
@@ -294,8 +276,6 @@ def test_thirteen_of_thirteen_cases_of_the_convolution_with_a_state():
         for made, published in of_convolution(case):
             assert made.shape == published.shape
             assert not made.numel() or within_ours(made, published), case.name
-    seen = [not within_ours(*of_convolution(case, shift=1)[0]) for case in cases]
-    assert seen.count(False) == 1  # the kernel of size 1
 
 
 if __name__ == "__main__":
