@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import head
 import pages
@@ -71,27 +70,14 @@ def test_each_page_says_what_it_is_about(heads, site):
 
 @for_each(
     ('<meta name="description" content="', f"\\g<0>{'so ' * 60}", "described"),
-    ('<meta name="description" content=".*?">', r"\g<0>\n\g<0>", "described once"),
-    ('(description" content=").*?"', r'\1Carry a mask or trained weights over."', "described as"),
     ('og:title" content="', r"\g<0>A page: ", "called so"),
-    ("</title>", r'\g<0><link rel="canonical" href="x.html">', "at its address"),
-    ("</title>", f" — {TITLE}</title>", "called once"),
 )
-def test_each_fault_of_a_head_is_seen(old, new, fault, heads):
-    other = re.sub(
-        '(description" content=").*?"',
-        r'\1Carry a mask or trained weights over."',
-        heads["notation"],
-    )
-    planted, changed = re.subn(old, new, heads["02_masks"])
-    assert changed
-    found = faults({"notation": other, "02_masks": planted}, BASE)
-    assert any(one.startswith(f"02_masks: not {fault}") for one in found), found
+def test_a_fault_of_a_head_is_seen(old, new, fault, heads):
+    planted = re.sub(old, new, heads["02_masks"])
+    assert faults({"02_masks": planted}, BASE)[0] == f"02_masks: not {fault}"
 
 
 @for_each(
-    ("Short.", "Short."),
-    (f"{'a ' * 40}end. {'b ' * 90}", f"{'a ' * 40}end."),
     (f"{'a ' * 40}end; then {'b ' * 90}", f"{'a ' * 40}end."),
     (f"{'a ' * 40}end? {'b ' * 20}", f"{'a ' * 40}end? {'b ' * 20}"),
     (f"{'a ' * 40}end? {'b ' * 90}", f"{'a ' * 40}end?"),
@@ -151,20 +137,15 @@ def test_an_address_of_two_signs_is_written_so():
 # ---------------------------------------------------------------- where there is no page
 
 
-def lost_links(site: Path) -> list[str]:
-    """Where the page that is shown for no page leads to, in its text."""
+def test_no_page_leads_to_all(browser, site):
+    """And from it one can search, in its field and in that of every page."""
     text = (site / "404.html").read_text()
     article = re.search(r"(?s)<article.*?</article>", text)[0]
-    return [href for href in re.findall(r'href="([^"#]+)"', article) if "://" not in href]
-
-
-def test_no_page_leads_to_all(browser, site, tmp_path):
-    """And from it one can search, in its field and in that of every page."""
-    links = lost_links(site)
+    links = [href for href in re.findall(r'href="([^"#]+)"', article) if "://" not in href]
     assert {f"book/{path.stem}.html" for path in pages.CHAPTERS} <= set(links)
     assert [link for link in links if not (site / link).is_file()] == []
-    text = re.sub("<base [^>]*>", "", (site / "404.html").read_text())
-    (site / "lost.html").write_text(text)  # from disk, whatever the address
+    lost = re.sub("<base [^>]*>", "", text)
+    (site / "lost.html").write_text(lost)  # from disk, whatever the address
     with opened(browser, site.as_uri()) as page:
         visit(page, f"{site.as_uri()}/lost.html", 390)
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -3,25 +3,23 @@
 import ast
 import copy
 import html
-import inspect
 import itertools
 import json
 import re
-import sys
+from pathlib import Path
 
 import pytest
 import scoreboard
 import scored
 import torch
 import transformers
-from tables import for_each
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 BOARD = json.loads(scoreboard.RECORD.read_text())
 NOTES = json.loads(scored.NOTES.read_text())
-# plain, learned positions, windows, experts, a state, an encoder that is run as a decoder
-SIX = "llama gpt2 gemma3_text gpt_oss qwen3_next bert".split()
+# learned positions, windows, a state, an encoder as a decoder; test_audit.py asks Llama and GptOss
+FOUR = "gpt2 gemma3_text qwen3_next bert".split()
 
 
 def test_every_causal_type_is_judged_or_has_a_reason():
@@ -35,39 +33,25 @@ def test_every_causal_type_is_judged_or_has_a_reason():
     assert scoreboard.RECORD.stat().st_size < 150_000
 
 
-@pytest.mark.parametrize("name", SIX)
-def test_six_types_are_as_recorded(name):
+@pytest.mark.parametrize("name", FOUR)
+def test_four_types_are_as_recorded(name):
     assert scoreboard.differences(BOARD, name, scoreboard.judged(name)) == []
 
 
 START = "packing: restarted positions, "
 
 
-@for_each(
-    ("llama", f"{START}cache off", [3.2, 0.3, True], "recorded: [3.2, 0.3, True]"),
-    ("gpt_oss", f"{START}cache off", "holds", "recorded: holds"),
-    ("gpt_oss", f"{START}cache off", 1.2, "recorded: ["),
-    ("mistral", "cache", "refuses", "mistral, cache: holds; recorded: refuses"),
-    ("llama", None, "too large", "llama: is judged; recorded: too large"),
-)
-def test_a_changed_verdict_is_seen(name, way, changed, said):
-    """A number is how many times as large a recorded size is."""
-    board, now = copy.deepcopy(BOARD), scoreboard.named(BOARD, name)
-    row, at = board["types"][name], BOARD["ways"].index(way) if way else 0
-    if way is None:
-        board["types"][name] = {"reason": changed}
-    elif isinstance(changed, float):
-        row["cells"][at][0] *= changed
-    else:
-        row["cells"][at] = changed
-    assert scoreboard.differences(BOARD, name, now) == []
-    (difference,) = scoreboard.differences(board, name, now)
-    assert said in difference
-
-
-def test_a_type_that_is_new_or_gone_is_seen():
-    now = scoreboard.named(BOARD, "llama")
-    assert scoreboard.differences(BOARD, "lama", now)[0].startswith("lama: is judged")
+def test_a_changed_verdict_is_seen():
+    """Another size, another verdict, and a type that is gone."""
+    now, board = scoreboard.named(BOARD, "gpt_oss"), copy.deepcopy(BOARD)
+    assert scoreboard.differences(BOARD, "gpt_oss", now) == []
+    cells, at = board["types"]["gpt_oss"]["cells"], BOARD["ways"].index(f"{START}cache off")
+    cells[at][0] *= 1.2
+    (difference,) = scoreboard.differences(board, "gpt_oss", now)
+    assert "recorded: [" in difference
+    cells[at] = "holds"
+    (difference,) = scoreboard.differences(board, "gpt_oss", now)
+    assert difference.endswith("recorded: holds")
     (gone,) = scoreboard.differences(BOARD, "llama", {"reason": "no such type"})
     assert gone.startswith("llama: no such type; recorded: judged")
 
@@ -145,7 +129,6 @@ def test_the_built_page_says_what_the_record_holds(site):
     row = '<th scope="row">gpt_oss</th><td>'
     assert text.count(row) == len(scored.TABLES) == 5
     assert wrong(text.replace(row, f"{row}1", 1)) == ["gpt_oss: cache off"]
-    assert wrong(text.replace(row, row.replace("oss", "os"), 1)) == ["other types"]
     unseen = {**scored.TABLES["cache"], **scored.TABLES["rows"]}  # there is nothing beside the text
     for (_, *counted), name in zip(tables(text)[0][1:], heads, strict=False):
         cells = [expected(n, name) for n, row in BOARD["types"].items() if "cells" in row]
@@ -187,8 +170,13 @@ def test_each_leak_has_one_cause():
 
 def source(name: str) -> str:
     """The file of transformers in which a type is written."""
-    kind = getattr(transformers, scoreboard.CLASSES[name])
-    return inspect.getsource(sys.modules[kind.__module__])
+    module = transformers._class_to_module[scoreboard.CLASSES[name]]
+    return (
+        Path(transformers.__file__)
+        .parent.joinpath(*module.split("."))
+        .with_suffix(".py")
+        .read_text()
+    )
 
 
 def given_positions(text: str) -> bool:
@@ -216,9 +204,6 @@ def test_a_note_explains_something_that_changes():
             cells = scoreboard.named(BOARD, name)["cells"]
             kinds = ("cache", "chunks", "causal")
             assert any(isinstance(cells.get(kind), list) for kind in kinds), name
-    for note in NOTES["leaks"] + NOTES["cache"]:
-        assert bool(note["name"]) == note["source"].startswith("https://")
-        assert note["text"].endswith(".")
 
 
 def pieces(model, tokens, *lengths, **given):
@@ -243,8 +228,3 @@ def test_what_is_said_of_cached_pieces():
     assert pieces(jamba, tokens, 4, 5)[4] > 0.01
     assert max(pieces(jamba, tokens, 4, 1, 1, 1, 1, 1)) < 1e-5
     assert max(pieces(moshi, tokens, 8, 1)[:8]) < 1e-5 < pieces(moshi, tokens, 8, 1)[8]
-
-
-def test_a_part_that_is_unknown_stops_the_build():
-    with pytest.raises(ValueError, match="no part 'leeks'"):
-        scored.described(BOARD, NOTES, "leeks")
