@@ -44,12 +44,13 @@ def written(context: torch.Tensor) -> tuple[str, torch.Tensor]:
     return answer, torch.stack(layers).permute(2, 0, 1, 3)[: len(answer)]
 
 
-def exchanged(text: str, other: str, chosen: set[int]) -> torch.Tensor:
-    """The context of a text, with these rows of another's."""
-    mixed, away = context(text), context(other)
+@functools.cache
+def read(text: str, other: str = "", *chosen: int) -> tuple[str, torch.Tensor]:
+    """What is written of a text, with the chosen rows of another's."""
+    mixed, away = context(text), context(other or text)
     for s in chosen:
         mixed[:, s] = away[:, s]
-    return mixed
+    return written(mixed)
 
 
 def changes(answer: str, plain: str, theirs: str) -> str:

@@ -3,9 +3,7 @@
 import base64
 import datetime
 import itertools
-import json
 import random
-import statistics
 
 import date_model
 import dates_model
@@ -15,7 +13,6 @@ import pages
 import pytest
 from babel.dates import format_date
 from browsing import loaded, only, opened, violations, visit
-from tables import for_each
 
 from attn_lib import datasets
 from attn_lib.records import shipped_tensors
@@ -25,91 +22,74 @@ ENGINE = pages.BOOK / "assets" / "dates.js"
 OWN = ["dates.js", "dates_figure.js", "dates_model.js"]
 SCREENS = [(1280, "light"), (390, "dark")]
 
-# ---------------------------------------------------------------- the weights
 
-
-def test_the_page_has_the_weights_of_the_library():
-    """Written by the command; each number, read by other means; no heavier than it must be."""
+def test_the_script_of_the_weights_is_that_of_the_command():
+    """No heavier than it must be; each number is compared below, as the engine reads it."""
     text = dates_model.SCRIPT.read_text(encoding="utf-8")
     assert text == dates_model.script()
     assert len(text.encode()) < 670_000
-    found = json.loads(text.partition(" = ")[2].removesuffix(";\n"))
-    numbers = np.frombuffer(base64.b64decode(found["weights"]), "<f2")
-    weights = shipped_tensors(PAGE)
-    assert found["shapes"] == {name: list(weights[name].shape) for name in sorted(weights)}
-    ends = itertools.accumulate(weights[name].numel() for name in found["shapes"])
-    parts = np.split(numbers, [*ends][:-1])
-    for name, part in zip(found["shapes"], parts, strict=True):
-        assert part.astype(np.float32).tolist() == weights[name].flatten().tolist(), name
 
-
-# ---------------------------------------------------------------- the engine
 
 READ = """([texts, others, chosen]) => {
   const reader = dateReader(DATES_MODEL);
   return texts.map((text, n) => {
-    const start = performance.now(), {answer, weights} = reader.write(reader.encode(text));
-    const took = performance.now() - start, away = reader.encode(others[n]);
-    const mixed = reader.encode(text).map((row, s) => chosen[n].includes(s) ? away[s] : row);
+    const own = reader.encode(text), away = reader.encode(others[n]);
+    const {answer, weights} = reader.write(own);
+    const mixed = own.map((row, s) => chosen[n].includes(s) ? away[s] : row);
     const listed = weights.map(layers => layers.map(heads => heads.map(row => [...row])));
-    return {took, answer, weights: listed, exchanged: reader.write(mixed).answer};
+    return {answer, weights: listed, exchanged: reader.write(mixed).answer};
   });
 }"""
 
 
 @pytest.fixture(scope="module")
 def asked():
-    """100 dates of the test, rows of each, another date at least as long; and the truth."""
+    """50 dates of the test, rows of each, another date at least as long; and the truth."""
     found, draw = datasets.dates(1000, split="test", seed=14), random.Random(14)  # noqa: S311
-    texts = found.texts[:100]
-    assert {*found.locales[:100]} == {*datasets.DATE_LOCALES}
+    texts = found.texts[:50]
+    assert {*found.locales[:50]} == {*datasets.DATE_LOCALES}
     cases, truth = [], []
     for text in texts:
         other = draw.choice([one for one in found.texts if len(one) >= len(text)])
         chosen = draw.sample(range(len(text)), draw.randint(1, len(text)))
         cases.append((text, other, chosen))
-        answer, weights = date_model.written(date_model.context(text))
-        mixed, _ = date_model.written(date_model.exchanged(text, other, chosen))
-        truth.append((answer, weights, mixed))
+        truth.append((*date_model.read(text), date_model.read(text, other, *chosen)[0]))
     right = [answer == iso for (answer, *_), iso in zip(truth, found.iso, strict=False)]
-    assert sum(right) >= 95  # it is the trained model
+    assert sum(right) >= 47  # it is the trained model
     return cases, truth
 
 
-EXACT = """() => Object.entries(dateReader(DATES_MODEL).tensors).map(
-  ([name, values]) => [name, [...values]])"""
+EXACT = """() => Object.entries(dateReader(DATES_MODEL).tensors).map(([name, values]) => {
+  const bytes = new Uint8Array(values.slice().buffer);
+  return [name, btoa(Array.from(bytes, byte => String.fromCharCode(byte)).join(""))];
+})"""
 
 
-@for_each(
-    ("", "", True),
-    ("exponent - 15", "exponent - 16", False),
-    ("fraction * 2 ** -14", "fraction * 2 ** -15", False),  # of the smallest ones
-    ids=["as it is", "bias of the exponent", "subnormal numbers"],
-)
-def test_float16_is_read_exactly(old, new, same, browser):
+def in_browser(browser, script: str, *given, old="", new=""):
+    """What a script says on a page with the engine, perhaps with a mistake, and the weights."""
     engine = ENGINE.read_text()
     assert not old or engine.count(old) == 1
     page = browser.new_page()
     page.add_script_tag(content=engine.replace(old, new))
     page.add_script_tag(path=dates_model.SCRIPT)
-    found = dict(page.evaluate(EXACT))
+    found = page.evaluate(script, *given)
     page.close()
-    weights = shipped_tensors(PAGE)
-    assert found.keys() == weights.keys()
-    equal = [found[name] == weights[name].flatten().tolist() for name in weights]
-    assert all(equal) == same
+    return found
 
 
-def differences(browser, asked, engine: str, count=100) -> dict[str, int]:
-    """Of so many dates, how often an engine has other answers or weights than the library."""
+def test_float16_is_read_exactly(browser):
+    """A wrong reading of the smallest numbers is seen here alone."""
+    numbers = {name: tensor.numpy().tobytes() for name, tensor in shipped_tensors(PAGE).items()}
+    wanted = {name: base64.b64encode(text).decode() for name, text in numbers.items()}
+    assert dict(in_browser(browser, EXACT)) == wanted
+    mistake = {"old": "fraction * 2 ** -14", "new": "fraction * 2 ** -15"}
+    assert dict(in_browser(browser, EXACT, **mistake)) != wanted
+
+
+def differences(browser, asked, count, **mistake) -> dict[str, int]:
+    """Of so many dates, how often the engine has other answers or weights than the library."""
     cases, truth = (part[:count] for part in asked)
-    page = browser.new_page()
-    page.add_script_tag(content=engine)
-    page.add_script_tag(path=dates_model.SCRIPT)
-    found = page.evaluate(READ, [*map(list, zip(*cases, strict=True))])
-    page.close()
-    took = statistics.median(one["took"] for one in found)
-    print(f"a date takes {took:.1f} ms (the median of {len(found)})")
+    found = in_browser(browser, READ, [*map(list, zip(*cases, strict=True))], **mistake)
     off = {"answers": 0, "exchanged": 0, "weights": 0}
     for one, (answer, weights, mixed) in zip(found, truth, strict=True):
         off["answers"] += one["answer"] != answer
@@ -121,26 +101,10 @@ def differences(browser, asked, engine: str, count=100) -> dict[str, int]:
 
 
 def test_the_engine_agrees_with_the_library(browser, asked):
-    """On 100 dates of all locales: answers, each weight, and answers after an exchange of rows."""
-    assert {*differences(browser, asked, ENGINE.read_text()).values()} == {0}
-
-
-MISTAKES = {
-    "scale": ("key[i] / Math.sqrt(d_k)", "key[i] / Math.sqrt(d)"),
-    "values not kept": ("values.push(", "values.splice(0, 1, "),
-    "position off by one": ("position++", "++position"),
-    "another norm": ("`${name}.cross_norm`", "`${name}.attention_norm`"),
-    "causal encoder": ("q[t], k, v)", "q[t], k.slice(0, t + 1), v.slice(0, t + 1))"),
-    "letters off by one": ("letters.indexOf(letter) + 2", "letters.indexOf(letter) + 1"),
-}
-
-
-@for_each(*MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_in_the_engine_is_seen(old, new, browser, asked):
-    engine = ENGINE.read_text()
-    assert engine.count(old) == 1
-    found = differences(browser, asked, engine.replace(old, new), 20)
-    assert any(found.values()), found
+    """On 50 dates of all locales: answers, each weight, and answers after an exchange of rows."""
+    assert {*differences(browser, asked, 50).values()} == {0}
+    scale = {"old": "key[i] / Math.sqrt(d_k)", "new": "key[i] / Math.sqrt(d)"}
+    assert differences(browser, asked, 5, **scale)["weights"] == 5
 
 
 # ---------------------------------------------------------------- the figure
@@ -185,9 +149,8 @@ class Reader:
 
     def check(self, text, other, chosen=()):
         """Answer, sentence, keys and every number are those of the library."""
-        plain, _ = date_model.written(date_model.context(text))
-        theirs, _ = date_model.written(date_model.context(other))
-        answer, weights = date_model.written(date_model.exchanged(text, other, set(chosen)))
+        (plain, _), (theirs, _) = date_model.read(text), date_model.read(other)
+        answer, weights = date_model.read(text, other, *chosen)
         mean, shown = weights.mean(dim=(1, 2)), self.shown()
         t = shown["chosen"][0]
         best = int(mean[t].argmax())
@@ -213,10 +176,11 @@ class Reader:
 
 
 @pytest.fixture(
+    scope="module",
     params=[pytest.param(SCREENS[0], marks=pytest.mark.weekly), SCREENS[1]],
     ids=lambda screen: str(screen[0]),
 )
-def reader(request, browser, site):
+def loaded_reader(request, browser, site):
     """On a phone, every week on both; nothing is said to the console or asked for outside."""
     width, scheme = request.param
     with loaded(browser, site, PAGE, width, scheme, has_touch=width < 500) as page:
@@ -226,6 +190,12 @@ def reader(request, browser, site):
         yield found
         assert page.outside == page.errors == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.fixture
+def reader(loaded_reader):
+    loaded_reader.press(loaded_reader.again)
+    return loaded_reader
 
 
 FORMS = "short", "medium", "long", "full"
@@ -239,8 +209,7 @@ def test_examples_are_dates_that_it_has_not_seen():
     for locale, (_, *texts) in zip(locales, EXAMPLES, strict=True):
         found = []
         for text in texts:
-            answer, _ = date_model.written(date_model.context(text))
-            found.append(datetime.date.fromisoformat(answer))
+            found.append(datetime.date.fromisoformat(date_model.read(text)[0]))
             forms = [format_date(found[-1], form, locale=locale) for form in FORMS]
             assert text in forms
         assert (12 * found[0].year + found[0].month) % 11 == 0  # a month of the test
@@ -249,21 +218,22 @@ def test_examples_are_dates_that_it_has_not_seen():
         assert digits == others
 
 
-def test_an_example_is_read_and_each_vector_exchanged(reader, everything):
+def test_an_example_is_read_and_vectors_exchanged(reader, everything):
     """By mouse or finger; a second press takes it back; two together."""
     for n, (_, text, other) in enumerate(EXAMPLES):
         reader.press(reader.drawn.locator(".examples button").nth(n))
         assert reader.text.input_value() == text
         assert reader.other.input_value() == other
         reader.check(text, other)
-        for s in range(len(text)) if everything or n == 0 else ():
+        for s in range(len(text)) if everything else ():
             reader.press(reader.key(s))
             reader.check(text, other, [s])
             reader.press(reader.key(s))
-        reader.check(text, other)
         reader.press(reader.key(1))
         reader.press(reader.key(4))
         reader.check(text, other, [1, 4])
+        reader.press(reader.key(1))
+        reader.check(text, other, [4])
     reader.press(reader.again)
     reader.check(EXAMPLES[0][1], EXAMPLES[0][2])
     assert reader.shown()["chosen"] == [2]
@@ -303,12 +273,9 @@ def test_a_date_is_typed_and_its_gap_pressed_by_keyboard(reader):
 
 def test_the_other_date_has_another_year(reader):
     for text, other in (
-        ("3 May 1962", "3 May 1987"),
         ("8 December 1987", "8 December 2031"),
         ("9/25/82", "9/25/87"),
-        ("07.09.87", "07.09.31"),
         ("2039年7月4日", "1985年5月8日"),  # an example has one of its own
-        ("2038年7月4日", "1987年7月4日"),
         ("May", "May"),
     ):
         reader.text.fill(text)
@@ -321,7 +288,6 @@ def test_what_cannot_be_read_is_refused_in_words(reader):
     for text, said in (
         ("3-Q-1962", "The model cannot read the date: no text of its training has -, Q."),
         ("5 May 1962" * 4 + "1", "The model reads at most 40 characters; the date has 41."),
-        ("", "Type the date."),
         ("  ", "Type the date."),
     ):
         reader.text.fill(text)
@@ -390,16 +356,13 @@ def test_a_row_of_the_map_is_told(reader):
 
 
 def test_axe_finds_nothing_in_it(browser, site):
-    """With a vector exchanged, light and dark, and with a text that is refused."""
-    with loaded(browser, site, PAGE, 390, "light", has_touch=True) as page:
+    """With a vector exchanged, and with a text that is refused."""
+    with loaded(browser, site, PAGE, 390, "dark", has_touch=True) as page:
         reader = Reader(page, 390)
         reader.ready()
         only(reader.drawn)
         reader.press(reader.key(10))
         reader.check("23 October 2025", "14 January 1987", [10])
-        assert violations(page) == []
-        page.emulate_media(color_scheme="dark")
-        page.wait_for_selector("html[data-theme=dark]")
         assert violations(page) == []
         reader.text.fill("3-Q-1962")
         assert violations(page) == []
