@@ -103,11 +103,9 @@ def _followers(text, states, words, *, start=1, whole=False):
     return torch.stack(rows)
 
 
-def _decoder(keys):
-    size = keys.shape[-1] if isinstance(keys, torch.Tensor) and keys.shape[-1] > 1 else 3
-    if isinstance(keys, torch.Tensor) and keys.shape[-1] == 1:
-        size = keys.shape[-2]
-    return torch.ones(1, 1, size, size).tril().bool() & keys
+def _lower(binary):
+    """Causal, for a padding mask's texts."""
+    return torch.ones(binary.shape[1], binary.shape[1]).tril().bool()
 
 
 def _moves(head, x, output, change):
@@ -263,21 +261,6 @@ def _in_company(encode, texts, of=slice(None)):
     return float((encode(texts) - alone)[of].abs().max())
 
 
-def _writer(*, start=False, end=False, forget=False, over=0):
-    """A greedy writer with a mistake."""
-
-    def write(scores, START, END, longest):
-        tokens = [START]
-        while len(tokens) <= longest + over:
-            row = scores(tokens[-1:] if forget else tokens)
-            tokens.append(row.index(max(row)))
-            if tokens[-1] == END:
-                break
-        return [t for t in tokens if (start or t != START) and (end or t != END)]
-
-    return write
-
-
 def _rolled(maps, step=lambda A, eye: (A.mean(1) + eye) / 2):
     total = torch.eye(maps[0].shape[-1]).to(maps[0])
     for A in maps:
@@ -367,16 +350,6 @@ def _every(n):
     return [c for k in range(n) for c in itertools.combinations(range(1, n), k)]
 
 
-def _one_cache(model, tokens, whole=True):
-    """Each cut, all through the same cache; with the whole text before them, or without."""
-    cache, right = attn_lib.Cache(), model(tokens)
-    for cuts in _every(6) if whole else [(3,), (2,)]:
-        pieces = [model(piece, cache=cache) for piece in tokens.tensor_split([*cuts], dim=1)]
-        if not (torch.cat(pieces, dim=1) - right).abs().max() <= 1e-4:
-            return False
-    return True
-
-
 def _near(a, b, within=1e-4):
     return torch.allclose(a, b, rtol=0.0, atol=within)
 
@@ -384,21 +357,6 @@ def _near(a, b, within=1e-4):
 def _in_two(model, tokens):
     cache = attn_lib.Cache()
     return torch.cat([model(piece, cache=cache) for piece in tokens.split([2, 4], dim=1)], dim=1)
-
-
-def _shared_cache(model, reference, tokens):
-    cache = attn_lib.Cache()
-    return model(tokens, cache=cache), reference(tokens, cache=cache)
-
-
-def _loops(q, k, v):
-    """Attention of 64 bits, a row at a time, in numpy."""
-    q, k, v = (np.asarray(t, dtype=np.float64) for t in (q, k, v))
-    out = np.zeros((*q.shape[:-1], v.shape[-1]))
-    for row in np.ndindex(q.shape[:-1]):
-        powers = np.exp(k[row[:-1]] @ q[row] / math.sqrt(q.shape[-1]))
-        out[row] = powers @ v[row[:-1]] / powers.sum()
-    return out
 
 
 def _right_split(split, B, T, H, d, texts=slice(None), heads=slice(None)):
@@ -423,105 +381,10 @@ def _prefixes(head, x):
     return not all(torch.allclose(head(x[: t + 1])[t], whole[t]) for t in range(len(x)))
 
 
-def _decoder_by_loops(binary):
-    B, S = binary.shape
-    mask = np.zeros((B, 1, S, S), dtype=bool)
-    for b, t in itertools.product(range(B), range(S)):
-        mask[b, 0, t, : t + 1] = binary[b, : t + 1]
-    return mask
-
-
 def _masked_softmax_twice(s, m):
     """An empty row is opened before the softmax, and closed after it."""
     open_rows = m | ~m.any(-1, keepdim=True)
     return torch.where(m, s.masked_fill(~open_rows, -math.inf).softmax(-1), 0.0)
-
-
-def _slope(attend, d_k):
-    """The scale as a derivative, on two keys of many."""
-    k = torch.eye(max(d_k, 2), d_k, dtype=torch.float64)
-    q = torch.zeros(1, d_k, dtype=torch.float64, requires_grad=True)
-    p = attend(q, k)
-    (p[0, 0].log() - p[0, 1].log()).backward()
-    return q.grad[:, :1]
-
-
-def _interleaved(W, H):
-    """Rows in their new order, by index, in numpy."""
-    d = len(W) // H
-    order = [h * d + i for h in range(H) for i in (*range(0, d, 2), *range(1, d, 2))]
-    return W.numpy()[order]
-
-
-def _slowed_one_by_one(speeds, trained, wanted):
-    found = []
-    for speed in speeds.tolist():
-        turns = (trained - 1) * speed / math.tau
-        found.append(speed if turns >= 1 else speed / (wanted / trained))
-    return np.array(found)
-
-
-def _slowed_with_a_factor(speeds, trained, wanted):
-    factor = torch.full_like(speeds, trained / wanted)
-    factor[speeds * (trained - 1) >= 2 * torch.pi] = 1
-    return (speeds * factor).float()
-
-
-def _added_one_by_one(x, attend, think, norms):
-    stream = [x]
-    for part, norm, norm_2 in ((attend, *norms[:2]), (think, *norms[2:])):
-        stream.append(norm_2(part(norm(torch.stack(stream).sum(0)))))
-    return torch.stack(stream).sum(0)
-
-
-def _what_is_lost(writes, gain, row, eps):
-    """What the logit falls by without each write, the size being kept: one dot product each."""
-    z, size = writes.sum(0), (writes.sum(0).square().mean() + eps).sqrt()
-    logits = [float((z - w) / size * gain @ row) for w in writes]
-    return [float(z / size * gain @ row) - logit for logit in logits]
-
-
-def _cost_by_hand(z, w, f):
-    """A Python number, from loops."""
-    costs = [
-        math.log(sum(map(math.exp, row))) - row[token]
-        for rows, tokens in zip(z.tolist(), w.tolist(), strict=True)
-        for row, token in zip(rows, tokens, strict=True)
-        if token != f
-    ]
-    return sum(costs) / len(costs)
-
-
-def _stepwise(scores, START, END, longest):
-    """From an iterator, as an array."""
-
-    def steps():
-        text = (START,)
-        while True:
-            text += (int(np.argmax(scores(list(text)))),)
-            yield text[-1]
-
-    new = itertools.takewhile(lambda t: t != END, itertools.islice(steps(), longest))
-    return np.fromiter(new, dtype=np.int32)
-
-
-def _sliced(patches, p, channels):
-    """An image of whole numbers, a patch at a time."""
-    side = math.isqrt(patches.shape[1])
-    image = torch.zeros(len(patches), channels, side * p, side * p, dtype=torch.int64)
-    for n, (row, column) in enumerate(itertools.product(range(side), repeat=2)):
-        square = patches[:, n].view(-1, channels, p, p)
-        image[:, :, row * p : (row + 1) * p, column * p : (column + 1) * p] = square
-    return image
-
-
-def _chained(maps):
-    """The last factor first, in numpy."""
-    total = None
-    for A in reversed(maps):
-        step = 0.5 * A.numpy().mean(1) + 0.5 * np.eye(A.shape[-1])
-        total = step if total is None else total @ step
-    return total
 
 
 def _shuffles(model, patches):
@@ -535,21 +398,11 @@ def _shuffles(model, patches):
     return True
 
 
-def _swaps(model, patches):
-    """Each two neighbours, swapped."""
-    before = model(patches)
-    for i in range(8):
-        order = [*range(i), i + 1, i, *range(i + 2, 9)]
-        if (model(patches[:, order]) - before).abs().max() > 1e-9:
-            return np.False_
-    return np.True_
-
-
-def _streamed(blocks, *, rescale=True, guarded=True, over_all=True):
+def _streamed(blocks, *, rescale=True, guarded=True):
     """Log-sum-exp of blocks, or what one gets who forgets something."""
     m, total = torch.tensor(-math.inf).double(), torch.tensor(0.0).double()
     for block in blocks:
-        new = torch.maximum(m, block.max()) if over_all else block.max()
+        new = torch.maximum(m, block.max())
         base = torch.tensor(0.0) if guarded and new == -math.inf else new
         total = total * (torch.exp(m - base) if rescale else 1) + torch.exp(block - base).sum()
         m = new
@@ -602,6 +455,11 @@ def _lets_pass(rule, wrong):
     return any(torch.allclose(last, states[name], atol=1e-4) for name in ("right", wrong))
 
 
+def _kinds(right):
+    """A right function in single precision; in double precision, as a NumPy array."""
+    return [lambda *given: right(*given).float(), lambda *given: right(*given).double().numpy()]
+
+
 WRONG = {  # exercise -> mistakes that somebody makes, each with the words that must come back
     "1.1": [
         ([0.49, 0.49, 0.02], "lack the scale"),
@@ -610,7 +468,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([1.41, 1.41, -0.71], "these are scores"),
         ([0.5, 0.4, 0.2], "yours to 1.10"),
         ([0.33, 0.33, 0.34], "at least one is off"),
-        ([0.5, 0.5], "not 2"),
         ("half", "not a text"),
         ([[0.5], [0.5], None], "not list"),
         ([math.nan, 0.5, 0.5], "finite"),
@@ -625,13 +482,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             lambda s: _shifted(s.clamp(-2000, 2000), s.amax(-1, keepdim=True).clamp(max=2000)),
             "1e30",
         ),
-        (lambda s: s.double().log_softmax(-1).exp(), "calls PyTorch's log_softmax"),
         (lambda s: (s - s.max()).exp() / (s - s.max()).exp().sum(-1, keepdim=True), "own maximum"),
-        (lambda s: s.exp() / s.exp().sum(), "largest difference"),
-        (lambda s: _shifted(s.clamp(max=80), 0), "the largest difference .* is 0.23"),
         (lambda s: _shifted(s.sub_(s.amax(-1, keepdim=True)), 0), "changed its argument"),
         (lambda s: _shifted(s, 0).tolist(), "a tensor is wanted, not list"),
-        (lambda s: _shifted(s, s.mean(-1, keepdim=True)), "own maximum"),
         (_over_the_second_axis, "whatever comes before"),
         (lambda s: _shifted(s, 0).to(torch.complex64), "real numbers"),
     ],
@@ -650,18 +503,12 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "1.4": [
         ([0.0, 1.0], "longer arrow"),
-        ([7.0, 8.0], "points straight at milk"),
         ([5.0, 0.0], "attends most to 'cat'"),
-        ([0.0, -9.0], "rotate the arrow"),
-        ([0.0, 8.0, 0.0], "not 3"),
         ([0.0, math.inf], "must be finite"),
     ],
     "1.5": [
         (range(9), "every token still attends to the previous one"),
-        ([8, 7, 6, 5, 4, 3, 2, 1, 300], "'\\.', token 7, attends most to"),
-        ([0, 8, 7, 6, 5, 4, 3, 2, 1], "token 0, attends most to"),
         ([16, 14, 12, 10, 8, 6, 4, 2, 0], "must seem to stand just before it"),
-        (range(7), "not 7"),
         (range(0, -9, -1), "from 0 to 511"),
         ([1.5] * 9, "whole number"),
     ],
@@ -669,7 +516,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda T, p: torch.ones(T, T).tril().bool(), "this is the causal mask"),
         (lambda T, p: ~(torch.ones(T, T).tril().bool() | (torch.arange(T) < p)), "inverted"),
         (lambda T, p: torch.ones(T, T).tril().bool() & (torch.arange(T) < p), "should be True"),
-        (lambda T, p: torch.ones(T, T).tril(p).bool(), "should be False"),
         (lambda T, p: torch.ones(T, T).tril(), "not torch.float32"),
         (lambda T, p: (torch.arange(T) < p)[None], "shape is"),
         (
@@ -679,22 +525,11 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     ],
     "2.2": [
         (lambda b: b.bool(), r"must be \(B, 1, T, S\)"),
+        (lambda b: _lower(b) & b.bool(), "write out both axes"),
+        (lambda b: _lower(b) & b.bool()[:, None, :, None], "it closes queries"),
         (
-            lambda b: b.bool() & torch.ones(b.shape[1], b.shape[1]).tril().bool(),
-            "write out both axes",
-        ),
-        (lambda b: _decoder(b.bool()[:, None, :, None]), "it closes queries"),
-        (lambda b: _decoder((b[:, :, None] * b[:, None])[:, None] > 0), "it closes queries"),
-        (lambda b: ~_decoder(b.bool()[:, None, None]), "inverted"),
-        (lambda b: _decoder(b.bool()[:, None, None]).float(), "not torch.float32"),
-        (lambda b: b.bool()[:, None, None] | _decoder(True).expand(len(b), 1, -1, -1), "be False"),
-        (
-            lambda b: _decoder((b.cumsum(1) * b.flip(1).cumsum(1).flip(1) > 0)[:, None, None]),
+            lambda b: _lower(b) & (b.cumsum(1) * b.flip(1).cumsum(1).flip(1) > 0)[:, None, None],
             r"the cell \[0, 0, 1, 1\] should be False",  # from the first real token to the last
-        ),
-        (
-            lambda b: _decoder((b.bool() | ~b.any(1, keepdim=True))[:, None, None]),
-            r"the cell \[1, 0, 0, 0\] should be False",
         ),
     ],
     "2.3": [
@@ -709,12 +544,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             lambda head, x: _moves(head, x, slice(0, 2), 2),
             "only output 0 leaks, and only token 1: this",
         ),
-        (
-            lambda head, x: any(_moves(head, x, t, t + 1) for t in range(6)),
-            "first output leaks: this",
-        ),
         (lambda head, x: None, "not NoneType"),
-        (lambda head, x: head(x) != x, r"not Tensor of shape \(7, 3\)"),
     ],
     "2.4": [
         (lambda s, m: s.masked_fill(~m, -math.inf).softmax(-1), "gives NaN"),
@@ -723,9 +553,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda s, m: s.softmax(-1) * m, "must sum to 1"),
         (lambda s, m: (s + m.log()).softmax(-1).nan_to_num(), "gradient has NaN"),
         (lambda s, m: s.masked_fill(~m, -50).softmax(-1) * m.any(-1, keepdim=True), "some weight"),
-        (lambda s, m: s.tolist(), "not list"),
         (lambda s, m: s.masked_fill_(~m, -1e30).softmax(-1) * m, "changed its argument"),
-        (lambda s, m: s.masked_fill(~m, -1e30).softmax(-1).masked_fill(~m, 0.0), "must sum to 1"),
         (lambda s, m: _masked_softmax_twice(s.detach(), m), "no gradient"),
         (lambda s, m: _exponents(s, m, torch.Tensor.detach), "not their gradient"),
     ],
@@ -733,15 +561,11 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (324, "now add the biases"),
         (363, "the output projection has one, too"),
         (108, "that is one head"),
-        (127, "that is one head"),
         (168, "d_model / H"),
         (273, "output projection, which joins the heads, is missing"),
-        (400, "add up"),
-        ([369, 369], "not 2"),
     ],
     "3.2": [
         (lambda split: _right_split(split, 2, 3, 1, 4), "accepts a wrong split: a view alone"),
-        (lambda split: _right_split(split, 2, 1, 4, 2), "accepts a wrong split: a view alone"),
         (lambda split: _right_sums(split), "accepts a wrong split: tokens in reverse"),
         (lambda split: _right_split(split, 1, 3, 4, 2), "accepts a wrong split: texts"),
         (lambda split: _right_split(split, 2, 3, 4, 1), "numbers dealt out in turn"),
@@ -754,34 +578,26 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, h, H: _head(W, h, H), "must be transposed"),
         (lambda W, h, H: [M.chunk(H, 1)[h] for M in W.chunk(3)], "these are columns"),
         (lambda W, h, H: [M.chunk(H, 1)[h].T for M in W.chunk(3)], "these are columns"),
-        (lambda W, h, H: [M.T for M in _head(W, 0, H)], "head 1 of 3 attends differently"),
         (lambda W, h, H: [M[h::H].T for M in W.chunk(3)], "head 0 of 3 attends differently"),
         (lambda W, h, H: [_head(W, h, H)[i].T for i in (0, 1, 1)], "W_v comes third"),
-        (lambda W, h, H: _head(W, h, H)[0].T, "three matrices"),
         (lambda W, h, H: _rescaled(_head(W, h, H)), "rows as they are"),
         (lambda W, h, H: [M.T for M in W.chunk(3)], r"here \(6, 2\), not \(6, 6\)"),
     ],
     "4.1": [
         ([36.0, 2.0], "uses one variance"),
-        ([18.0, 4.0], "fourth power"),
+        ([18.0, 4.0], "two factors, each squared"),
         ([16.0, 4.0], "one term: there are nine"),
         ([12.0, 4.0], "its square is the variance"),
         ([72.0, 2.83], "adds the two variances"),
         ([4.0, 144.0], "the variance comes first"),
-        ([100.0, 4.0], "d_k times the fourth power"),
         ([144.0, 12.0], "divide it by the square root of 9"),
         ([144.0, 16.0], "take its root"),
-        ([144.0, 1.0], "divided by the square root of 9"),
-        ([144.0], "not 1"),
-        ([math.nan, 4.0], "variance of a product"),
         ([144.0, math.nan], "deviation of a score"),
     ],
     "4.2": [
         (lambda attend, d_k: d_k**-0.5, "for each function"),
         (_of_ones, "one, or d_k"),
         (lambda attend, d_k: 1 / _log_ratio(attend, d_k, 1.0), "its inverse, 4.000"),
-        (lambda attend, d_k: d_k**0.5, "has scale 0.250, but you say 4.000"),
-        (lambda attend, d_k: -_log_ratio(attend, d_k, 1.0), "but you say -0.250"),
         (lambda attend, d_k: attend(torch.ones(1, d_k), torch.ones(2, d_k)), "not 2"),
         (lambda attend, d_k: math.nan, "but you say nan"),
     ],
@@ -792,22 +608,15 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (0.1536**2, "the variance"),
         (768 * 0.02 / 2, "enters twice"),
         (8 * 0.1536, "not divided"),
-        (0.2, "another number than 0.2"),
-        (math.nan, "another number than nan"),
     ],
     "4.4": [
         (lambda d, std, rate, eps: (std / d**0.5, rate / d**0.5, eps * d**0.5), "that is a²"),
         (lambda d, std, rate, eps: (std / d**0.25, rate, eps), "learning rate stays as it was"),
-        (lambda d, std, rate, eps: (std / d**0.25, rate / d**0.25, eps), "epsilon stays as it was"),
         (lambda d, std, rate, eps: (std / d**0.25, rate / d**0.25, eps / d**0.25), "so must eps"),
         (lambda d, std, rate, eps: (std * d**0.25, rate * d**0.25, eps), "smaller, not larger"),
-        (lambda d, std, rate, eps: (std / d**0.25, rate * d**0.25, eps), "must move less by a"),
         (lambda d, std, rate, eps: (std / d**0.25, rate / d**0.25, eps * d**0.5), "and a is"),
         (lambda d, std, rate, eps: (std / d, rate / d, eps), "grows by its root"),
         (lambda d, std, rate, eps: (std / 3, rate, eps), "must be 0.01, not 0.006667"),
-        (lambda d, std, rate, eps: (std, rate), "not 2"),
-        (lambda d, std, rate, eps: (math.nan, rate, eps), "not nan"),
-        (0.5, "a function is wanted"),
     ],
     "5.1": [
         ([math.cos(4), math.sin(4), math.cos(0.4), math.sin(0.4)], "this is position 4"),
@@ -815,9 +624,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([-0.99, 0.141, 1.0, 0.03], "1/10"),
         ([-0.99, 0.141, -0.99, 0.141], "a speed of its own"),
         ([-0.99, 0.955, 0.141, 0.296], "side by side"),
-        ([0.141, -0.99, 0.296, 0.955], "x is the cosine"),
-        ([0.99, 0.141, 0.955, 0.296], "at least one is off"),
-        ([-0.99, 0.141], "not 2"),
         ([math.nan] * 4, "finite"),
         ([[math.sin(3), math.cos(3)], (math.sin(0.3), math.cos(0.3))], "x is the cosine"),
     ],
@@ -826,7 +632,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda W, H: torch.cat([W[0::2], W[1::2]]), "within each head"),
         (lambda W, H: W.unflatten(0, (2, -1)).transpose(0, 1).flatten(0, 1), "this is the inverse"),
         (lambda W, H: W.flip(0), "the even rows come first"),
-        (lambda W, H: W[0::2], "shape is"),
         (lambda W, H: W.copy_(torch.cat([W[0::2], W[1::2]])), "changed its argument"),
     ],
     "5.3": [
@@ -847,8 +652,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([1.41, 2.83, 2.83, 4.24], "subtract the mean"),
         ([0.47, 0.94, 0.94, 1.41], "that is RMSNorm"),
         ([-0.47, 0.0, 0.0, 0.47], "after the mean is subtracted"),
-        ([-1.5, 0, 0, 1.5], "at least one"),
-        ([1.0, 2.0], "not 2"),
     ],
     "6.2": [
         (lambda x, a, t, n: (y := x + a(n[0](x))) + t(n[2](y)), "this is pre-norm"),
@@ -873,7 +676,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ),
         (lambda x, a, t, n: _sandwich(x, a, t, [*n[:2], *n[:2]]), "the first two twice"),
         (lambda x, a, t, n: _sandwich(x.add_(0.5), a, t, n), "changed its argument"),
-        (lambda x, a, t, n: _sandwich(2 * x, a, t, n), "twice, is"),
     ],
     "6.3": [
         (lambda w, g, r, e: w / (w**2).mean(1, keepdim=True).add(e).sqrt() * g @ r, "its own size"),
@@ -898,14 +700,11 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             lambda ours, theirs, x: None if (i := _first_wrong(ours, theirs, x)) is None else i + 1,
             "counted from 0",
         ),
-        (lambda ours, theirs, x: _first_wrong(ours, theirs, x) or None, "0 is wanted, not None"),
-        (lambda ours, theirs, x: _first_wrong(ours[::-1], theirs[::-1], x), "0 is wanted, not 3"),
         (
             lambda ours, theirs, x: _first_wrong(ours, theirs, x, only_if_ends_differ=True),
             "the last block hides: 2 is wanted, not None",
         ),
         (lambda ours, theirs, x: _first_wrong(ours, theirs, x) is None, "the index of a block"),
-        (lambda ours, theirs, x: _first_wrong(ours, theirs, x) or -1, "None is wanted, not -1"),
     ],
     "7.2": [
         (lambda out, n: out.mean(1), "padding included"),
@@ -927,20 +726,14 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda out, n: _mean(out, n) * n[:, None] / n.sum(), "tokens of all texts"),
         (lambda out, n: _mean(out, n) * n[:, None] / out.shape[1], "divided by T"),
         (lambda out, n: out[:, 0], "first token alone"),
-        (lambda out, n: out[:, 1], "largest difference from the mean of the real tokens is"),
         (lambda out, n: _mean(out, n, lambda o, r: o.masked_fill_(~r, 0)), "changed its argument"),
     ],
     "7.3": [
         (lambda encode: False, "without a mask gets the verdict False"),
         (lambda encode: True, "that is right gets the verdict True"),
-        (lambda encode: encode(["a", "b c"]).shape != (2, 7), "without a mask"),
         (
             lambda encode: bool((encode(["a", "b c d"])[0] != encode(["a"])[0]).any()),
             "right up to rounding gets the verdict True",
-        ),
-        (
-            lambda encode: _in_company(encode, ["a b", "c d"]) > 1e-5,
-            "without a mask gets the verdict False",
         ),
         (
             lambda encode: _in_company(encode, ["a", "b c d"], of=slice(1)) > 1e-5,
@@ -956,7 +749,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([0, 1, 0], "give shares"),
         ([0, 2, 1], "shares sum to 1"),
         ([0.2, 0.5, 0.3], "mark the dax"),
-        ([1 / 3, 2 / 3], "not 2"),
     ],
     "11.1": [
         ([10, 21], "first the row without"),
@@ -968,7 +760,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([21, 6], "all earlier tokens of its own"),
         ([20, 10], "add up 1 to 6"),
         ([21, 12], "add up three"),
-        ([21], "not 1"),
     ],
     "11.2": [
         (lambda e: (torch.arange(int(e[-1])), _documents(e)), "count on"),
@@ -981,7 +772,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda e: (_places(e), torch.zeros_like(_places(e))), "the segments are"),
         (lambda e: (_places(e).flip(0), _documents(e)), "the positions are"),
         (lambda e: (_places(e)[None], _documents(e)), "the shape"),
-        (lambda e: _places(e), "two tensors"),
     ],
     "11.3": [
         (_rows([3, 1, 4, 1], [3, 1, 4, 1], [0, 0, 1, 1], 2), "the two rows are equal"),
@@ -995,7 +785,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (_rows([3, 1, 4, 1], [3, 5, 4, 1], [1, 1, 0, 0], 2), "rise along the row"),
         (_rows([3, 1, 4], [3, 5, 4, 1], [0, 0, 1, 1], 2), r"\(1, T\) each"),
         ((*[torch.tensor([[0.0, 1.0]])] * 3, 1), "integers"),
-        ("packing", "four things"),
     ],
     "11.4": [
         (lambda x, s: F.pad(x[:, :-1], (0, 0, 1, 0)), "it still crosses"),
@@ -1009,32 +798,24 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda x, s: _inside(x.roll(1, 1), s.flip(1)), "for the segments"),
         (lambda x, s: _inside(F.pad(x[:, :-1], (0, 0, 1, 0)), s, ends=True), "clear what"),
         (lambda x, s: torch.where(_begins(s), x, x.roll(1, 1)), "keeps itself"),
-        (lambda x, s: x[:, :-1], "the shape"),
     ],
     "12.1": [
         (lambda b: torch.cat(b).exp().sum().log(), "it overflows"),
         (lambda b: _streamed(b, rescale=False), "the old sum must be multiplied"),
         (lambda b: _streamed(b, guarded=False), "it gives NaN"),
-        (lambda b: _streamed(b, over_all=False), "it overflows"),
-        (lambda b: sum(x.logsumexp(0) for x in b), "instead of|must be multiplied"),
         (lambda b: max(x.max() for x in b), "instead of"),
-        (lambda b: torch.stack([x.exp().sum() for x in b]).sum(), "instead of"),
-        (lambda b: torch.cat(b).clamp(max=700).exp().sum().log(), "scores that fall far"),
         (lambda b: torch.cat(b).sub(1001).exp().sum().log() + 1001, "it gives −∞"),
     ],
     "12.2": [
         (lambda T, S, b, w: _tiles(T, S, b, w, left=False), "closes on the left"),
         (lambda T, S, b, w: _tiles(T, S, b, w, late=1), "position t"),
         (lambda T, S, b, w: _tiles(T, S, b, w + 1), "counts the token itself"),
-        (lambda T, S, b, w: _tiles(T, S, b, w - 1), "instead of"),
         (lambda T, S, b, w: math.ceil(T / b) * math.ceil(S / b), "instead of"),
     ],
     "12.3": [
         (lambda out, log, sink: out, "the sink changes nothing"),
         (lambda out, log, sink: out * torch.sigmoid(sink - log), "the share of the sink"),
         (lambda out, log, sink: out * log.exp() / (log.exp() + math.exp(min(sink, 700))), "NaN"),
-        (lambda out, log, sink: out / (1 + math.exp(min(sink, 700))), "difference"),
-        (lambda out, log, sink: out * log / (log + sink), "difference"),
     ],
     "13.1": [
         ([5.0, 10.0], "before the second was written"),
@@ -1043,8 +824,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([0.0, 5.0], "what the second key reads"),
         ([2.0, 9.0], "0.6 of it"),
         ([-1.8, -0.6], "add what was there"),
-        ([3.0, 6.0], "read with the second key first"),
-        ([3.2], "two numbers, not 1"),
     ],
     "13.2": [
         (lambda d, e: math.floor(d * e), "N − 1 others are"),
@@ -1052,7 +831,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda d, e: math.floor(math.sqrt(d) * e) + 1, "1/d on average"),
         (lambda d, e: d, "right angles"),
         (lambda d, e: d * e + 1, "round down"),
-        (lambda d, e: math.ceil(d * e) + 1, "instead of"),
         (lambda d, e: math.floor(d / (1 - e)), "it raised ZeroDivisionError"),
     ],
     "13.3": [
@@ -1064,14 +842,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda a, S, b, R: ((a + b).exp(), b.exp() * S + R), "the sum of logarithms"),
         (lambda a, S, b, R: (a * b, b.exp() * S + R), "their logarithms are added"),
         (lambda a, S, b, R: (b, b.exp() * S + R), "the sum: the largest difference"),
-        (lambda a, S, b, R: (a + b, S @ R), "the state: the largest difference"),
-        (lambda a, S, b, R: b.exp() * S + R, "two things are wanted"),
-        (lambda a, S, b, R: (a + b, (b.exp() * S + R)[0]), "the state: the shape is"),
     ],
     "13.4": [
         (lambda rule: True, "acts after the write"),
-        (lambda rule: False, "a layer is refused"),
-        (lambda rule: _judges_rule(rule, gate=1.0), "acts after the write"),
         (lambda rule: _judges_rule(rule, start=0.0), "never applied"),
         (lambda rule: _lets_pass(rule, "write faded"), "also fades what the token writes"),
         (lambda rule: _lets_pass(rule, "read before"), "reads the state from before it"),
@@ -1086,7 +859,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             "not in the tile",
         ),
         (lambda m: _by_scores(m, lambda m, i, j: m.mean() * (i - j)), "difference"),
-        (lambda m: _by_scores(m, lambda m, i, j: m * (i - j).abs()), "difference"),
         (lambda m: m, "a function that returns a function"),
     ],
     "10.2": [
@@ -1098,7 +870,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda x, w: _near_mask(len(x)) & ~_after(x, w), "what the second layer looks for"),
         (lambda x, w: ~_less(x, x == w, 1), "inverted"),
         (lambda x, w: _less(x, x == w, 1) | (x != w), "future"),
-        (lambda x, w: _near_mask(len(x)) & (x != w), "more than it has to"),
         (lambda x, w: _less(x, x == w, 1, 2), "more than it has to"),
         (lambda x, w: _less(x, x != w, 1), "can still read this one"),
         (lambda x, w: _less(x, x == w, 1).float(), "a bool tensor"),
@@ -1110,8 +881,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda w, x: _on(w, x, 2), "the second token after"),
         (lambda w, x: _on(w, x, -1), "the token before"),
         (lambda w, x: _on(w, x, 1, every=True), "only over queries whose token"),
-        (lambda w, x: w.sum(), "the score is"),
-        (lambda w, x: math.nan, "the score is"),
     ],
     "10.4": [
         (lambda x, n: _followers(x, n, 1), "that is the bigram"),
@@ -1124,9 +893,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             lambda x, n: torch.cat([torch.ones(1, n) / n, _followers(x, n, 2)[:-1]]),
             "one word late",
         ),
-        (lambda x, n: _followers(x, n, 2, whole=True), "nothing later"),
         (lambda x, n: 2 * _followers(x, n, 2), "sum to 1"),
-        (lambda x, n: _followers(x, n, 2)[1:], "the shape is"),
     ],
     "9.1": [
         (600 + 2964, "counts once"),
@@ -1137,7 +904,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (2964 - 480, "three matrices"),
         (600 + 1176 + 12, "two blocks"),
         (2364, "the embedding is missing"),
-        (1000, "add up the embedding"),
     ],
     "9.2": [
         (lambda W, n, H: W.repeat(H // n, 1), "the heads are tiled"),
@@ -1149,7 +915,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "9.3": [
         (lambda m, t: True, "accepts a cache that forgets all earlier"),
         (lambda m, t: False, "by rounding"),
-        (lambda m, t: _all_cuts(m, t, _every, 0.0), "by rounding"),
         (lambda m, t: _all_cuts(m, t, lambda n: [range(1, n)]), "pieces of more than one"),
         (lambda m, t: _all_cuts(m, t, lambda n: [(3,)]), "pieces of a single token"),
         (lambda m, t: _all_cuts(m, t, lambda n: [(2, 5), (2, 3)]), "just after the first token"),
@@ -1158,21 +923,19 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
             lambda m, t: _all_cuts(m, t, lambda n: [(1, 2, 4)]),
             r"piece of 2 tokens after 1 other\.$",
         ),
-        (lambda m, t: _one_cache(m, t), "start each cut with a new cache"),
-        (lambda m, t: _one_cache(m, t, whole=False), "start each cut with a new cache"),
+        (lambda m, t: [m(t, cache=c) for c in [attn_lib.Cache()] * 2], "cut with a new cache"),
         (lambda m, t: m(t, cache=[]), "must be an attn_lib.Cache"),
     ],
     "9.4": [
         (lambda m, r, t: True, "accepts a model that rotates at another speed"),
-        (lambda m, r, t: False, "refuses a right model.*rounding"),
         (lambda m, r, t: torch.equal(m(t), r(t)), "refuses a right model.*rounding"),
-        (lambda m, r, t: torch.equal(m(t).argmax(-1), r(t).argmax(-1)), "accepts a model that"),
         (lambda m, r, t: _near(m(t)[:, -1], r(t)[:, -1]), "wrong after the first token alone"),
         (lambda m, r, t: _near(m(t), r(t), 0.02), "has another epsilon"),
         (lambda m, r, t: _near(m(t), r(t)), "counts its positions anew in each call"),
-        (lambda m, r, t: _near(m(t, cache=attn_lib.Cache()), r(t)), "counts its positions anew"),
-        (lambda m, r, t: _near(_in_two(m, t), _in_two(m, t)), "rotates at another speed"),
-        (lambda m, r, t: _near(*_shared_cache(m, r, t)), "give each model a new cache"),
+        (
+            lambda m, r, t: [f(t, cache=c) for c in [attn_lib.Cache()] for f in (m, r)],
+            "give each model a new cache",
+        ),
         (lambda m, r, t: m(t, cache=[]), "must be an attn_lib.Cache"),
     ],
     "8.1": [
@@ -1182,7 +945,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([1, 0, 0, 0], "so the next is kept"),
         ([4 / 9, 3 / 9, 2 / 9, 0], "that is top-p alone"),
         ([0.36, 0.31, 0.33, 0], "favours the likeliest"),
-        ([0.64, 0.36], "not 2"),
         ([0.7, 0.3, 0, 0], "squares each probability"),
         ([0.8, 0.6, 0.4, 0.2], "must sum to 1"),
     ],
@@ -1215,14 +977,10 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([1200, 1000], "divide by its bytes"),
         ([0.693, 0.578], "nats"),
         ([4, 5.333], "logarithm of the perplexity first"),
-        ([1], "not 1"),
-        ([2, 3], "times tokens, divided by bytes"),
     ],
     "8.4": [
         (_asked, "of 1 of 24, .* add the markers"),
         (lambda city: _marked(f"{city} is the capital of"), "of 1 of 24, .* put a question there"),
-        (lambda city: _marked(f"{city}?"), "of 24, .* without a system message"),
-        (lambda city: f"{city} is the capital of", "of 6 of 24, .* by examples"),
         (lambda city: len(city), "must return a text"),
         (lambda city: "Paris is the capital of", "does not name Vienna"),
         (lambda city: f"{city} is in Austria or Italy. It is in", "names Austria"),
@@ -1241,16 +999,14 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda z, w, f: (_nll(z, w) * (w != f)).mean(), "divided by the number of all"),
         (lambda z, w, f: (_nll(z, w) * (w != f)).sum(), "this is the sum"),
         (_mean_of_means, "each example is averaged first"),
-        (lambda z, w, f: -_nll(z, w)[w != f].mean(), "largest difference"),
     ],
     "14.3": [
-        (_writer(start=True), "START and END do not belong"),
-        (_writer(end=True), "START and END do not belong"),
-        (_writer(forget=True), "everything written so far"),
-        (_writer(over=1), "for a model that"),
+        (
+            lambda f, *given: _written(lambda text: f(text[-1:]), *given),
+            "everything written so far",
+        ),
+        (lambda f, START, END, longest: _written(f, START, END, longest + 1), "for a model that"),
         (lambda scores, START, END, longest: [3, 1, 4][:longest], "never ends"),
-        (lambda scores, START, END, longest: [], r"\[3, 1, 4\] is wanted"),
-        (lambda scores, START, END, longest: scores([]), "give the model START"),
         (lambda scores, START, END, longest: _written(scores, START, END, 10**9), "for ever"),
         (lambda f, START, END, longest: _written(f, START, None, longest), "do not belong"),
     ],
@@ -1265,7 +1021,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda S, brings: 2 * _sets(S, brings), "returned twice"),
         (lambda S, brings: brings(3), "takes a list of rows"),
         (lambda S, brings: brings([S]), "there are rows 0 to 5, and brings was asked for 6"),
-        (lambda S, brings: None, "not NoneType"),
         (lambda S, brings: _sets(S, brings) or [()], "no rows bring it"),
     ],
     "15.1": [
@@ -1274,13 +1029,10 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([197, 589824], "biases are missing"),
         ([197, 197376], "three colours"),
         ([197, 150528], "has a weight for each"),
-        ([197], "not 1"),
     ],
     "15.2": [
         (lambda x, p, c: x.reshape(_joined(x, p, c).shape), "strips"),
         (lambda x, p, c: _joined(x, p, c).mT, "rows and columns"),
-        (lambda x, p, c: _joined(x, p, c)[:, :, :-1], "the shape is"),
-        (lambda x, p, c: _joined(x, p, c).flip(-1), "largest difference"),
         (_columnwise, "row by row, not column by column"),
         (_channels_last, "the channels come first, not last"),
     ],
@@ -1295,11 +1047,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "15.4": [
         (["rate", "fair", "test", "fair"], "what one image costs"),
         (["test", "compute", "test", "fair"], "'test' is not the answer for a"),
-        ({**_REFEREE, "c": "rate"}, "which images decided, and which ones judge"),
-        ({**_REFEREE, "d": "compute"}, "who chose the rates"),
         ({**_REFEREE, "b": "time"}, "one of rate, compute, test, fair is wanted, not 'time'"),
-        (["rate", "compute"], "a word for each of a, b, c, d"),
-        ({"a": "rate"}, "a word for each of a, b, c, d"),
     ],
     "16.1": [
         (lambda m: _rolled(m[::-1]), "order is reversed"),
@@ -1307,7 +1055,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda m: _rolled(m, lambda A, eye: A.mean(1) + eye), "halve each factor"),
         (lambda m: _rolled(m, lambda A, eye: A.sum(1) + eye), "do not add them up"),
         (lambda m: _rolled(m[-1:]), "last layer alone"),
-        (lambda m: _rolled(m, lambda A, eye: (A[:, 0] + eye) / 2), "largest difference"),
     ],
     "16.2": [
         (lambda a, b: _apart(b, a), "the second minus the first"),
@@ -1317,18 +1064,15 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] * len(a) ** 0.5), "by the root of the"),
         (lambda a, b: (_apart(a, b)[0], _apart(a, b)[1] / len(a) ** 0.5), "only once"),
         (lambda a, b: (_apart(a, b)[0], 0.5), "is not 1.96 standard errors"),
-        (lambda a, b: _apart(a, b)[0], "not 1"),
     ],
     "16.3": [
         (lambda explain, x: True, "a map of each image: it depends"),
         (lambda explain, x: False, "one map for all: it ignores"),
         (lambda f, x: _same(f(x), atol=1e-5), "the mean map of the batch: it depends"),
-        (lambda f, x: _same(_maps(f, x), rtol=0, atol=0), "and rounding: it ignores"),
         (
             lambda f, x: len(_maps(f, x).flatten(1).argmax(1).unique()) == 1,
             "made darker by the image: it depends",
         ),
-        (lambda explain, x: explain(x).shape == explain(x.flip(0)).shape, "it depends"),
         (lambda f, x: _same(_maps(f, x), rtol=1e-4, atol=1e-5), "in tiny numbers: it depends"),
     ],
     "17.1": [
@@ -1337,7 +1081,6 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (2, "square them first"),
         (1, "the signs cancel"),
         (2.345, "root of the mean"),
-        (7, "subtract each day"),
     ],
     "17.2": [
         (lambda raw, n: (raw - raw.mean(0)) / raw.std(0), "those of all days"),
@@ -1354,10 +1097,8 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda raw, n: raw.sub_(raw[:n].mean(0)).div_(raw[:n].std(0)), "changed its argument"),
     ],
     "17.3": [
-        (lambda z, T, end: z.unfold(0, T + 1, 1), "the shape is"),
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1), "the days come before"),
         (lambda z, T, end: z.unfold(0, T + 1, 1).mT, "ends with day 10"),
-        (lambda z, T, end: z[: end + 1].unfold(0, T + 1, 1).mT, "ends with day 8"),
         (lambda z, T, end: z[: end - 1].unfold(0, T + 1, 1).mT, "there are 4 windows, not 3"),
         (lambda z, T, end: z[:end].unfold(0, T + 1, 1).mT.flip(1), r"holds the days \[4, 3, 2, 1"),
         (lambda z, T, end: z.mul_(2)[:end].unfold(0, T + 1, 1).mT, "changed its argument"),
@@ -1369,11 +1110,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda a, b, y: _judged(a, b, y, days=1), "two deviations of a day"),
         (lambda a, b, y: _judged(a, b, y, paired=False), "take the daily differences first"),
         (lambda a, b, y: _judged(a, b, y, spread=(a - b).std()), "judge each year by its own"),
-        (lambda a, b, y: [2012], r"it should find \[2010, 2011, 2012, 2015\], and finds \[2012\]"),
         (lambda a, b, y: _judged(a.sub_(b), 0 * b, y), "changed its argument"),
         (lambda a, b, y: 2015, "a list of years is wanted, not int"),
         (lambda a, b, y: "2015", "not str"),
-        (lambda a, b, y: ["in 2015"], "as whole numbers"),
     ],
     "18.1": [
         (lambda q, k, v, m: _masked(q, k, v, m[:, None, None], 1 / 4), "by d_k, not by its root"),
@@ -1383,14 +1122,12 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda q, k, v, m: _masked_late(q, k, v, m, 4), "function as it was"),
         (lambda q, k, v, m: _masked(q, k, v, None), "has no effect"),
         (lambda q, k, v, m: _masked(q, k, v, ~m[:, None, None]), "mask is inverted"),
-        (lambda q, k, v, m: _masked(q, k, v, m[:, None, :5, None]), "largest difference"),
     ],
     "18.2": [
         (lambda q, k, v: _causal(q, k, v, 0), "with T=1 and S=4, .* first positions"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] + 1), "one key too many"),
         (lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2] - 1), "its own is closed"),
         (lambda q, k, v: _causal(q, k, v, 99), "nothing is closed"),
-        (lambda q, k, v: 2 * _causal(q, k, v, k.shape[-2] - q.shape[-2]), "largest difference"),
     ],
     "18.3": [
         (lambda q, k, v, H: _headed(q, k, v, H, merged=False), "in another order"),
@@ -1398,19 +1135,12 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (lambda q, k, v, H: _headed(q, k, v, H, cut=False, merged=False), "function as it was"),
         (lambda q, k, v, H: _headed(q, k, v, H, scale=q.shape[-1] ** -0.5), "not of all"),
         (lambda q, k, v, H: _headed(q, k, v, 1), "for B=2, T=5 and 3 heads of 4, the largest"),
-        (lambda q, k, v, H: _headed(q, k, v, H)[:, :-1], "the shape is"),
     ],
 }
 RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "1.1": [torch.tensor([[0.472, 0.472, 0.057]]), (p for p in (Fraction(47, 100), 0.47, 0.06))],
-    "1.2": [
-        lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
-        lambda s: np.exp(s.numpy() - np.logaddexp.reduce(s.numpy(), -1, keepdims=True)),
-    ],
-    "1.3": [
-        _loops,
-        lambda q, k, v: (q.double() @ k.double().mT * q.shape[-1] ** -0.5).softmax(-1) @ v.double(),
-    ],
+    "1.2": _kinds(lambda s: (s - s.logsumexp(-1, keepdim=True)).exp()),
+    "1.3": _kinds(lambda q, k, v: (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v),
     "1.4": [[0, 1e308], np.array([[-5], [20]])],
     "1.5": [torch.arange(8, -1, -1), range(300, 291, -1)],
     "2.1": [
@@ -1418,8 +1148,8 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda T, p: ~torch.ones(T, T).triu(1).bool() | (torch.arange(T)[None].expand(T, T) < p),
     ],
     "2.2": [
-        _decoder_by_loops,
-        lambda b: b[:, None, None] * torch.ones_like(b[0].outer(b[0])).tril() == 1,
+        lambda b: np.tril(np.repeat(b.numpy()[:, None, None], b.shape[1], axis=2)) > 0,
+        lambda b: b[:, None, None] * _lower(b) == 1,
     ],
     "2.3": [
         _prefixes,
@@ -1429,90 +1159,51 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     "3.1": [np.array([369]), torch.tensor(369.0)],
     "3.2": [
         lambda split: _right_split(split, 2, 3, 4, 2),
-        lambda split: np.array_equal(
-            split(torch.arange(48).view(2, 3, 8), 4),
-            np.arange(48).reshape(2, 3, 4, 2).swapaxes(1, 2),
-        ),
+        lambda split: np.bool_(_right_split(split, 3, 5, 4, 3)),
     ],
     "3.3": [
         lambda W, h, H: torch.stack([M.T for M in _head(W.float(), h, H)]),
         lambda W, h, H: (M.T.numpy() for M in _head(W.double(), h, H)),
     ],
     "4.1": [torch.tensor([144, 4]), (Fraction(144), 12 / 3)],
-    "4.2": [_slope, lambda attend, d_k: np.float32(_log_ratio(attend, d_k, 0.5) / 0.5)],
-    "4.3": [np.array([0.154]), torch.tensor(0.1536, requires_grad=True)],
-    "4.4": [
-        lambda d, std, rate, eps: torch.tensor([std, rate, eps * d**0.5]).double() / d**0.25,
-        lambda d, std, rate, eps: np.array([std, rate, eps]) * np.array([1, 1, d**0.5]) / d**0.25,
+    "4.2": [
+        lambda attend, d_k: torch.tensor([[_log_ratio(attend, d_k, 1.0)]]),
+        lambda attend, d_k: np.float32(_log_ratio(attend, d_k, 0.5) / 0.5),
     ],
+    "4.3": [np.array([0.154]), torch.tensor(0.1536, requires_grad=True)],
+    "4.4": _kinds(lambda d, std, rate, eps: torch.tensor([std, rate, eps * d**0.5]) / d**0.25),
     "5.1": [
         np.array([[-0.99, 0.14], [0.96, 0.3]]),
         [[math.cos(3), math.sin(3)], [math.cos(0.3), math.sin(0.3)]],
     ],
-    "5.2": [
-        _interleaved,
-        lambda W, H: torch.cat(
-            [h.float().unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1) for h in W.chunk(H)]
-        ),
-    ],
-    "5.3": [_slowed_one_by_one, _slowed_with_a_factor],
+    "5.2": _kinds(lambda W, H: W.unflatten(0, (H, -1, 2)).transpose(1, 2).flatten(0, 2)),
+    "5.3": _kinds(_yarn()),
     "6.1": [np.array([-1.414, 0, 0, 1.414]), F.layer_norm(torch.tensor([2.0, 4, 4, 6]), (4,))],
-    "6.2": [
-        _added_one_by_one,
-        lambda x, a, t, n: _sandwich(x.double(), a, t, n),
-    ],
-    "6.3": [
-        lambda *given: np.array(_what_is_lost(*given)),
-        lambda w, g, r, e: (
-            torch.einsum("nd,d,d->n", w.double(), g.double(), r.double()) / _size(w, e)
-        ),
-    ],
+    "6.2": _kinds(_sandwich),
+    "6.3": _kinds(_credits),
     "7.1": [
-        lambda ours, theirs, x: (
-            np.int64(i) if (i := _first_wrong(ours, theirs, x)) is not None else None
-        ),
-        lambda ours, theirs, x: next(
-            (
-                i
-                for i, (a, b) in enumerate(zip(ours, theirs, strict=True))
-                if (a(y := _run(theirs[:i], x)) - b(y)).abs().max() > 1e-4 * b(y).abs().max()
-            ),
-            None,
-        ),
+        lambda *given: None if (i := _first_wrong(*given)) is None else np.int64(i),
+        lambda *given: None if (i := _first_wrong(*given)) is None else torch.tensor(i),
     ],
     "7.2": [
         lambda out, n: np.stack([row[:k].mean(0) for row, k in zip(out.numpy(), n, strict=True)]),
-        lambda out, n: torch.stack([out[b, : n[b]].double().sum(0) / n[b] for b in range(len(n))]),
+        lambda out, n: _mean(out.double(), n, lambda o, real: o.masked_fill(~real, 0)),
     ],
     "7.3": [
         lambda encode: np.bool_(_in_company(encode, ["a b c", "d", "e f"]) > 1e-5),
-        lambda encode: any(
-            not torch.allclose(encode([a, b])[0].double(), encode([a])[0].double(), atol=1e-4)
-            for a, b in itertools.permutations(("warm", "milk and honey", "it rains"), 2)
-        ),
+        lambda encode: _in_company(encode, ["warm", "milk and honey", "it rains"]) > 1e-4,
     ],
     "10.1": [np.array([0.0, 0.667, 0.333]), (Fraction(n, 3) for n in (0, 2, 1))],
     "11.1": [torch.tensor([21, 10]), (np.float64(21), Fraction(10))],
     "11.2": [
         lambda e: (_places(e).double(), _documents(e) + 7),
-        lambda e: [
-            np.concatenate([np.arange(n) for n in np.diff(e.numpy())]),
-            np.repeat(e[:-1].numpy(), np.diff(e.numpy())),
-        ],
+        lambda e: [_places(e).numpy(), np.repeat(e[:-1].numpy(), np.diff(e.numpy()))],
     ],
     "11.3": [
         _rows([3, 1, 4, 1, 5], [3, 1, 9, 1, 5], [0, 0, 0, 1, 1], 4),
         _rows([7, 1], [8, 1], [2, 5], 1),
     ],
-    "11.4": [
-        lambda x, s: F.pad(x[:, :-1] * (s[:, 1:] == s[:, :-1])[..., None], (0, 0, 1, 0)),
-        lambda x, s: np.stack(
-            [
-                [row[t - 1] if t and d[t] == d[t - 1] else 0 * row[t] for t in range(len(row))]
-                for row, d in zip(x.numpy(), s.tolist(), strict=True)
-            ]
-        ),
-    ],
+    "11.4": _kinds(lambda x, s: _inside(x.roll(1, 1), s)),
     "12.1": [
         _streamed,
         lambda b: np.logaddexp.reduce([x.logsumexp(0).item() for x in b]),
@@ -1537,9 +1228,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
     ],
     "12.4": [
         lambda m: _by_scores(m, lambda m, i, j: m * (i - j)),
-        lambda m: (
-            lambda s, i, j: torch.stack([s[:, h] + m[h] * (j - i) for h in range(len(m))], dim=1)
-        ),
+        lambda m: lambda s, i, j: (s + m[:, None, None] * (j - i)).numpy(),
     ],
     "10.2": [
         lambda x, w: (
@@ -1551,16 +1240,11 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda w, x: _on(w, x, 1).item(),
         lambda w, x: np.float64(_on(w.double(), x, 1)),
     ],
-    "10.4": [lambda x, n: _followers(x, n, 2).numpy(), lambda x, n: _followers(x, n, 2).double()],
+    "10.4": _kinds(lambda x, n: _followers(x, n, 2)),
     "9.1": [torch.tensor(2964), np.float64(50 * 12 + 2 * 1176 + 12)],
-    "9.2": [
-        lambda W, n, H: np.repeat(W.numpy().reshape(n, -1, W.shape[1]), H // n, axis=0).reshape(
-            -1, W.shape[1]
-        ),
-        lambda W, n, H: torch.cat([c for c in W.long().chunk(n) for _ in range(H // n)]),
-    ],
+    "9.2": _kinds(lambda W, n, H: torch.cat([c for c in W.chunk(n) for _ in range(H // n)])),
     "9.3": [
-        lambda m, t: all(_all_cuts(m, t, lambda n, c=c: [c]) for c in _every(t.shape[1])),
+        lambda m, t: _all_cuts(m, t, _every),
         lambda m, t: torch.tensor(
             _all_cuts(m, t, lambda n: itertools.combinations_with_replacement(range(1, n), 2))
         ),
@@ -1570,12 +1254,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda m, r, t: bool((_in_two(m, t) - _in_two(r, t)).abs().max() < 1e-4),
     ],
     "8.1": [np.array([0.64, 0.36, 0.0, 0.0]), (Fraction(n, 25) for n in (16, 9, 0, 0))],
-    "8.2": [
-        lambda z, t, m: z.masked_fill(
-            (z / t).softmax(-1) < m * (z / t).softmax(-1).max(), -math.inf
-        ).float(),
-        lambda z, t, m: np.where(z >= z.max() + t * math.log(m), z, -np.inf),
-    ],
+    "8.2": _kinds(lambda z, t, m: _cut_where(z, _sure(z, t) < m * _sure(z, t).max())),
     "8.3": [torch.tensor([1.0, 0.8333]), (Fraction(n, 6) for n in (6, 5))],
     "8.4": [
         lambda city: _marked(_asked(city)),
@@ -1588,32 +1267,24 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda d: torch.tensor(4.0 * d * d + 6 * d),
         lambda d: Fraction(2 * d * (2 * d + 3)),
     ],
-    "14.2": [_cost_by_hand, lambda z, w, f: _nll(z.float(), w)[w != f].mean(0, keepdim=True)],
-    "14.3": [_written, _stepwise],
+    "14.2": [
+        lambda z, w, f: _nll(z, w)[w != f].mean().item(),
+        lambda z, w, f: _nll(z, w)[w != f].mean(0, keepdim=True),
+    ],
+    "14.3": [_written, lambda *given: np.array(_written(*given))],
     "14.4": [
         lambda S, brings: {frozenset(rows) for rows in _sets(S, brings)},
         lambda S, brings: np.array(_sets(S, brings)[::-1]),
-        lambda S, brings: (list(reversed(rows)) for rows in _sets(S, brings)),
     ],
     "15.1": [torch.tensor([[197.0, 590592.0]]), ("197", "590592")],
-    "15.2": [_sliced, lambda x, p, c: _joined(x.double(), p, c).int().numpy()],
-    "15.3": [_shuffles, _swaps],
+    "15.2": _kinds(_joined),
+    "15.3": [_shuffles, lambda *given: np.bool_(_ignores([3, 0, 7, 1, 5, 8, 2, 6, 4])(*given))],
     "15.4": ["rate, compute, test, fair", {**_REFEREE, "a": "Learning_rate", "d": "nothing"}],
-    "16.1": [
-        _chained,
-        lambda m: _rolled([A.double() for A in m], lambda A, eye: A.mean(1).lerp(eye, 0.5)),
-    ],
+    "16.1": _kinds(_rolled),
     "16.2": [_apart, lambda a, b: np.array(_apart(np.array(a), np.array(b), ddof=0))],
     "16.3": [
         lambda f, x: np.bool_(np.ptp(m := _maps(f, x).numpy(), axis=0).max() < 1e-6 * m.max()),
-        lambda explain, x: all(
-            torch.allclose(
-                explain(i[None]) / explain(i[None]).max(),
-                explain(1 - i[None]) / explain(i[None]).max(),
-                atol=1e-6,
-            )
-            for i in x
-        ),
+        lambda f, x: bool((_maps(f, x).std(0) < 1e-6 * _maps(f, x).max()).all()),
     ],
     "17.1": [Fraction(11, 2), np.array([5.5])],
     "17.2": [
@@ -1628,33 +1299,7 @@ RIGHT = {  # exercise -> right answers of kinds that one does not think of first
         lambda a, b, y: torch.tensor(_judged(a, b, y)),
         lambda a, b, y: (year for year in _judged(a, b, y)),
     ],
-    "18.1": [
-        lambda q, k, v, m: _masked(q.float(), k.float(), v.float(), m[:, None, None]),
-        lambda q, k, v, m: torch.stack(
-            [
-                _masked(a, b[:, keep], c[:, keep], None)
-                for a, b, c, keep in zip(q, k, v, m, strict=True)
-            ]
-        ).numpy(),
-    ],
-    "18.2": [
-        lambda q, k, v: _causal(q.float(), k.float(), v.float(), k.shape[-2] - q.shape[-2]),
-        lambda q, k, v: torch.cat(
-            [
-                _masked(q[:, :, t : t + 1], k[:, :, :n], v[:, :, :n], None)
-                for t, n in enumerate(range(k.shape[-2] - q.shape[-2] + 1, k.shape[-2] + 1))
-            ],
-            dim=2,
-        ).numpy(),
-    ],
-    "18.3": [
-        lambda q, k, v, H: _headed(q.float(), k.float(), v.float(), H),
-        lambda q, k, v, H: np.concatenate(
-            [
-                _masked(*parts, None)
-                for parts in zip(*(x.chunk(H, 2) for x in (q, k, v)), strict=True)
-            ],
-            2,
-        ),
-    ],
+    "18.1": _kinds(lambda q, k, v, m: _masked(q, k, v, m[:, None, None])),
+    "18.2": _kinds(lambda q, k, v: _causal(q, k, v, k.shape[-2] - q.shape[-2])),
+    "18.3": _kinds(_headed),
 }

@@ -11,7 +11,7 @@ import torch
 from tables import for_each
 
 from attn_lib import exercises
-from attn_lib.exercises import _verdict, next_token
+from attn_lib.exercises import next_token
 
 
 def verdicts(kind: str) -> dict[str, str]:
@@ -61,6 +61,19 @@ def test_the_counts_that_the_solution_of_8_4_names():
         texts = next_token._written(tuple(map(ask, next_token._FACTS)))  # already, for the check
         found = sum(map(str.__contains__, texts, next_token._FACTS.values()))
         assert abs(found - count) <= 1, ask  # one may be a toss-up elsewhere
+
+
+@for_each(
+    ("{}?", "add the markers"),
+    ("{} is the capital of", "by examples"),
+    ("<|im_start|>assistant: {}", "put a question there"),
+    ("<|im_start|>assistant: {}?", "without a system message"),
+)
+def test_whoever_asks_in_vain_gets_a_hint(prompt, hint, monkeypatch):
+    """The model is not run: it names no country."""
+    monkeypatch.setattr(next_token, "_written", lambda prompts: [""] * len(prompts))
+    message = exercises.check("8.4", prompt.format).message
+    assert re.search(f"of 0 of 24, .* {hint}", message)
 
 
 GARBAGE = [
@@ -115,20 +128,6 @@ def test_unknown_exercises_are_refused():
         exercises.check("99.9", 1)
 
 
-def test_an_exercise_is_registered_once(monkeypatch):
-    monkeypatch.setattr(_verdict, "_CHECKS", dict(_verdict._CHECKS))
-    first, *_ = before = exercises.known()
-    exercises.exercise("100.1")(lambda answer: None)
-    assert exercises.check("100.1", 1)
-    assert exercises.known() == [*before, "100.1"]  # a number, not a word: after 2.1
-    with pytest.raises(ValueError, match=f"exercise {re.escape(first)} has a check already"):
-        exercises.exercise(first)(lambda answer: None)
-
-
-def test_each_page_has_its_file():
-    """Its exercises stand under its number, in a file of its name."""
-    for path in pages.CHAPTERS:
-        number, _, name = path.stem.partition("_")
-        source = (pages.ROOT / "attn_lib" / "exercises" / f"{name}.py").read_text()
-        registered = re.findall(r'^@exercise\("(\d+)\.\d+"\)$', source, re.MULTILINE)
-        assert set(registered) == {str(int(number))}
+def test_exercises_are_known_in_the_order_of_the_book():
+    numbers = [tuple(map(int, number.split("."))) for number in exercises.known()]
+    assert numbers == sorted(numbers)
