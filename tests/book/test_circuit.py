@@ -62,19 +62,18 @@ def test_the_maps_of_the_tiny_model_are_what_its_matrices_give():
 @pytest.mark.weekly
 def test_keys_put_back_in_other_texts():
     """About half of the loss comes back with the keys after a changed token, and with no other."""
-    for seed in (7, 11):
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            page = dict(run(*SMOLLM2))
-            for cell in pages.code_cells(pages.read(PAGE)):
-                if cell.id in ("ch10-code-39", "ch10-code-40"):
-                    source = cell.source.replace("twice(seed=3", f"twice(seed={seed}")
-                    source = source.replace("draw(5,", f"draw({seed + 2},")
-                    exec(compile(source, cell.id, "exec"), page)  # noqa: S102 - the page's own
-        back = page["back"]  # of the controls: the cell has taken the other one out
-        put_back = page["patched"]("k_proj", page["groups"], page["at_b"])
-        assert 0.4 < (page["lost"][2:].mean() - put_back) / page["cost"] < 0.65
-        assert len(back) == 3
-        assert max(back.values()) < 0.06
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        page = dict(run(*SMOLLM2))
+        for cell in pages.code_cells(pages.read(PAGE)):
+            if cell.id in ("ch10-code-39", "ch10-code-40"):
+                source = cell.source.replace("twice(seed=3", "twice(seed=7")
+                source = source.replace("draw(5,", "draw(9,")
+                exec(compile(source, cell.id, "exec"), page)  # noqa: S102 - the page's own
+    back = page["back"]  # of the controls: the cell has taken the other one out
+    put_back = page["patched"]("k_proj", page["groups"], page["at_b"])
+    assert 0.4 < (page["lost"][2:].mean() - put_back) / page["cost"] < 0.65
+    assert len(back) == 3
+    assert max(back.values()) < 0.06
 
 
 @pytest.mark.weekly

@@ -48,16 +48,6 @@ QUESTION = "Write two sentences about a cat that drank warm milk."
     ("<|endoftext|>Paris is the capital of", 2, " France and", 2),
     (".Paris is the capital of", 2, " France and", 2),
     ("<|im_start|>Paris is the capital of", 4, " the United States.", 4),
-    ids=[
-        "plain",
-        "plain, started",
-        "plain, stopped",
-        "chat",
-        "Paris",
-        "started",
-        "stopped",
-        "marked",
-    ],
 )
 def test_greedy_texts_are_no_toss_up(text, new, written, count, model, tokenizer):
     ids = torch.tensor([tokenizer.encode(text).ids])
