@@ -31,14 +31,7 @@ def race(
 ) -> None:
     """Time the contestants in interleaved rounds, and print what each takes beside the first.
 
-    Args:
-        title: what is measured, the first printed line.
-        contestants: name to a call; one of them is ``attn_lib``.
-        benchmark: the fixture of pytest-benchmark, which keeps the figures.
-        capsys: the fixture of pytest, which lets them be printed.
-        backward: whether the gradients of the output's sum are computed as well; without, none
-            are prepared for.
-        rounds: how many times each contestant is timed.
+    One of them is ``attn_lib``. Gradients, of the output's sum, are computed, or not prepared for.
     """
     times = {name: [] for name in contestants}
 

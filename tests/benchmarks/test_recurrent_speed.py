@@ -1,13 +1,10 @@
 """How fast the gated delta rule is: in chunks, token by token, and beside softmax attention.
 
 ``pytest tests/benchmarks`` prints, for each length, the time in chunks as a multiple of PyTorch's
-causal attention on the same queries, keys and values, and of the recurrence; and the length from
-which chunks are faster than attention. How it is measured, ``rounds.py`` says.
+causal attention on the same queries, keys and values, and of the recurrence. How it is measured,
+``rounds.py`` says.
 """
 
-import time
-
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -41,22 +38,3 @@ def test_speed(T, decay, benchmark, capsys):
     if "tokens" in layers:  # the same work
         torch.testing.assert_close(layers["tokens"](), layers["attn_lib"](), atol=1e-4, rtol=1e-4)
     race(f"{T} tokens, one decay a {decay}", layers, benchmark, capsys, rounds=min(ROUNDS, 20))
-
-
-@pytest.mark.parametrize("decay", ["head", "channel"])
-@torch.no_grad()
-def test_where_chunks_overtake_attention(decay, capsys):
-    faster = {}
-    for T in [2**n for n in range(6, 14)]:
-        layers, times = contestants(T, decay), {"softmax": [], "attn_lib": []}
-        if T <= 128:  # the same work
-            torch.testing.assert_close(layers["tokens"](), layers["attn_lib"](), atol=1e-4, rtol=0)
-        for _ in range(min(ROUNDS, 5)):
-            for name in times:
-                start = time.perf_counter()
-                layers[name]()
-                times[name].append(time.perf_counter() - start)
-        faster[T] = np.median(times["attn_lib"]) < np.median(times["softmax"])
-    first = min((T for T in faster if all(faster[S] for S in faster if S >= T)), default=None)
-    with capsys.disabled():
-        print(f"\none decay a {decay}: chunks are faster from {first} tokens on, of {[*faster]}")

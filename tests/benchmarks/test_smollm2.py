@@ -1,12 +1,8 @@
-"""SmolLM2 as transformers reads the same file: equal logits and texts, other tokens; its memory.
+"""SmolLM2 as transformers reads the same file: equal logits and texts, other tokens.
 
 That reading takes long and much memory, so it stands here; ``tests/library/test_smollm2.py``
 compares with a reading by hand.
 """
-
-import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,13 +22,6 @@ EQUAL = [
     "<|im_start|>user\nHi 42<|im_end|>\n",
 ]
 OTHER = ["a ² and x ½ y", "Ⅳ Ⅴ", "½ ⅔ ① Ⅳ ٣٤ 二十 3000000"]  # a numeral after a space
-CODE = """
-import torch
-from attn_lib import generate, pretrained
-model, tokenizer = pretrained.smollm2(), pretrained.smollm2_tokenizer()
-tokens = torch.tensor([tokenizer.encode("The capital of France is").ids])
-generate(model, tokens, max_new_tokens=60)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +64,3 @@ def test_transformers_leaves_out_that_a_numeral_stands_alone(tokenizer):
     other = AutoTokenizer.from_pretrained(PATH.parent, gguf_file=PATH.name)
     found = {text: other(text).input_ids == tokenizer.encode(text).ids for text in EQUAL + OTHER}
     assert found == {**dict.fromkeys(EQUAL, True), **dict.fromkeys(OTHER, False)}
-
-
-def test_memory_of_smollm2(capsys):
-    """As Linux counts it for the process alone; `ru_maxrss` starts at what the parent holds."""
-    code = f"{CODE}\nprint(open('/proc/self/status').read())"
-    said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    peak = int(re.search(r"VmHWM:\s*(\d+) kB", said.stdout)[1])
-    assert 0.5e6 < peak < 2e6
-    with capsys.disabled():
-        print(f"\nSmolLM2, loaded, with its tokenizer, {NEW} tokens: {peak / 1e6:.2f} GB at most")
