@@ -802,6 +802,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
     "12.1": [
         (lambda b: torch.cat(b).exp().sum().log(), "it overflows"),
         (lambda b: _streamed(b, rescale=False), "the old sum must be multiplied"),
+        (lambda b: torch.cat(b).clamp(max=700).exp().sum().log(), "scores that fall far"),
         (lambda b: _streamed(b, guarded=False), "it gives NaN"),
         (lambda b: max(x.max() for x in b), "instead of"),
         (lambda b: torch.cat(b).sub(1001).exp().sum().log() + 1001, "it gives −∞"),

@@ -2,22 +2,17 @@
 
 import math
 import re
-import unittest
 from functools import partial
 
 import pages
 import pytest
 import torch
-from pangolinn import seq2seq
 from torch import nn
 
-import attn_lib
-from attn_check import audit, diagnose
+from attn_check import diagnose
 
 CELLS = pages.sources(pages.BOOK / "18_clinic.ipynb")
 GIVEN = {"math": math, "torch": torch, "F": nn.functional, "nn": nn, "partial": partial}
-GIVEN |= {"unittest": unittest, "attn_lib": attn_lib, "audit": audit, "diagnose": diagnose}
-GIVEN |= {name: getattr(seq2seq, name) for name in seq2seq.__all__}
 GIVEN |= {"__name__": "clinic", "print": lambda *_: None}
 
 
@@ -81,7 +76,7 @@ def test_each_bar_has_its_section_in_its_order():
         assert all(word in heading for word in label.split() if len(word) > 3), heading
 
 
-FEW = [("steps=200", "steps=50"), ("(0, 4, 13)", "(4,)")]  # steps, seeds
+FEW = [("steps=200", "steps=50"), ("(0, 4, 13)", "(4,)"), ("echoes(500)", "echoes(50)")]
 FEW += [("*MISTAKES[2:9]", 'MISTAKES[2], "causal: one ahead"')]
 
 

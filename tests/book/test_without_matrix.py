@@ -87,15 +87,10 @@ def test_tiles_of_any_size_are_attention(seed, sizes, block, causal):
 
 
 @given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.booleans())
+@torch.no_grad()
 def test_large_scores_lose_no_digits(seed, sizes, block, causal):
-    """Scores up to about 1e4, beside a reference that is one softmax in double precision."""
-    with torch.no_grad():
-        q, k, v = drawn(seed, *sizes, spread=4e3)
-        out, _ = OWN["tiled_attention"](q, k, v, block=block, causal=causal)
-        expected, _ = attention(q, k, v, causal=causal)
-        size = expected.abs().amax().clamp(min=1.0)
-        assert float((out - expected).abs().amax() / size) <= 1e-9
-    low = [x.detach().float() for x in (q, k, v)]
+    """Scores up to about 1e4 in single precision, beside one softmax in double precision."""
+    low = [x.float() for x in drawn(seed, *sizes, spread=4e3)]
     wide = [x.double() for x in low]
     out, _ = OWN["tiled_attention"](*low, block=block, causal=causal)
     assert out.dtype == torch.float32
@@ -129,19 +124,6 @@ def test_a_row_that_a_score_closes_gives_zeros_and_no_gradient():
     assert (log[:, :, 2] == -math.inf).all()
     assert (d_q[:, :, 2] == 0).all()
     assert all(bool(d.isfinite().all()) for d in (d_q, d_k, d_v))
-
-
-@given(st.integers(0, 2**20), SIZES, st.integers(1, 31), st.integers(0, 29))
-def test_shards_merge(seed, sizes, block, cut):
-    with torch.no_grad():
-        q, k, v = drawn(seed, *sizes)
-        cut = min(cut, sizes[3])  # a shard may be empty, as a cache is at first
-        whole, log = OWN["tiled_attention"](q, k, v, block=block)
-        first = OWN["tiled_attention"](q, k[:, :, :cut], v[:, :, :cut], block=block)
-        second = OWN["tiled_attention"](q, k[:, :, cut:], v[:, :, cut:], block=block)
-        for a, b in ((first, second), (second, first)):
-            out, joined = OWN["merge"](*a, *b)
-            assert largest([out, joined], [whole, log]) <= 1e-12
 
 
 def test_a_row_that_is_closed_in_both_shards_stays_zero():
