@@ -10,7 +10,7 @@ from rounds import race
 from torch import Tensor
 from transformers import ViTConfig, ViTModel
 
-from attn_lib import VisionTransformer, interop
+from attn_lib import interop
 
 NAMES = ["image_size", "patch_size", "hidden_size", "num_attention_heads"]
 NAMES += ["intermediate_size", "num_hidden_layers"]
@@ -20,11 +20,6 @@ SIZES = [  # B, image size, patch size, d_model, H, d_ff, layers
 ]
 
 
-def from_transformers(theirs: ViTModel) -> VisionTransformer:
-    state, heads = theirs.state_dict(), theirs.config.num_attention_heads
-    return interop.vision_transformer(state, num_heads=heads)
-
-
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "forward + backward"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_speed_of_seeing(size, backward, benchmark, capsys):
@@ -32,7 +27,7 @@ def test_speed_of_seeing(size, backward, benchmark, capsys):
     torch.manual_seed(0)
     config = ViTConfig(**dict(zip(NAMES, size[1:], strict=True)))
     theirs = ViTModel(config, add_pooling_layer=False).eval()  # without dropout in any mode
-    ours = from_transformers(theirs)
+    ours = interop.vision_transformer(theirs.state_dict(), num_heads=config.num_attention_heads)
     images = torch.randn(B, config.num_channels, image_size, image_size)
 
     def their_features() -> Tensor:

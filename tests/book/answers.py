@@ -592,6 +592,7 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         ([4.0, 144.0], "the variance comes first"),
         ([144.0, 12.0], "divide it by the square root of 9"),
         ([144.0, 16.0], "take its root"),
+        ([144.0, 36.0], "dividing by 9 instead of its root"),
         ([144.0, math.nan], "deviation of a score"),
     ],
     "4.2": [
@@ -902,7 +903,9 @@ WRONG = {  # exercise -> mistakes that somebody makes, each with the words that 
         (2964 - 60, "the norms are missing"),
         (2964 + 60, "a gain and no bias"),
         (2964 + 288, "only 2 heads"),
-        (2964 - 480, "three matrices"),
+        (2964 - 48, "two norms of each block"),
+        (2964 - 144, "keys and values are two matrices"),
+        (2964 - 480, "SwiGLU has three matrices"),
         (600 + 1176 + 12, "two blocks"),
         (2364, "the embedding is missing"),
     ],

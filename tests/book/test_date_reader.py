@@ -218,17 +218,13 @@ def test_examples_are_dates_that_it_has_not_seen():
         assert digits == others
 
 
-def test_an_example_is_read_and_vectors_exchanged(reader, everything):
-    """By mouse or finger; a second press takes it back; two together."""
+def test_an_example_is_read_and_vectors_exchanged(reader):
+    """By mouse or finger, two together; a second press takes one back."""
     for n, (_, text, other) in enumerate(EXAMPLES):
         reader.press(reader.drawn.locator(".examples button").nth(n))
         assert reader.text.input_value() == text
         assert reader.other.input_value() == other
         reader.check(text, other)
-        for s in range(len(text)) if everything else ():
-            reader.press(reader.key(s))
-            reader.check(text, other, [s])
-            reader.press(reader.key(s))
         reader.press(reader.key(1))
         reader.press(reader.key(4))
         reader.check(text, other, [1, 4])
@@ -348,11 +344,9 @@ def test_a_row_of_the_map_is_told(reader):
         cell.tap() if reader.finger else cell.hover()
         check(t)
     rows.nth(0).locator("button").focus()
-    for t in range(1, 10):
-        reader.page.keyboard.press("ArrowDown")
+    for key, t in (("ArrowDown", 1), ("ArrowDown", 2), ("ArrowUp", 1)):
+        reader.page.keyboard.press(key)
         check(t)
-    reader.page.keyboard.press("ArrowUp")
-    check(8)
 
 
 def test_axe_finds_nothing_in_it(browser, site):
