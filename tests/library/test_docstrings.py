@@ -166,11 +166,17 @@ def made(one_thread):
 
 def size(letters: str, known: dict[str, int]) -> int | None:
     """What an axis is worth, where all its letters are known: ``1 + n · n``, ``a · b / c²``."""
-    formula = letters.replace("·", "*").replace("/", "//").replace("²", "**2")
-    try:
-        return eval(formula, {}, known)  # noqa: S307
-    except (NameError, SyntaxError):
-        return None
+    worth = 0
+    for term in letters.split(" + "):
+        value = 1
+        for sign, name, square in re.findall(r"([·/]?) ?(\w+?)(²?)(?= |$)", term):
+            number = int(name) if name.isdigit() else known.get(name)
+            if number is None:
+                return None
+            number **= 2 if square else 1
+            value = value // number if sign == "/" else value * number
+        worth += value
+    return worth
 
 
 def misfits(text: str, value, known: dict[str, int]) -> list[str]:
