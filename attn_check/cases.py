@@ -80,8 +80,11 @@ class Exam:
         return equal(actual, expected, case, self.intent)
 
     def shown(self, case: Case, actual: Tensor, expected: Tensor) -> str:
-        """The first row that differs."""
-        return show(case, actual, expected, self.intent)
+        """The first row that differs, or both shapes."""
+        if actual.shape == expected.shape:
+            return show(case, actual, expected, self.intent)
+        shapes = f"an output of shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+        return f"{case.name}: {shapes}, in the book's order of axes"
 
     def note(self, text: str, mistake: str | None = None) -> None:
         """Add a note."""

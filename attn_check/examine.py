@@ -133,10 +133,9 @@ def _explained(exam: Exam) -> Hypothesis | None:
     if hypotheses[0].mistakes:
         _report_known(exam, hypotheses, pairs)
     elif len(pairs) < len(answered) and not exam.refuses_cross:
-        misshapen = [(case, a.out) for case, a in answered if (case, a) not in pairs]
-        case, out = misshapen[0]
-        if out is not None and all(case.single for case, _ in misshapen):
-            found.known("size_of_one", properties.shown(exam, case, out, exam.expected(case)))
+        misshapen = [pair for pair in answered if pair not in pairs]
+        if all(case.single for case, _ in misshapen):
+            facts.report_single(exam, misshapen)
         else:
             facts.report_unknown(exam)
     else:

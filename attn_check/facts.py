@@ -8,7 +8,6 @@ from torch import Tensor
 from attn_check.calls import NAMES, PAIRINGS
 from attn_check.cases import LONG, Exam
 from attn_check.modules import numbers_of, part_of, unexplained
-from attn_check.properties import shown
 from attn_check.reference import Case
 from attn_check.report import NOT_JUDGED, largest, numbers
 from attn_check.search import Answered, allowed, compared, open_rows
@@ -58,7 +57,7 @@ def report_unknown(exam: Exam) -> None:
     if own:
         names, ways = ", ".join([*own][:6]), ", ".join(dict.fromkeys(own.values()))
         title = f"{NOT_JUDGED}: it has parts that are not known here ({names}): pass {ways}"
-    exam.found.broken(title, " ".join(texts), shown(exam, *wrong[0]))
+    exam.found.broken(title, " ".join(texts), exam.shown(*wrong[0]))
 
 
 def _own_parts(exam: Exam) -> dict[str, str]:

@@ -25,14 +25,6 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     return torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
 
 
-def shown(exam: Exam, case: Case, out: Tensor, expected: Tensor) -> str:
-    """The first row that differs, or both shapes."""
-    if out.shape == expected.shape:
-        return exam.shown(case, out, expected)
-    shapes = f"an output of shape {tuple(out.shape)}, expected {tuple(expected.shape)}"
-    return f"{case.name}: {shapes}, in the book's order of axes"
-
-
 def check_repeats(exam: Exam, probe: Exam) -> None:
     """Equal calls of fresh copies are equal; else they are tried again, without dropout."""
     case, subject = probe.case("repeat", 5), exam.subject

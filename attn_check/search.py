@@ -1,6 +1,5 @@
 """Which known mistakes reproduce the function's numbers in every case: hypotheses on trial."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product, repeat, starmap
@@ -122,12 +121,7 @@ def explain(
     Depth 1: one mistake, or none; 2: two, one of which explains the simplest failing case alone;
     3: two that explain it together. Of pairs, only as many are tried as ``tries`` has items left.
     """
-
-    def size(pair: Pair) -> tuple:
-        case = pair[0]
-        return case.closes, 1 in (case.batch, case.lengths[1]), case.batch * math.prod(case.lengths)
-
-    simple = sorted(answered, key=size)
+    simple = sorted(answered, key=by_size)
     for layer in layers:
         base = right(meant, layer)
         ordered = sorted(simple, key=lambda pair: agrees(pair, base, meant))
@@ -209,6 +203,6 @@ def _together(*pair: Hypothesis) -> Hypothesis | None:
 
 
 def by_size(pair: Pair) -> tuple:
-    """What examples are sorted by: those that tell something first, then the smallest."""
+    """What cases are sorted by: those that tell something first, then the smallest."""
     lost = pair[1].out is not None and bool(pair[1].out.isnan().all())
     return lost, pair[0].closes, 1 in (pair[0].batch, pair[0].lengths[1]), pair[0].lengths

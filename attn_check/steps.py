@@ -9,7 +9,6 @@ from torch import Tensor
 
 from attn_check.calls import WithoutDropout, copied, from_layout, to_layout
 from attn_check.cases import Exam, key_masks
-from attn_check.properties import shown
 from attn_check.reference import Case, Step, triangle
 from attn_check.report import largest
 from attn_check.subject import module_of, quoted
@@ -150,7 +149,7 @@ def _check_again(exam: Exam, step: Callable, case: Case, first: Tensor, right: b
     if begun is None or second is None:
         exam.found.known("cache_of_earlier_sequence", f"{words}: {raised or error}")
     elif not exam.equal(second, first, case):
-        example = shown(exam, replace(case, name=words), second, first)
+        example = exam.shown(replace(case, name=words), second, first)
         exam.found.known("cache_of_earlier_sequence", example)
     elif right:
         out, _ = _joined(chain([begun], opened))
@@ -171,7 +170,7 @@ def _report(exam: Exam, case: Case, out: Tensor, expected: Tensor, no_cache: boo
             given = torch.cat([_planned(exam, case, plan, piece) for piece in _CUT], dim=-2)
             if exam.equal(out, given, case):
                 forms.setdefault(name, form)
-    example = shown(exam, case, out, expected)
+    example = exam.shown(case, out, expected)
     if forms:
         first, *rest = forms
         exam.found.known(first, example, alike=tuple(rest), form=forms[first])
