@@ -1,0 +1,85 @@
+"""What people seldom write, and what is then easily passed in silence, beside what is right."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from subjects import Separate, scores_of, sdpa
+from tables import for_each, raises_for_each
+from torch import nn
+
+from attn_check import diagnose
+
+
+def scaled(q, k, v, scale):
+    return (q @ k.mT * scale).softmax(-1) @ v
+
+
+def at_first(q, k, v, scale, seen=[]):  # noqa: B006
+    seen.append(scale)
+    return scaled(q, k, v, scale if len(seen) == 1 else 1.0)
+
+
+def within_three(q, k, v):
+    T, S = q.shape[-2], k.shape[-2]
+    back = torch.arange(T)[:, None] + S - T - torch.arange(S)
+    return sdpa(q, k, v, (back >= 0) & (back < 3))
+
+
+def doubled(axis, size):
+    """The output twice, one after the other, where the queries have this length."""
+
+    def fn(q, k, v):
+        out = scores_of(q, k).softmax(-1) @ v
+        return torch.cat([out, out], dim=axis) if q.shape[-2] == size else out
+
+    return fn
+
+
+class WidthAlone(Separate):
+    """The width of a head is all that tells how many there are."""
+
+    def __init__(self):
+        super().__init__(width=20, heads=5)
+        del self.num_heads, self.num_kv_heads
+        self.head_dim = self.d
+
+
+class NormedTogether(Separate):
+    """As OLMo 2: one norm of the queries of all heads, and one of the keys."""
+
+    def __init__(self, normed="qk"):
+        super().__init__()
+        self.q_norm, self.k_norm, self.normed = nn.RMSNorm(12), nn.RMSNorm(12), normed
+
+    def forward(self, x):
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q = self.q_norm(q) if "q" in self.normed else q
+        k = self.k_norm(k) if "k" in self.normed else k
+        out = F.scaled_dot_product_attention(*map(self.heads_of, (q, k, v)))
+        return self.out_proj(out.transpose(1, 2).flatten(-2))
+
+
+@for_each(
+    (functools.partial(scaled, scale=8**-0.5), {}, []),
+    (functools.partial(scaled, scale=1.0), {}, ["scale_missing"]),
+    (functools.partial(at_first, scale=8**-0.5), {}, ["state_between_calls"]),
+    (within_three, {"window": 3}, []),
+    (within_three, {"window": 4}, ["window_one_less"]),
+    (doubled(-2, 1), {}, ["size_of_one"]),
+    (doubled(-1, 70), {}, [None]),
+    (WidthAlone(), {}, []),
+    (NormedTogether(), {}, []),
+    (NormedTogether("k"), {"qk_norm": "rms"}, ["qk_norm_missing"]),
+)
+def test_it_is_judged(fn, adapter, mistakes):
+    report = diagnose(fn, **adapter)
+    assert report.mistakes == mistakes, report
+
+
+@raises_for_each(
+    (lambda q, k, v: {"scores": q @ k.mT, "n": 1}, ValueError, "THd"),
+    (lambda q, k, v: (), ValueError, "must return a tensor, .* that starts with one, got tuple"),
+)
+def test_it_is_refused(fn):
+    diagnose(fn)
