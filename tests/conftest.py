@@ -10,10 +10,8 @@ from browsing import browser, served, site  # noqa: F401, fixtures of the pages'
 from attn_lib import files
 
 # files that take long begin first, or the last of them runs alone
-LONGEST = (
-    "figures records unfamiliar alone looks checks circuit date_reader diagnose exercises".split()
-)
-LONGEST += "next_token dark planted mutation access modules site pdf".split()
+LONGEST = "figures records unfamiliar alone looks checks date_reader diagnose exercises".split()
+LONGEST += "dark planted mutation access modules site pdf".split()
 LONGEST = [f"test_{name}.py" for name in LONGEST]
 
 # the same examples everywhere, so that a red run can be repeated
