@@ -1,10 +1,8 @@
 """How fast a model writes, beside the least work it could be and another library.
 
 Whole texts, greedy and one at a time: ``attn_lib.generate`` against a bare loop, functional calls
-on the model's weights over memory that is there before the first step; against the same loop over
-its own ``nn.Linear``, ``nn.LayerNorm`` and ``nn.GELU``; and against Hugging Face's ``generate``.
-All have the same weights and write the same tokens. Then one step of one layer onto a long cache,
-beside what it cannot do without: the new token's four matrix products and one read of the cache.
+on the model's weights over memory that is there before the first step, and against Hugging Face's
+``generate``. All have the same weights and write the same tokens.
 """
 
 import torch
@@ -13,11 +11,10 @@ from rounds import ROUNDS, race
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from attn_lib import Cache, DecoderLM, MultiHeadAttention, generate
+from attn_lib import DecoderLM, MultiHeadAttention, generate
 
 VOCABULARY, PROMPT, NEW = 1000, 8, 240
 SIZES = {"d_model": 256, "num_heads": 8, "d_ff": 1024, "num_layers": 4}
-CACHED = 4096  # tokens that the layer has seen before its step
 
 
 def pair(part: nn.Module) -> tuple[Tensor, Tensor]:
@@ -28,13 +25,9 @@ def projections(layer: MultiHeadAttention) -> list[tuple[Tensor, Tensor]]:
     return [pair(part) for part in (layer.q_proj, layer.k_proj, layer.v_proj)]
 
 
-def packed(layer: MultiHeadAttention) -> tuple[Tensor, Tensor]:
+def packed(layer: MultiHeadAttention) -> tuple[Tensor, ...]:
     """Weight and bias of one product that gives queries, keys and values, as GPT-2 has it."""
-    weights, biases = zip(*projections(layer), strict=True)
-    return torch.cat(weights), torch.cat(biases)
-
-
-# ---------------------------------------------------------------- whole texts
+    return tuple(torch.cat(parts) for parts in zip(*projections(layer), strict=True))
 
 
 class Floor:
@@ -88,29 +81,6 @@ class Floor:
         return tokens[:, : T + max_new_tokens].clone()
 
 
-class Loop(Floor):
-    """The same over the model's own modules: still no check, no option, no place to look up."""
-
-    def __init__(self, model: DecoderLM, max_len: int):
-        super().__init__(model, max_len)
-        self.model = model
-
-    def step(self, tokens: Tensor, start: int) -> Tensor:
-        T, model = tokens.shape[1], self.model
-        end = start + T
-        x = model.embedding.vectors(tokens) + self.places[start:end]
-        for block, (keys, values) in zip(model.decoder.blocks, self.cache, strict=True):
-            layer, dense, y = block.attention, block.feed_forward, block.attention_norm(x)
-            projections = layer.q_proj, layer.k_proj, layer.v_proj
-            q, k, v = (p(y).view(1, T, self.heads, -1).transpose(1, 2) for p in projections)
-            keys[:, :, start:end], values[:, :, start:end] = k, v
-            seen = keys[:, :, :end], values[:, :, :end]
-            y = F.scaled_dot_product_attention(q, *seen, is_causal=T > 1)
-            x = x + layer.out_proj(y.transpose(1, 2).reshape(1, T, -1))
-            x = x + dense.down(dense.activation(dense.up(block.feed_forward_norm(x))))
-        return model.output(model.decoder.norm(x[:, -1]))
-
-
 @torch.no_grad()
 def to_transformers(model: DecoderLM, max_len: int) -> GPT2LMHeadModel:
     """The same weights, but for the output's bias, as a GPT-2 that no token can end."""
@@ -146,13 +116,12 @@ def test_speed_of_writing(benchmark, capsys):
     nn.init.zeros_(model.output.bias)  # GPT-2 has none
     nn.init.normal_(model.embedding.vectors.weight)  # large, so that a text does not run in circles
     nn.init.normal_(model.embedding.positions.table)
-    floor, loop = Floor(model, max_len), Loop(model, max_len)
+    floor = Floor(model, max_len)
     theirs = to_transformers(model, max_len)
     prompt = torch.randint(VOCABULARY, (1, PROMPT))
     real = torch.ones_like(prompt)
     writers = {
         "bare loop": lambda: floor.generate(prompt, NEW),
-        "bare loop over modules": lambda: loop.generate(prompt, NEW),
         "attn_lib": lambda: generate(model, prompt, max_new_tokens=NEW),
         "GPT2LMHeadModel.generate": lambda: theirs.generate(
             prompt, attention_mask=real, max_new_tokens=NEW, do_sample=False, use_cache=True
@@ -167,51 +136,8 @@ def test_speed_of_writing(benchmark, capsys):
     with torch.no_grad():
         logits = model(text)[0]  # of the whole text at once, without a cache
         for place in range(max_len):
-            for rival in (floor, loop):
-                step = rival.step(text[:, place : place + 1], place)
-                torch.testing.assert_close(step[0], logits[place], atol=1e-4, rtol=1e-4)
+            step = floor.step(text[:, place : place + 1], place)
+            torch.testing.assert_close(step[0], logits[place], atol=1e-4, rtol=1e-4)
     sizes = ", ".join(f"{name} {size}" for name, size in SIZES.items())
     title = f"{NEW} tokens after {PROMPT}, greedy, batch 1; {sizes}"
     race(title, writers, benchmark, capsys, rounds=max(3, ROUNDS // 5))
-
-
-# ---------------------------------------------------------------- one step onto a long cache
-
-
-def test_speed_of_a_step(benchmark, capsys):
-    H, H_kv, d_k = 8, 2, 64
-    torch.manual_seed(0)
-    layer = MultiHeadAttention(d_model=H * d_k, num_heads=H, num_kv_heads=H_kv, d_k=d_k).eval()
-    new, past = torch.randn(1, 1, H * d_k), torch.randn(1, CACHED, H * d_k)
-    qkv, out = packed(layer), pair(layer.out_proj)
-    buffer = torch.empty(2, 1, H_kv, 2 * CACHED, d_k)
-    lengths, cache = {"one read of the cache": CACHED + 1, "floor": CACHED}, Cache()
-    with torch.no_grad():
-        layer(past, causal=True, cache=cache)
-        k, v = F.linear(past, *qkv)[..., H * d_k :].view(1, CACHED, 2, H_kv, d_k).unbind(dim=2)
-        buffer[:, :, :, :CACHED] = torch.stack([k, v]).transpose(2, 3)
-    query = torch.randn(1, H, 1, d_k)
-
-    def read(q: Tensor, length: int) -> Tensor:
-        keys, values = buffer[:, :, :, :length]
-        return F.scaled_dot_product_attention(q, keys, values, enable_gqa=True)
-
-    # each call is one token later than the last, for everyone
-    def read_alone() -> Tensor:
-        lengths["one read of the cache"] += 1
-        return read(query, lengths["one read of the cache"] - 1)
-
-    def floor_step() -> Tensor:
-        place = lengths["floor"]
-        lengths["floor"] += 1
-        q, kv = F.linear(new, *qkv).split([H * d_k, 2 * H_kv * d_k], dim=-1)
-        buffer[:, :, :, place] = kv.view(1, 2, H_kv, d_k).transpose(0, 1)
-        y = read(q.view(1, 1, H, d_k).transpose(1, 2), place + 1)
-        return F.linear(y.transpose(1, 2).reshape(1, 1, -1), *out)
-
-    contestants = {"one read of the cache": read_alone, "floor": floor_step}
-    contestants["attn_lib"] = lambda: layer(new, causal=True, cache=cache)
-    with torch.no_grad():
-        torch.testing.assert_close(contestants["attn_lib"](), floor_step())  # the same work
-    title = f"one step of one layer onto {CACHED} tokens, {H} heads on {H_kv}, d_k {d_k}"
-    race(title, contestants, benchmark, capsys)
