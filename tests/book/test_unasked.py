@@ -2,6 +2,7 @@
 
 import jinja2
 import pages
+import pytest
 import torch
 import torch.nn.functional as F
 from tables import for_each
@@ -36,6 +37,24 @@ def test_a_text_of_the_task_of_one_state_asks_for_each_pair_once():
         known = dict(zip(row[:n], said[:n], strict=True))
         assert [known[name] for name in row[n:]] == wanted
         assert said[n:] == [blank] * n
+
+
+@pytest.mark.usefixtures("double")
+def test_chunks_of_one_state_bear_gates_whose_inverse_overflows():
+    """Outputs, states and gradients are those of the loop."""
+    cells = [source("13_one_state", f"ch13-code-{n}") for n in (25, 30)]
+    page = pages.defined_by(["import math\nimport torch", *cells])
+    torch.manual_seed(0)
+    q, k = F.normalize(torch.randn(2, 2, 40, 5), dim=-1)
+    v, beta, log_gate = torch.randn(2, 40, 3), torch.rand(2, 40, 1), -60 * torch.rand(2, 40, 1)
+    given = [x.requires_grad_() for x in (q, k, v, beta, log_gate, torch.randn(2, 5, 3))]
+    assert (-log_gate.sum(dim=1)).exp().isinf().all()
+    found = []
+    for outs in (page["in_chunks"](*given, 40), page["one_state"](*given)):
+        total = sum(out.sin().sum() for out in outs)
+        found.append([*outs, *torch.autograd.grad(total, given)])
+    for chunks, loop in zip(*found, strict=True):
+        torch.testing.assert_close(chunks, loop, atol=1e-11, rtol=0)
 
 
 @for_each((1, 4, 6, 2), (3, 10, 15, 5))
