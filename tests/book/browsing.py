@@ -150,6 +150,13 @@ def visit(page, address, width=1280, scheme="light"):
     page.clock.fast_forward("01:00:00")
 
 
+def gathered(site, name, parts, like="notation"):
+    """A page of the site, like another, whose article is made of parts of others."""
+    html = (site / f"book/{like}.html").read_text()
+    start, end = re.search("(?s)<article[^>]*>(.*)</article>", html).span(1)
+    (site / f"book/{name}.html").write_text(html[:start] + "".join(parts) + html[end:])
+
+
 def set_scheme(page, scheme):
     """Let the reader's system be light or dark; the page's script follows a little later."""
     page.emulate_media(color_scheme=scheme)
