@@ -1,7 +1,6 @@
 """What stands in several places agrees: the README's code, licences, defaults, links, masks."""
 
 import ast
-import contextlib
 import csv
 import functools
 import importlib.util
@@ -14,7 +13,6 @@ import onnx
 import pages
 import torch
 import torch.nn.functional as F
-from tables import for_each
 
 import attn_check
 import attn_lib
@@ -53,25 +51,19 @@ def test_the_commands_of_the_readme_name_what_is_there():
 
 # ---------------------------------------------------------------- licences
 
-TEXTS = {
-    name: " ".join((ROOT / name).read_text().split())
-    for name in ("LICENSE", "README.md", "book/index.md", "CITATION.cff", "pyproject.toml")
+OWN = {
+    "LICENSE": "under the MIT License below.",
+    "README.md": "Code under MIT, text and figures under CC BY 4.0;",
+    "book/index.md": "text and figures are under CC BY 4.0, code under MIT",
+    "CITATION.cff": "license: [MIT, CC-BY-4.0]",
+    "pyproject.toml": 'license = "MIT"',
 }
+TEXTS = {name: " ".join((ROOT / name).read_text().split()) for name in OWN}
 
 
-@for_each(
-    ("LICENSE", "under the MIT License below."),
-    ("LICENSE", "License (CC BY 4.0), https://creativecommons.org/licenses/by/4.0/legalcode"),
-    ("README.md", "Code under MIT, text and figures under CC BY 4.0;"),
-    ("book/index.md", "text and figures are under CC BY 4.0, code under MIT"),
-    ("CITATION.cff", "license: [MIT, CC-BY-4.0]"),
-    ("pyproject.toml", 'license = "MIT"'),
-)
-def test_all_files_name_the_same_licences(name, words):
-    assert words in TEXTS[name]
-
-
-def test_the_licence_is_of_every_folder():
+def test_all_files_name_the_same_licences_and_every_folder():
+    for name, words in OWN.items():
+        assert words in TEXTS[name], name
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"tests", "book/_tools"}
     assert {"attn_check", "attn_lib"} < folders
     assert {name for name in folders if f"{name}/" not in TEXTS["LICENSE"]} == set()
@@ -124,14 +116,14 @@ def test_photographs_are_theirs_who_took_them_and_under_their_licences():
     assert len(figures_under_another(page)) == len([*pages.figures(page)]) - 1
 
 
-def terms(text: str) -> str:
+def terms(name: str) -> str:
     """The MIT licence, without whose it is."""
-    text = re.sub("[“”]", '"', text[text.index("Permission is hereby granted") :])
-    return " ".join(text.split())
+    text = " ".join((ROOT / name).read_text().split())
+    return re.sub("[“”]", '"', text).partition("Permission is hereby granted")[2]
 
 
 def test_the_words_of_the_licence_are_the_same_twice():
-    assert terms(TEXTS["LICENSE"]) == terms((ROOT / "attn_lib/data/fashion.txt").read_text())
+    assert terms("LICENSE") == terms("attn_lib/data/fashion.txt") != ""
 
 
 LICENCES = r"\b(Apache|MIT|BSD|GPL|CC0|CC BY)\b"
@@ -176,22 +168,18 @@ def test_licences_of_weights_agree():
 
 
 def documented():
-    """Name, docstring and signature of every public function, class and method."""
+    """Every public function, class and method, by its name."""
     for package in (attn_lib, attn_check):
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if info.name.endswith("__main__"):
                 continue
             module = importlib.import_module(info.name)
-            for name, thing in vars(module).items():
-                if getattr(thing, "__module__", None) != info.name or name.startswith("_"):
-                    continue
-                if inspect.isfunction(thing):
-                    yield f"{info.name}.{name}", thing.__doc__, thing
-                elif inspect.isclass(thing):
-                    yield f"{info.name}.{name}", thing.__doc__, thing.__init__
-                    for inner, method in vars(thing).items():
-                        if inspect.isfunction(method) and not inner.startswith("_"):
-                            yield f"{info.name}.{name}.{inner}", method.__doc__, method
+            for thing in vars(module).values():
+                if getattr(thing, "__module__", None) == info.name and callable(thing):
+                    own = vars(thing).values() if inspect.isclass(thing) else []
+                    for one in (thing, *filter(inspect.isfunction, own)):
+                        if not one.__name__.startswith("_") and one.__doc__:
+                            yield f"{info.name}.{one.__qualname__}", one
 
 
 ARGUMENT = re.compile(r"(?m)^    \*{0,2}(\w+): (.*(?:\n        .*)*)")
@@ -208,40 +196,41 @@ STANDS_FOR = {
 }
 
 
-def wrong_defaults(doc: str, function) -> list[str]:
+def wrong_defaults(doc: str, thing) -> list[str]:
     """Arguments whose default is not what the docstring says, and those that do not exist."""
-    doc = inspect.cleandoc(doc)
-    if "Args:\n" not in doc:
+    _, found, section = inspect.cleandoc(doc).partition("Args:\n")
+    if not found:
         return []
-    section = re.split(r"\n\n(?=\S)|\n(?=[A-Z]\w+:\n)", doc.split("Args:\n", 1)[1])[0]
-    parameters, wrong = inspect.signature(function).parameters, []
+    section = re.split(r"\n\n(?=\S)|\n(?=[A-Z]\w+:\n)", section)[0]
+    parameters, wrong = inspect.signature(thing).parameters, []
     for name, text in ARGUMENT.findall(section):
+        stated = re.search(r"[Dd]efault:? (.+?)(?:[.;,](?: |$)|$)", " ".join(text.split()))
         if name not in parameters:
             wrong.append(name)
-            continue
-        stated = re.search(r"[Dd]efault:? (.+?)(?:[.;,](?: |$)|$)", " ".join(text.split()))
-        default = parameters[name].default
-        if stated is None:
-            continue
-        words = stated[1].strip("`")
-        if default is None:  # in words, or a number that is taken instead
-            if words not in STANDS_FOR.get(name, {words}):
-                wrong.append(name)
-            continue
-        try:
-            value = ast.literal_eval(words.replace(",", ""))
-        except (ValueError, SyntaxError):
-            continue
-        if value != default or isinstance(value, bool) != isinstance(default, bool):
+        elif stated and not _stands(name, stated[1].strip("`"), parameters[name].default):
             wrong.append(name)
     return wrong
 
 
+def _stands(name: str, words: str, default) -> bool:
+    """Whether words say what a default is; of None, what it stands for."""
+    if default is None:
+        return words in STANDS_FOR.get(name, {words})
+    try:
+        value = ast.literal_eval(words.replace(",", ""))
+    except (ValueError, SyntaxError):
+        return True
+    return value == default and isinstance(value, bool) == isinstance(default, bool)
+
+
 def test_defaults_are_those_of_the_signature():
-    found = [(name, doc, function) for name, doc, function in documented() if doc]
+    found = dict(documented())
     assert len(found) > 100
-    wrong = {name: wrong_defaults(doc, function) for name, doc, function in found}
+    wrong = {name: wrong_defaults(thing.__doc__, thing) for name, thing in found.items()}
     assert {name: names for name, names in wrong.items() if names} == {}
+    doc = "A layer.\n\nArgs:\n    scale: multiplies the scores; default 1/d_k.\n"
+    doc += "    dropout: a probability; default 0.1.\n    is_causal: not one.\n"
+    assert wrong_defaults(doc, MultiHeadAttention) == ["scale", "dropout", "is_causal"]
 
 
 def test_what_none_stands_for():
@@ -255,16 +244,6 @@ def test_what_none_stands_for():
     q, k, v = torch.randn(3, 2, 5, 9).double()
     out = attn_lib.attention(q, k, v)[0]
     assert torch.allclose(out, attn_lib.attention(q, k, v, scale=1 / 9**0.5)[0])
-
-
-@for_each(
-    "scale: multiplies the scores; default 1/d_k.",
-    "dropout: a probability; default 0.1.",
-    "is_causal: not an argument.",
-)
-def test_a_wrong_default_is_seen(line):
-    doc = f"A layer.\n\nArgs:\n    {line}\n\nReturns:\n    A tensor.\n"
-    assert wrong_defaults(doc, MultiHeadAttention.__init__) == [line.partition(":")[0]]
 
 
 # ---------------------------------------------------------------- links into pages
@@ -467,14 +446,8 @@ def test_true_means_the_same_wherever_a_library_is_named():
     assert {"index", "notation", "02_masks", "conventions", "masks.py"} <= {
         name for (name, _), pairs in found.items() if pairs
     }
-
-
-@for_each(
-    ("SDPA reads True as attend, MHA as blocked.", ["blocked", "attend"]),
-    ("True means attend in JAX and Keras, and blocked in MHA.", ["attend", "attend", "blocked"]),
-)
-def test_a_meaning_is_read_with_its_library(sentence, meanings):
-    assert [meaning for _, meaning in libraries_and_meanings(sentence)] == meanings
+    planted = "SDPA reads True as attend, MHA as blocked."
+    assert libraries_and_meanings(planted) == [("MHA", "blocked"), ("SDPA", "attend")]
 
 
 # ---------------------------------------------------------------- Chinese terms
@@ -519,65 +492,6 @@ def test_chinese_terms_have_the_words_of_another_book():
     assert mistranslated(terms) == OTHERWISE
     (one, first), (other, second), *_ = terms
     assert not mistranslated([(one, second), (other, first)]) <= OTHERWISE
-
-
-# ---------------------------------------------------------------- code in sentences
-
-PLACES = {
-    **{"t": torch.arange(6)[:, None], "s": torch.arange(6), "window": 2},
-    **{"mask": torch.tensor([[0, 1, 1], [1, 1, 1]]).bool(), "scores": torch.arange(3.0)},
-    **{"x": torch.eye(4), "W_q": torch.arange(12.0).view(4, 3)},
-}
-CAUSAL = PLACES["s"] <= PLACES["t"]
-# code in a sentence that no cell of its page runs: what its page says of it
-ON_ITS_OWN = {
-    "s <= t + 1": lambda code: (code != CAUSAL).sum() == 5,  # off by one, but in the last row
-    "t - s <= 3": lambda code: (code & CAUSAL).sum(dim=1).max() == 4,
-    "t - s < window": lambda code: (code & CAUSAL).sum(dim=1).max() == 2,
-    "(mask.cumsum(dim=1) - 1).clamp(min=0)": lambda code: code.tolist() == [[0, 0, 1], [0, 1, 2]],
-    "scores.masked_fill(~mask, -1e9)": lambda code: code[0].tolist() == [-1e9, 1.0, 2.0],
-    "x @ W_q": lambda code: code.equal(PLACES["W_q"]),
-}
-COMPUTES = ast.Subscript | ast.Call | ast.BinOp | ast.UnaryOp | ast.Compare
-
-
-def computes(part: ast.expr) -> bool:
-    """Whether it is more than a name, a shape, a function, or a call with names."""
-    if isinstance(part, ast.Tuple | ast.Lambda):
-        return False
-    inside = ast.walk(part)
-    if isinstance(part, ast.Call):
-        next(inside)  # the call itself
-    found = [*inside]
-    named = isinstance(part, ast.Call) or any(isinstance(node, ast.Name) for node in found)
-    return named and any(isinstance(node, COMPUTES) for node in found)
-
-
-def told_and_not_run(cells) -> list[str]:
-    """Code in sentences that computes something, and stands in no cell of the page."""
-    told = {}
-    for cell in (cell for cell in cells if cell.cell_type == "markdown"):
-        for code in re.findall(r"(?<!`)`([^`\n]+)`(?!`)", cell.source):
-            with contextlib.suppress(SyntaxError):
-                told[code] = ast.parse(code, mode="eval").body
-    told = {c: part for c, part in told.items() if computes(part) and not (ROOT / c).exists()}
-    kinds = tuple({type(part) for part in told.values()})
-    sources = (cell.source for cell in cells if cell.cell_type == "code")
-    nodes = (node for source in sources for node in pages.nodes_of(source))
-    known = {ast.dump(node) for node in nodes if isinstance(node, kinds)}
-    return [code for code, part in told.items() if ast.dump(part) not in known]
-
-
-def test_code_in_a_sentence_runs_in_its_page_or_computes_what_is_said_of_it():
-    told = [code for path in pages.NOTEBOOKS for code in told_and_not_run(pages.read(path).cells)]
-    assert sorted(told) == sorted(ON_ITS_OWN)
-    for code, holds in ON_ITS_OWN.items():
-        assert holds(eval(code, dict(PLACES))), code  # noqa: S307 - the pages' own
-    cells = pages.read(pages.BOOK / "conventions.ipynb").cells
-    for cell in cells:
-        if cell.cell_type == "markdown":
-            cell.source = cell.source.replace("`m[:, None]`", "`m[None]`")
-    assert "m[None]" in told_and_not_run(cells)
 
 
 def head_used(text: str) -> list[str]:

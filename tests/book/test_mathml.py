@@ -2,6 +2,7 @@
 
 import hashlib
 import html
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from fontTools.ttLib import TTFont
 from markdown_it import MarkdownIt
 from mdit_py_plugins.amsmath import amsmath_plugin
 from mdit_py_plugins.dollarmath import dollarmath_plugin
-from tables import for_each, raises_for_each
+from tables import raises_for_each
 
 MARKDOWN = MarkdownIt().enable("table").use(dollarmath_plugin).use(amsmath_plugin)
 SOURCES = {path.stem: path for path in [*pages.NOTEBOOKS, *pages.TEXTS]}
@@ -41,8 +42,8 @@ def written(name: str) -> list[str]:
     path = SOURCES[name]
     if path.suffix == ".md":
         return formulas(path.read_text())
-    cells = pages.read(path).cells
-    return [tex for c in cells if c.cell_type == "markdown" for tex in formulas(c.source)]
+    cells = (cell for cell in pages.read(path).cells if cell.cell_type == "markdown")
+    return [tex for cell in cells for tex in formulas(cell.source)]
 
 
 def bare(tex: str) -> str:
@@ -66,21 +67,14 @@ def test_every_formula_of_a_page_is_mathml(site, name):
     if not name.startswith("attn_"):  # what docstrings hold, test_reference compares
         assert missing(tex, page) == []
     assert "mathjax" not in page.lower()
-    assert (
-        re.findall(r"\\\(|\\\[|\$\$", re.sub(r'(?s)<pre.*?</pre>|alttext="[^"]*"', "", page)) == []
-    )
+    shown = re.sub(r'(?s)<pre.*?</pre>|alttext="[^"]*"', "", page)
+    assert re.findall(r"\\\(|\\\[|\$\$", shown) == []
     numbers = re.findall(r"\\tag\{(.*?)\}", " ".join(tex))
-    found = (
-        r'<div class="math[^"]*" id="formula-([A\d.]+)">(?:(?!</div>).)*\(([A\d.]+)\)</span></div>'
-    )
-    assert re.findall(found, page) == [(n, n) for n in numbers]
-
-
-def test_a_formula_that_is_dropped_or_changed_is_seen(site):
-    page, tex = (site / "book/04_scaling.html").read_text(), written("04_scaling")
-    assert len(tex) > 150
-    assert missing(tex, re.sub(r"<math .*?</math>", "", page, count=1)) == [bare(tex[0])]
-    assert len(missing([*tex[1:], tex[0] + "^2"], page)) == 2
+    number = r'<div class="math[^"]*" id="formula-(.*?)">(?:(?!</div>).)*\((.*?)\)</span></div>'
+    assert re.findall(number, page) == [(n, n) for n in numbers]
+    if name == "04_scaling":  # one that is dropped, or changed
+        assert missing(tex, re.sub(r"<math .*?</math>", "", page, count=1)) == [bare(tex[0])]
+        assert len(missing([*tex[1:], tex[0] + "^2"], page)) == 2
 
 
 # ---------------------------------------------------------------- what a formula says
@@ -145,17 +139,8 @@ def test_every_formula_says_the_same_by_another_converter():
     assert len(ALL) > 350
     found = {tex: both(tex, tex) for tex in ALL}
     assert {tex: pair for tex, pair in found.items() if pair[0] != pair[1]} == {}
-
-
-@for_each(
-    (r"\log S - \tfrac12 r^2", r"\log S - \frac{12}{r}^2"),
-    (r"\sqrt{d_k}", r"\sqrt{d}_k"),
-)
-def test_another_formula_is_told_from_it(tex, other):
-    assert any(tex in one for one in ALL)
-    one, same = both(tex, tex)
-    assert one == same
-    assert one != both(tex, other)[1]
+    one, other = both(r"\sqrt{d_k}", r"\sqrt{d}_k")
+    assert one != other
 
 
 @raises_for_each(
@@ -177,14 +162,12 @@ def test_a_strict_build_fails_on_a_formula(tmp_path):
         (tmp_path / f"{name}.md").write_text(f"---\norphan: true\n---\n# Title\n\n{text}\n")
     settings = "extensions = ['myst_parser', 'mathml']\nhtml_math_renderer = 'mathml'\n"
     settings += "myst_enable_extensions = ['dollarmath']\nhtml_theme = 'basic'\n"
-    path = f"import sys; sys.path.insert(0, {str(pages.BOOK / '_ext')!r})\n"
-    (tmp_path / "conf.py").write_text(path + settings)
-    command = [sys.executable, "-m", "sphinx", "-W", "-q", "--keep-going", ".", "out"]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    (tmp_path / "conf.py").write_text(settings)
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "--keep-going", tmp_path, tmp_path / "o"]
+    known = {**os.environ, "PYTHONPATH": str(pages.BOOK / "_ext")}
+    run = subprocess.run(command, env=known, capture_output=True, text=True)
     assert run.returncode == 1
-    one, two = sorted(
-        line for line in run.stderr.splitlines() if "WARNING" in line or ".md" in line
-    )
+    one, two = sorted(line for line in run.stderr.splitlines() if ".md" in line)
     assert re.search(r"one\.md.*\\alhpa", one)
     assert re.search(r"two\.md.*is not finished", two)
 
@@ -244,9 +227,8 @@ def mistyped(tex: str, text: str) -> bool:
     return signs(text) != signs(said) or bool(re.search(r"[\\{}]", text))
 
 
-@for_each(*TYPED)
-def test_a_formula_is_typed_as_one_would(tex):
-    assert mathml.as_text(tex) == TYPED[tex]
+def test_a_formula_is_typed_as_one_would():
+    assert {tex: mathml.as_text(tex) for tex in TYPED} == TYPED
 
 
 def test_every_formula_can_be_typed():
