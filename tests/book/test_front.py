@@ -39,15 +39,6 @@ def test_each_chapter_has_its_card_in_its_order_and_an_icon_of_its_own():
     assert len({*map(tuple, found.values())}) == len(found)
 
 
-def test_what_a_page_needs():
-    need = "One head ([chapter 1](01_a.ipynb)), [b](12_b.ipynb), and {} 30 minutes. Later."
-    cells = [{"source": f"# A page\n\n**What you'll do.** This.\n\n**What you'll need.** {need}"}]
-    said = [{"source": cells[0]["source"].format(about)} for about in ("about", "some")]
-    assert front.needs(said[:1]) == ("30 minutes", "needs chapters 1 and 12")
-    with pytest.raises(ValueError, match="how long"):
-        front.needs(said[1:])
-
-
 @pytest.fixture(scope="module")
 def index(browser, site):
     """The front page, for tests that only read it."""
@@ -118,7 +109,7 @@ def test_what_diagnose_says_is_what_the_clinic_prints(index):
 # ---------------------------------------------------------------- whose, which, when
 
 
-def test_the_byline_says_whose_which_and_when(index, site):
+def test_the_byline_says_whose_which_and_when(index, site, tmp_path):
     seconds = (site.parent / "checked.json").stat().st_mtime
     day = datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
     assert index.locator(".byline").inner_text().split(" · ") == [
@@ -127,17 +118,7 @@ def test_the_byline_says_whose_which_and_when(index, site):
         f"every output checked on {day.day} {day:%B %Y}",
         "licence, citation",
     ]
-
-
-def test_the_day_is_that_of_the_check(tmp_path):
-    assert front.checked_on(tmp_path) is None
-    assert "<time>not yet</time>" in front.byline(CITATION, None, GITHUB)
-    (tmp_path / "_build").mkdir()
-    (tmp_path / "_build" / "checked.json").write_text("{}")
-    today = datetime.datetime.now(datetime.UTC).date()
-    assert (today - front.checked_on(tmp_path)).days in (0, 1)  # or it is midnight
-    told = front.byline(CITATION, datetime.date(2020, 2, 29), GITHUB)
-    assert "<time>29 February 2020</time>" in told
+    assert "<time>not yet</time>" in front.byline(CITATION, front.checked_on(tmp_path), GITHUB)
 
 
 @for_each(
@@ -152,10 +133,8 @@ def test_what_is_said_as_soon_as_there_is_an_address(address, leads, opens):
     assert "pip install -r requirements.txt jupyterlab" in front.install(address)
     cited = front.reference(CITATION, address)
     assert re.findall(r"url = \{(.*)\}", cited) == leads
-    for field in ("name", "title", "version"):
-        said = CITATION["authors"][0]["name"] if field == "name" else CITATION[field]
-        assert f"{{{said}}}" in cited
-    assert f"year = {{{CITATION['date-released'].year}}}" in cited
+    told = (CITATION["title"], CITATION["version"], CITATION["date-released"].year)
+    assert all(f"{{{one}}}" in cited for one in (CITATION["authors"][0]["name"], *told))
 
 
 def test_the_page_says_what_its_address_allows(index):
@@ -205,9 +184,6 @@ def test_every_symptom_leads_somewhere(index):
     rows = index.locator(".front-symptoms dd").all()
     assert len(rows) == index.locator(".front-symptoms dt").count() > 12
     assert all(row.locator("a").count() for row in rows)
-    said = " ".join(index.locator(".front-symptoms dt").all_inner_texts())
-    asked = ["NaN", "too good", "does nothing", "opposite", "weights of each head", "RoPE", "cache"]
-    assert [words for words in asked if words not in said] == []
 
 
 # ---------------------------------------------------------------- the README

@@ -177,11 +177,11 @@ def test_a_strict_build_fails_on_a_formula(tmp_path):
 
 def italic(letter: str) -> str:
     """The letter as a browser draws it, alone in an ``mi``."""
-    for first, start in (("A", 0x1D434), ("a", 0x1D44E), ("Α", 0x1D6E2), ("α", 0x1D6FC)):
-        if 0 <= ord(letter) - ord(first) < 26:
-            made = chr(start + ord(letter) - ord(first))
-            return "ℎ" if letter == "h" else made
-    return letter
+    name = re.sub("^(LATIN|GREEK)(.*) LETTER", r"MATHEMATICAL ITALIC\2", unicodedata.name(letter))
+    try:
+        return "ℎ" if letter == "h" else unicodedata.lookup(name)
+    except KeyError:
+        return letter
 
 
 def lacking(font: TTFont, all_mathml: list[str]) -> set[str]:
