@@ -151,8 +151,8 @@ DRAW = """svg => {
 def drawn(browser, site):
     """What the browser makes of an SVG, in the typeface of the pages."""
     with opened(browser, site.as_uri(), device_scale_factor=2) as page:
-        visit(page, f"{site.as_uri()}/book/notation.html", 1400)
-        page.set_viewport_size({"width": 1400, "height": 1400})
+        visit(page, f"{site.as_uri()}/book/notation.html", 1000)
+        page.set_viewport_size({"width": 1000, "height": 1040})  # as large as the largest
         page.evaluate("""() => { document.body.innerHTML = `<div class="bd-content" id="paper"
           style="position: absolute; inset: 0; background: #fff"></div>`; }""")
 
