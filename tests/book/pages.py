@@ -13,10 +13,10 @@ import colab
 import nbformat
 import number_sources
 import pictures
-import printed_tables
 import yaml
+from idle import TOLERANCES, always_holds, compares, name_of
 from number_sources import printed
-from sitting import FOLDED, stands_by_itself, tags, within_one_sitting
+from sitting import minutes_said, tags
 
 ROOT = Path(__file__).resolve().parents[2]
 BOOK = ROOT / "book"
@@ -24,12 +24,12 @@ NOTEBOOKS = sorted(BOOK.glob("*.ipynb"))
 CHAPTERS = [path for path in NOTEBOOKS if path.stem[:2].isdigit()]  # the others are appendices
 TEXTS = sorted(BOOK.glob("*.md"))
 
+FOLDED = {"hide-input", "hide-cell"}
 ALLOWED_MIME = {"text/plain", "image/png", "image/svg+xml"}
 METADATA = {"tags", "mystnb", "reason", "numbers", "shown", "live", "drawn", "held", "table"}
 METADATA |= {"licence"}  # of a figure, where it is not CC BY 4.0
 METADATA |= {"cellView", "collapsed", "jupyter"}  # exactly as test_colab.py wants them
 OF_A_NOTEBOOK = {"appendix", "kernelspec", "language_info", "record", "teaches"}
-COMPARING = {"allclose", "isclose", "equal", "array_equal"}
 # others need a reason
 TAGS = r"hide-input|hide-cell|experiment|caption|licence|(exercise|solution)-\d+\.\d+"
 SHOWN = {"figure", "image", "code_prompt_show", "code_prompt_hide"}
@@ -43,6 +43,7 @@ def address() -> str:
     return config()["repository"]["url"]
 
 
+@functools.cache
 def tests_in(name: str) -> list[str]:
     """The tests of a file."""
     return re.findall(r"^def (test_\w+)", (ROOT / name).read_text(), re.MULTILINE)
@@ -50,11 +51,6 @@ def tests_in(name: str) -> list[str]:
 
 def read(path: Path) -> nbformat.NotebookNode:
     return nbformat.v4.reads(path.read_text())
-
-
-def appendix(notebook) -> bool:
-    """Whether a page says of itself that it is looked up, not learnt from: it has no exercises."""
-    return notebook.metadata.get("appendix", False) is True
 
 
 def nodes_of(source: str) -> list[ast.AST]:
@@ -127,14 +123,12 @@ def no_stray_output(notebook) -> list[str]:
 
 
 def clean_metadata(notebook) -> list[str]:
-    others = {cell.id: set(cell.metadata) - METADATA for cell in notebook.cells}
-    faults = [f"{name}: metadata {sorted(extra)}" for name, extra in others.items() if extra]
-    if extra := set(notebook.metadata) - OF_A_NOTEBOOK:
-        faults.append(f"metadata {sorted(extra)}")
-    if notebook.metadata.get("kernelspec", {}).get("name") != "python3":
-        faults.append("the kernelspec is not python3")
-    if notebook.metadata.get("language_info") != {"name": "python"}:
-        faults.append("language_info holds more than the name: store with book/_tools/execute.py")
+    named = [("the notebook", set(notebook.metadata) - OF_A_NOTEBOOK)]
+    named += [(cell.id, set(cell.metadata) - METADATA) for cell in notebook.cells]
+    faults = [f"{name}: metadata {sorted(others)}" for name, others in named if others]
+    kernel = notebook.metadata.get("kernelspec", {}).get("name")
+    if (kernel, notebook.metadata.get("language_info")) != ("python3", {"name": "python"}):
+        faults.append("another kernel, or more than its name: store with book/_tools/execute.py")
     return faults
 
 
@@ -183,16 +177,6 @@ def exercises_named(notebook) -> list[str]:
     return [f"{cell} names {named}" for cell, named in names.items() if len(named) > 1]
 
 
-def folds_named(notebook) -> list[str]:
-    """A folded cell says what it holds: there is nothing else to see of it."""
-    return [
-        f"{cell.id} is folded without a name in mystnb.code_prompt_show"
-        for cell in code_cells(notebook)
-        if tags(cell) & FOLDED
-        and cell.metadata.get("mystnb", {}).get("code_prompt_show", "Show the code")[:4] == "Show"
-    ]
-
-
 def _exercises(cell) -> list[str]:
     shown = cell.metadata.get("mystnb", {})
     prompts = [shown.get(f"code_prompt_{what}", "") for what in ("show", "hide")]
@@ -204,21 +188,16 @@ def _exercises(cell) -> list[str]:
 
 
 def figures_described(notebook) -> list[str]:
-    faults, captions = [], {cell.id for cell in notebook.cells if colab.is_caption(cell)}
-    below = {cell.id: other for cell, other in itertools.pairwise(notebook.cells)}
-    for cell in code_cells(notebook):
-        if not any("image/png" in output.get("data", {}) for output in cell.outputs):
-            continue
-        shown = cell.metadata.get("mystnb", {})
-        if len(shown.get("image", {}).get("alt", "")) < 40:
-            faults.append(f"{cell.id}: a figure needs a description of at least 40 characters")
-        if not shown.get("figure", {}).get("name", "").startswith("fig-"):
-            faults.append(f"{cell.id}: a figure needs a name, fig-…")
-        caption = below.get(cell.id, notebook.cells[0])
-        if not (colab.is_caption(caption) and colab.unnumbered(caption.source).strip()):
-            faults.append(f"{cell.id}: a figure needs a caption, in the cell below")
-        captions.discard(caption.id)
-    return faults + [f"{name}: a caption without a figure above" for name in captions]
+    """At length, with a name to be called by; a caption elsewhere stops the build."""
+    faults = []
+    for cell, below in itertools.pairwise(notebook.cells):
+        if any("image/png" in output.get("data", {}) for output in cell.get("outputs", ())):
+            shown = cell.metadata.get("mystnb", {})
+            caption = colab.is_caption(below) and colab.unnumbered(below.source).strip()
+            named = shown.get("figure", {}).get("name", "").startswith("fig-")
+            if not (caption and named and len(shown.get("image", {}).get("alt", "")) >= 40):
+                faults.append(f"{cell.id}: no description, name fig-… or caption below")
+    return faults
 
 
 def figures(notebook):
@@ -257,30 +236,6 @@ def figures_legible(notebook) -> list[str]:
     return faults
 
 
-# ---------------------------------------------------------------- tables
-
-
-def tables_marked(notebook) -> list[str]:
-    """A cell that prints a table says so, and what it prints is read as one."""
-    faults = []
-    for cell in code_cells(notebook):
-        text = re.sub(r"(?m)^<Figure.*", "", printed(cell))
-        if cell.metadata.get("table"):
-            faults += [f"{cell.id}: {fault}" for fault in printed_tables.faults(text)]
-        elif any(map(_headed, printed_tables.parts(text))):
-            faults.append(f'{cell.id} prints a table: say "table": true in its metadata')
-    return faults
-
-
-def _headed(rows: str | list[list[str]]) -> bool:
-    """Whether the first line looks like headings: words above numbers, or nothing above names."""
-    if isinstance(rows, str) or not all(rows[0][1:]):
-        return False
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    words = [column for column in columns if re.search(r"[^\W\d]", column[0])]
-    return not rows[0][0] or any(map(printed_tables.numeric, words))
-
-
 # ---------------------------------------------------------------- numbers in the text
 
 
@@ -312,38 +267,28 @@ def conclusions_shown(notebook) -> list[str]:
     return faults + [
         f"{name} compares nothing that is seen"
         for name in shown
-        if name not in sources or not compares(sources[name])
+        if name not in sources or not shows_a_comparison(sources[name])
     ]
 
 
-def compares(source: str) -> bool:
+def shows_a_comparison(source: str) -> bool:
     """Whether a cell asserts, or prints what came of a comparison."""
     tree = ast.parse(source)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    asserted = any(isinstance(node, ast.Assert) for node in ast.walk(tree))
-    if asserted or any(_name(call).startswith("assert_") for call in calls):
+    nodes = [*ast.walk(tree)]
+    if any(isinstance(n, ast.Assert) or name_of(n).startswith("assert_") for n in nodes):
         return True
-    compared = {
-        target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and _compared(node.value, set())
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    seen = [call for call in calls if _name(call) == "print"]
-    seen += [node for node in tree.body[-1:] if isinstance(node, ast.Expr)]
-    return any(_compared(node, compared) for node in seen)
-
-
-def _name(call: ast.Call) -> str:
-    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+    given = [n for n in nodes if isinstance(n, ast.Assign) and _compared(n.value, set())]
+    names = {name_of(target) for assigned in given for target in assigned.targets}
+    seen = [n for n in nodes if isinstance(n, ast.Call) and name_of(n) == "print"]
+    seen += [n for n in tree.body[-1:] if isinstance(n, ast.Expr)]
+    return any(_compared(node, names) for node in seen)
 
 
 def _compared(tree: ast.AST, names: set[str]) -> bool:
     """Whether an expression holds a comparison, or one of the names."""
     return any(
         isinstance(node, ast.Compare)
-        or (isinstance(node, ast.Call) and _name(node) in COMPARING)
+        or compares(node)
         or (isinstance(node, ast.Name) and node.id in names)
         for node in ast.walk(tree)
     )
@@ -375,22 +320,19 @@ def _weak(source: str) -> list[str]:
     """Wide tolerances, and results that are written where they should be computed."""
     tree, found = ast.parse(source), []
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        given = [k.value for k in call.keywords if k.arg in ("atol", "rtol")]
-        if _compares(call):
-            given += [k.value for k in call.keywords if k.arg is None]
-            given += call.args[1 if _owner(call) else 2 :]
-        found += [f"tolerance {ast.unparse(value)}" for value in given if not _close(value)]
-        if _name(call) in ("print", "display"):
+        given = [part.value for part in call.keywords if part.arg in TOLERANCES]
+        given += [n for n in call.args if compares(call) and type(_value(n)) in (int, float)]
+        wide = [n for n in given if not isinstance(_value(n), int | float) or _value(n) > CLOSE]
+        found += [f"tolerance {ast.unparse(value)}" for value in wide]
+        if name_of(call) in ("print", "display"):
             found += _written(call.args)
     if tree.body and isinstance(last := tree.body[-1], ast.Expr):
         found += _written(getattr(last.value, "elts", [last.value]))
     return found
 
 
-def _close(value: ast.AST) -> bool:
-    """Whether a tolerance is a number, and small; a message is none."""
-    number = getattr(value, "value", None) if isinstance(value, ast.Constant) else None
-    return isinstance(number, str) or (isinstance(number, float | int) and number <= CLOSE)
+def _value(node: ast.AST) -> object:
+    return getattr(node, "value", None) if isinstance(node, ast.Constant) else None
 
 
 def _written(shown: list) -> list[str]:
@@ -406,50 +348,9 @@ def can_fail(notebook) -> list[str]:
     return [
         f"{cell.id}: {ast.unparse(node)} always holds"
         for cell in code_cells(notebook)[1:]
-        for tree in [ast.parse(cell.source)]
-        for others in [_other_names(tree)]
-        for node in ast.walk(tree)
-        if _always_holds(node, others)
+        for node in ast.walk(ast.parse(cell.source))
+        if always_holds(node)
     ]
-
-
-def _other_names(tree: ast.AST) -> dict[str, str]:
-    """Names that a cell gives to a thing, or to a part of it, without computing anything."""
-    return {
-        node.targets[0].id: ast.unparse(node.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.targets[0], ast.Name)
-        and isinstance(node.value, ast.Name | ast.Subscript | ast.Attribute)
-    }
-
-
-def _always_holds(node: ast.AST, others: dict[str, str]) -> bool:
-    sides: list[ast.AST] = []
-    if isinstance(node, ast.Call) and (_compares(node) or _name(node) == "zip"):
-        sides = [*([node.func.value] if _owner(node) else []), *node.args]
-        sides = [*sides, *(k.value for k in node.keywords)][:2]
-    elif isinstance(node, ast.Compare):
-        sides = [node.left, *node.comparators]
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-        sides = [node.left, node.right]
-    elif isinstance(node, ast.BoolOp):
-        return any(isinstance(value, ast.Constant) and value.value is True for value in node.values)
-    elif isinstance(node, ast.Assert):
-        named = any(isinstance(part, ast.Name) for part in ast.walk(node.test))
-        return isinstance(node.test, ast.Tuple) or not named
-    texts = [re.sub(r"\.(clone|detach|contiguous|copy)\(\)", "", ast.unparse(x)) for x in sides]
-    return len({others.get(text, text) for text in texts}) < len(texts)
-
-
-def _compares(call: ast.Call) -> bool:
-    return _name(call) in COMPARING or _name(call).startswith("assert_")
-
-
-def _owner(call: ast.Call) -> bool:
-    """Whether a comparison is a method of one of its sides, not a function of a module."""
-    module = ast.unparse(getattr(call.func, "value", ast.Name("torch"))).split(".")[0]
-    return module not in ("torch", "np", "numpy", "testing")
 
 
 # ---------------------------------------------------------------- links and set-up
@@ -506,20 +407,10 @@ def starts_with_bootstrap(notebook) -> list[str]:
 
 RULES = [
     *(stored_as_it_ran, no_stray_output, unusual_with_reason, can_fail, clean_metadata),
-    *(safe_outputs, safe_source, exercises_named, folds_named, figures_described),
-    *(figures_legible, links_listed, starts_with_bootstrap, numbers_bound),
-    *(conclusions_shown, within_one_sitting, stands_by_itself, pictures_bound, tables_marked),
+    *(safe_outputs, safe_source, exercises_named, figures_described, figures_legible),
+    *(links_listed, starts_with_bootstrap, numbers_bound, conclusions_shown, pictures_bound),
+    minutes_said,
 ]
-
-
-def not_in_contents(contents: dict, present: list[str]) -> list[str]:
-    """Pages missing from the table of contents, and entries without a page."""
-    listed = [contents["root"]]
-    chapters = [chapter for part in contents["parts"] for chapter in part["chapters"]]
-    listed += [
-        one["file"] for chapter in chapters for one in (chapter, *chapter.get("sections", []))
-    ]
-    return sorted(set(listed) ^ set(present))
 
 
 def readme_faults(text: str) -> list[str]:

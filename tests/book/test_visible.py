@@ -1,7 +1,7 @@
 """What one sees of a page runs by itself: the set-up and the visible cells, in a fresh kernel.
 
-`sitting.stands_by_itself` reads which names a visible cell uses. What else a folded cell may do,
-such as drawing from a generator or changing a tensor in place, shows only when it is left out.
+A folded cell may define a name, draw from a generator or change a tensor in place: whether a
+visible cell needs that shows when it is left out.
 """
 
 import nbformat
