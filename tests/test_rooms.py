@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+from tables import for_each
+
 import attn_lib
 
 ROOT = Path(attn_lib.__file__).parents[1]
@@ -22,64 +24,44 @@ def drawn(house: str) -> dict[str, list[str]]:
 # a module imports only those before it; the functions that callers have stand in __init__
 ORDER = {name: [*modules, "__init__"] for name, modules in drawn(HOUSE).items()}
 ORDER["attn_check"].append("__main__")
+PATHS = [path for package in ORDER for path in sorted((ROOT / package).rglob("*.py"))]
 
 
-def module(path: Path) -> tuple[str, str]:
-    """Its package and its name; all exercises are one module."""
+def place(path: Path) -> tuple[str, str]:
+    """The package of a module and its name; all exercises are one module."""
     return path.relative_to(ROOT).with_suffix("").parts[:2]
 
 
-def imports(source: str, package: str) -> list[str]:
-    """The module of the package that each import names, wherever it stands.
-
-    What is no module is a name of the package itself.
-    """
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.ImportFrom):
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            found += [f"{alias.name}." for alias in node.names]
-    names = [name.split(".")[1] for name in found if name.startswith(f"{package}.")]
-    return [name if name in ORDER[package] else "__init__" for name in names]
-
-
 def faults(package: str, name: str, source: str) -> list[str]:
-    order = ORDER[package]
-    others = [other for other in imports(source, package) if other != name]
-    late = [other for other in others if order.index(other) >= order.index(name)]
-    return [f"{name} imports {other}, which stands after it" for other in late]
-
-
-PATHS = [path for package in ORDER for path in sorted((ROOT / package).rglob("*.py"))]
+    """Imports of the other package, and of modules that stand after this one."""
+    nodes, order = [*ast.walk(ast.parse(source))], ORDER[package]
+    found = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    for node in (n for n in nodes if isinstance(n, ast.ImportFrom)):
+        found += [f"{node.module}.{alias.name}" for alias in node.names]
+    own = [f"{one}.".split(".")[:2] for one in found]
+    wrong = [f"{name} imports {other}" for other, _ in own if other in ORDER.keys() - {package}]
+    for inner in (inner for other, inner in own if other == package and inner != name):
+        late = inner if inner in order else "__init__"  # a name of the package itself
+        if order.index(late) >= order.index(name):
+            wrong.append(f"{name} imports {late}, which stands after it")
+    return wrong
 
 
 def test_every_module_has_its_place():
     """One, in the drawing of the guide."""
     placed = [(package, name) for package, names in ORDER.items() for name in names]
-    assert sorted({module(path) for path in PATHS}) == sorted(placed)
+    assert sorted({place(path) for path in PATHS}) == sorted(placed)
 
 
-def test_a_module_imports_earlier_modules_alone():
-    assert [fault for path in PATHS for fault in faults(*module(path), path.read_text())] == []
+def test_a_module_imports_earlier_modules_of_its_package_alone():
+    assert [fault for path in PATHS for fault in faults(*place(path), path.read_text())] == []
 
 
-def test_neither_package_imports_the_other():
-    other = {"attn_lib": "attn_check", "attn_check": "attn_lib"}
-    for path in PATHS:
-        assert imports(path.read_text(), other[module(path)[0]]) == [], path
-
-
-def test_a_planted_import_is_found():
-    late = ["layers imports models, which stands after it"]
-    assert faults("attn_lib", "layers", "from attn_lib.models import DecoderLM") == late
-    assert faults("attn_lib", "layers", "def f():\n    from attn_lib import models") == late
-    assert faults("attn_lib", "layers", "import attn_lib.models") == late
-    earlier = "from attn_lib.functional import attention\nimport torch"
-    assert faults("attn_lib", "layers", earlier) == []
-
-
-def test_B11_no_check_disappears_under_dash_O():
-    """Rows B11, C09, C18, E18: validation raises; `assert` would be stripped."""
-    for path in Path(attn_lib.__file__).parent.glob("*.py"):
-        assert not [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Assert)]
+@for_each(
+    ("def f():\n    from attn_lib import models", ["layers imports models, which stands after it"]),
+    ("import attn_lib.models", ["layers imports models, which stands after it"]),
+    ("from attn_check import rope", ["layers imports attn_check"]),
+    ("from attn_lib.functional import attention\nimport torch", []),
+)
+def test_a_planted_import_is_found(source, found):
+    assert faults("attn_lib", "layers", source) == found
