@@ -29,30 +29,26 @@ def figure_of(cell):
     return found
 
 
-def image_of(cell):
-    return imread(io.BytesIO(base64.b64decode(figure_of(cell).data["image/png"])), format="png")
-
-
-def store(cell, image):
-    buffer = io.BytesIO()
-    imsave(buffer, image, format="png")
-    figure_of(cell).data["image/png"] = base64.b64encode(buffer.getvalue()).decode()
-
-
 def painted_block(cell):
-    image = image_of(cell).copy()
+    """The smallest that is seen."""
+    data, buffer = figure_of(cell).data, io.BytesIO()
+    image = imread(io.BytesIO(base64.b64decode(data["image/png"])), format="png").copy()
     height, width = image.shape[:2]
-    block = image[height // 2 :, width // 2 :, :3][:3, :3]  # the smallest that is seen
+    block = image[height // 2 :, width // 2 :, :3][:3, :3]
     block[:] = 1 - block
-    store(cell, image)
+    imsave(buffer, image, format="png")
+    data["image/png"] = base64.b64encode(buffer.getvalue()).decode()
 
 
 def lost_figure(cell):
     del figure_of(cell).data["image/png"]
 
 
-TEXT = {cleared_output: "Unexpected output fields", warned: "{'stderr'}"}
-TEXT[one_digit] = "mismatch 'stdout'"
+TEXT = {
+    cleared_output: "Unexpected output fields",
+    warned: "{'stderr'}",
+    one_digit: "mismatch 'stdout'",
+}
 FIGURE = {
     painted_block: "pixels differ from",
     lost_figure: "1 figures drawn, 0 stored",

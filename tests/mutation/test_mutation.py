@@ -4,65 +4,15 @@ import csv
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
-import gross
 import mutate_book
 import nbformat
-import page_runs
 import pages
 import pytest
 import repairs
-import torch
 from copies import edit
-from torch import nn
 
 from attn_lib import masks
-from attn_lib.datasets import Images
-
-# ---------------------------------------------------------------- grossly wrong
-
-
-def test_each_kind_becomes_wrong_and_stays_of_its_kind():
-    numbers = ([[1.0, 2.0, 4.0]], [0.0, -torch.inf], 2.0, [5, 6, 7], 5, [True, True])
-    values = [True, 3, 0.0, "abc", b"abc", [1, "abc"], (1.5, None), *map(torch.tensor, numbers)]
-    values.append(Images(torch.tensor([[1.0, 2.0]]), torch.tensor([1, 2])))
-    for value in values:
-        spoilt = gross.wrong(value)
-        assert gross.can_be_wrong(value)
-        assert type(spoilt) is type(value)
-        assert str(spoilt) != str(value)
-    assert not gross.can_be_wrong(None)
-
-
-def test_what_others_hold_too_becomes_wrong_itself():
-    layer, turned, later = nn.Linear(2, 3), [], {}
-    before = layer.weight.clone()
-    assert gross.wrong(layer) is layer
-    assert not torch.isclose(layer.weight, before).any()
-    plot = SimpleNamespace(invert_xaxis=lambda: turned.append(True))
-    assert gross.wrong(plot) is plot
-    assert turned == [True]
-    view = gross.wrong(later)
-    later["x"] = 1
-    assert dict(view) == {"x": 2}
-    assert [gross.is_itself_wrong(x) for x in (layer, plot, later, 3)] == [True, True, False, False]
-    assert gross.can_be_wrong(layer)
-    assert not gross.can_be_wrong(layer.to("meta"))  # it has no numbers
-
-
-def test_a_result_that_is_dropped_is_no_result():
-    seen = []
-
-    def made():
-        seen.append(page_runs.is_read(sys._getframe()))
-        return 3
-
-    made()
-    kept = made()
-    str(made())
-    assert (lambda: made())() == kept
-    assert seen == [False, True, True, True]
 
 
 def test_declared_changes_of_pages_are_of_lines_that_stand_there():
@@ -120,23 +70,13 @@ def test_a_page_that_prints_a_mask_sees_what_one_that_prints_a_shape_does_not(ch
 # ---------------------------------------------------------------- repairs, taken back
 
 
-def misplaced(rows) -> list[str]:
-    """The defects whose text does not stand once, or that have lost a test."""
-    found = []
-    for row in rows:
-        named = [test.partition("[")[0].split("::") for test in row["test"]]
-        there = [test in pages.tests_in(name) for name, test in named]
-        text = (pages.ROOT / row["file"]).read_text()
-        if text.count(row["old"]) != 1 or not there or not all(there):
-            found.append(row["defect"])
-    return found
-
-
 def test_every_repair_has_its_place_and_its_tests():
     rows = repairs.rows()
     assert len({row["defect"] for row in rows}) == len(rows) > 70
-    assert misplaced(rows) == []
-    assert misplaced([{**rows[0], "old": "nowhere"}]) == [rows[0]["defect"]]
+    for row in rows:
+        assert (pages.ROOT / row["file"]).read_text().count(row["old"]) == 1, row["defect"]
+        named = [test.partition("[")[0].split("::") for test in row["test"]]
+        assert all(test in pages.tests_in(name) for name, test in named), row["defect"]
 
 
 @pytest.mark.weekly
@@ -148,18 +88,19 @@ def test_a_repair_that_no_test_misses_is_named(checkout):
         ["a seen one", "offset.long()", far],
         ["an unseen one", "offset.long()", causal],
         ["no old behaviour", "ofset", far],
-        ["not even collected", "(", far],
     ]
     with (checkout / "tests" / "mutation" / "repairs.csv").open("w") as file:
         lines = [[name, "attn_lib/masks.py", clamp, new, test] for name, new, test in rows]
         csv.writer(file).writerows([["defect", "file", "old", "new", "test"], *lines])
     found = run(checkout, "repairs")
-    lines = found.stdout.splitlines()
-    assert lines[0].startswith("a seen one: assert False"), found.stdout + found.stderr
-    assert lines[1] == f"an unseen one: {causal}: UNSEEN"
-    assert lines[2] == f"no old behaviour: {far}: NameError: name 'ofset' is not defined"
-    assert lines[3].startswith(f"not even collected: {far}: ")
-    assert lines[-1] == "4 repairs taken back, 3 times unseen"
+    seen, *unseen = found.stdout.splitlines()
+    assert seen.startswith("a seen one: assert False"), found.stdout + found.stderr
+    assert unseen == [
+        f"an unseen one: {causal}: UNSEEN",
+        f"no old behaviour: {far}: NameError: name 'ofset' is not defined",
+        "",
+        "3 repairs taken back, 2 times unseen",
+    ]
     assert found.returncode == 1
 
 
@@ -168,13 +109,10 @@ def test_a_repair_that_no_test_misses_is_named(checkout):
 
 @pytest.mark.weekly
 def test_a_sample_lists_what_survives(tmp_path, capsys):
-    used = "def used(x: int | None = 1) -> int | None:\n    return x + 1\n"
-    (tmp_path / "tiny.py").write_text(f"{used}def unused(x):\n    return x < 2\n")
-    test = "import tiny\n\n\ndef test_it():\n    assert (tiny.used(2), tiny.used()) == (3, 2)\n"
+    (tmp_path / "tiny.py").write_text("used = lambda x: x + 1\nunused = lambda x: x < 2\n")
+    test = "import tiny\n\n\ndef test_it():\n    assert tiny.used(2) == 3\n"
     (tmp_path / "test_tiny.py").write_text(test)
     assert not repairs.sampled(tmp_path, ["tiny.py"], 9, 0, ["test_tiny.py"])
     printed = capsys.readouterr().out
-    assert re.findall(r"(?m)^tiny.py:4: (.*): SURVIVED$", printed)
-    assert "4 of 7 small changes turn a test red, 85 % wanted" in printed
-    (tmp_path / "tiny.py").write_text(used)
-    assert repairs.sampled(tmp_path, ["tiny.py"], 2, 0, ["test_tiny.py"])
+    assert len(re.findall(r"(?m)^tiny.py:2: .*: SURVIVED$", printed)) == 2
+    assert "2 of 4 small changes turn a test red, 85 % wanted" in printed
