@@ -68,8 +68,7 @@ def computed_twice(nodes: list[ast.AST]) -> list[int]:
     return [
         second.lineno
         for block in blocks
-        if isinstance(block, list)
-        for first, second in pairwise(block)
+        for first, second in pairwise(block if isinstance(block, list) else ())
         if isinstance(first, ast.Assign) and isinstance(second, ast.Assign)
         if isinstance(first.value, ast.Call) and ast.dump(first.value) == ast.dump(second.value)
         if not isinstance(second.targets[0], ast.Attribute)

@@ -173,15 +173,14 @@ def safe_markdown(text: str) -> list[str]:
 
 def exercises_named(notebook) -> list[str]:
     """The tag of an exercise's cell, its prompts and its check name the same exercise."""
-    names = {cell.id: set(_exercises(cell)) for cell in code_cells(notebook)}
-    return [f"{cell} names {named}" for cell, named in names.items() if len(named) > 1]
-
-
-def _exercises(cell) -> list[str]:
-    shown = cell.metadata.get("mystnb", {})
-    prompts = [shown.get(f"code_prompt_{what}", "") for what in ("show", "hide")]
     named = r"(?i)\b(?:exercise|solution|check)(?: |-|\(\")(\d+\.\d+)"
-    return re.findall(named, "\n".join([*tags(cell), *prompts, cell.source]))
+    faults = []
+    for cell in code_cells(notebook):
+        shown = cell.metadata.get("mystnb", {})
+        prompts = [shown.get(f"code_prompt_{what}", "") for what in ("show", "hide")]
+        names = set(re.findall(named, "\n".join([*tags(cell), *prompts, cell.source])))
+        faults += [f"{cell.id} names {names}"] * (len(names) > 1)
+    return faults
 
 
 # ---------------------------------------------------------------- figures
@@ -373,18 +372,16 @@ def unlisted_links(text: str) -> list[str]:
 
     The first whom it names is the first there.
     """
-    known = works()
-    first = {url: whose.partition(" and ")[0] for url, whose in known.items()}
-    found = re.findall(r"\]\((https?://[^)\s]+)\)", text)
+    links = re.findall(r"\]\((https?://[^)\s]+)\)", text)
+    found = [f"{url} is not in references.bib" for url in links if url not in works()]
     cited = re.findall(r"\[([^]]*\(\d{4})[a-z]?\)\]\((https?://[^)\s]+)\)", text)
-    return [f"{url} is not in references.bib" for url in found if url not in known] + [
-        f"{url} is not by {name}"
-        for label, url in cited
-        for n, name in enumerate(
-            re.findall(r"[A-Za-z]{2,}|\d{4}", re.sub(r"\b(and|et al)\b", "", label))
-        )
-        if name not in (known if n else first).get(url, name)
-    ]
+    for label, url in cited:
+        whose = works().get(url, label)
+        first, *others = re.findall(r"[A-Za-z]{2,}|\d{4}", re.sub(r"\b(and|et al)\b", "", label))
+        wrong = [name for name in others if name not in whose]
+        wrong += [first] * (first not in whose.partition(" and ")[0])
+        found += [f"{url} is not by {name}" for name in wrong]
+    return found
 
 
 def field(entry: str, name: str) -> str:

@@ -61,10 +61,6 @@ README = {
     ),
 }
 LICENSE = {
-    "under the Creative Commons Attribution 4.0 International License (CC BY 4.0), "
-    "https://creativecommons.org/licenses/by/4.0/legalcode": lambda: has(
-        "CITATION.cff", "license: [MIT, CC-BY-4.0]"
-    ),
     "weather.csv: NOAA, public domain, by way of vega_datasets 0.9.0, whose package is under "
     "the MIT License, copyright 2018 Jake Vanderplas.": lambda: has(
         "attn_lib/datasets.py", "NOAA, public domain, from the package vega_datasets."
