@@ -1,7 +1,6 @@
 """A function of the library, replaced by one that returns its result grossly wrong."""
 
 import ast
-from collections import UserDict
 from pathlib import Path
 
 import torch
@@ -18,7 +17,7 @@ def wrong(value):
     if isinstance(value, torch.Tensor):
         return _wrong_tensor(value)
     if isinstance(value, dict):
-        return _WrongDict(value)
+        return {key: wrong(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         parts = [wrong(part) for part in value]
         return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
@@ -41,16 +40,6 @@ def _wrong_tensor(x: torch.Tensor) -> torch.Tensor:
         return ~x
     rolled = x.roll(1, dims=-1) if x.dim() else x
     return 1.5 * rolled if x.is_floating_point() else rolled if x.dim() else x + 1
-
-
-class _WrongDict(UserDict):
-    """A view: a recording fills the dict after it was handed over."""
-
-    def __init__(self, data: dict):
-        self.data = data
-
-    def __getitem__(self, key):
-        return wrong(self.data[key])
 
 
 def can_be_wrong(value) -> bool:
