@@ -9,7 +9,7 @@ import mutate_book
 import nbformat
 import pages
 import pytest
-import repairs
+import sample
 from copies import edit
 
 from attn_lib import masks
@@ -67,43 +67,6 @@ def test_a_page_that_prints_a_mask_sees_what_one_that_prints_a_shape_does_not(ch
     assert (found.stdout, found.returncode) == ("", 1)
 
 
-# ---------------------------------------------------------------- repairs, taken back
-
-
-def test_every_repair_has_its_place_and_its_tests():
-    rows = repairs.rows()
-    assert len({row["defect"] for row in rows}) == len(rows) > 70
-    for row in rows:
-        assert (pages.ROOT / row["file"]).read_text().count(row["old"]) == 1, row["defect"]
-        named = [test.partition("[")[0].split("::") for test in row["test"]]
-        assert all(test in pages.tests_in(name) for name, test in named), row["defect"]
-
-
-@pytest.mark.weekly
-def test_a_repair_that_no_test_misses_is_named(checkout):
-    subprocess.run(["git", "init", "-q"], cwd=checkout, check=True)
-    tests, clamp = "tests/library/test_masks.py", "offset.long().clamp(-_FAR, _FAR)"
-    far, causal = f"{tests}::test_far_offsets_do_not_wrap_around", f"{tests}::test_causal"
-    rows = [
-        ["a seen one", "offset.long()", far],
-        ["an unseen one", "offset.long()", causal],
-        ["no old behaviour", "ofset", far],
-    ]
-    with (checkout / "tests" / "mutation" / "repairs.csv").open("w") as file:
-        lines = [[name, "attn_lib/masks.py", clamp, new, test] for name, new, test in rows]
-        csv.writer(file).writerows([["defect", "file", "old", "new", "test"], *lines])
-    found = run(checkout, "repairs")
-    seen, *unseen = found.stdout.splitlines()
-    assert seen.startswith("a seen one: assert False"), found.stdout + found.stderr
-    assert unseen == [
-        f"an unseen one: {causal}: UNSEEN",
-        f"no old behaviour: {far}: NameError: name 'ofset' is not defined",
-        "",
-        "3 repairs taken back, 2 times unseen",
-    ]
-    assert found.returncode == 1
-
-
 # ---------------------------------------------------------------- a sample of small changes
 
 
@@ -112,7 +75,7 @@ def test_a_sample_lists_what_survives(tmp_path, capsys):
     (tmp_path / "tiny.py").write_text("used = lambda x: x + 1\nunused = lambda x: x < 2\n")
     test = "import tiny\n\n\ndef test_it():\n    assert tiny.used(2) == 3\n"
     (tmp_path / "test_tiny.py").write_text(test)
-    assert not repairs.sampled(tmp_path, ["tiny.py"], 9, 0, ["test_tiny.py"])
+    assert not sample.sampled(tmp_path, ["tiny.py"], 9, 0, ["test_tiny.py"])
     printed = capsys.readouterr().out
     assert len(re.findall(r"(?m)^tiny.py:2: .*: SURVIVED$", printed)) == 2
     assert "2 of 4 small changes turn a test red, 85 % wanted" in printed

@@ -1,22 +1,14 @@
-"""Take back each repair that `repairs.csv` lists, and see the tests turn red that are named there.
+"""Whether the tests of `attn_check` see small changes of its modules.
 
-    python tests/mutation/repairs.py [WORD ...]
-    python tests/mutation/repairs.py --sample 200 --seed 0 attn_check/reference.py …
+    python tests/mutation/sample.py --number 200 --seed 0 attn_check/reference.py …
 
-Each row is a misuse that once ran in silence, or a defect that an attack found; `new`, put in place
-of `old`, brings it back into a copy of the working tree. Each test there must fail then, neither
-while it is collected nor for want of a name. With words, only defects that have one are taken.
-
-With ``--sample``, the small changes of ``small.py`` are made instead, so many of them, drawn with
-this seed from the named files: at least 85 % must turn a test of `tests/check` red.
-
-Printed is what each test says then, or UNSEEN. Exit status: 0 if all are red; not 0 if one is not,
-or if a test is red without a change.
+So many small changes (``small.py``), drawn with this seed from the named files, are made one
+after the other in a copy of the working tree: at least 85 % must turn a test of `tests/check` red.
+Exit status: 0 if so; not 0 if not, or if a test is red without a change.
 """
 
 import argparse
 import contextlib
-import csv
 import io
 import os
 import random
@@ -39,14 +31,6 @@ OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already im
 LIBRARY = ("attn_check", "attn_lib", "copies", "pages")  # are those of the copy
 CHECKS = ["tests/check"]  # what a sample must turn red
 LIMIT, WANTED = 600, 85  # seconds of one change, per cent
-# of no old behaviour
-BROKEN = ("BROKEN", "NameError", "UnboundLocalError", "ImportError", "SyntaxError")
-
-
-def rows() -> list[dict]:
-    """What `repairs.csv` lists; the tests as a list."""
-    with Path(__file__).with_suffix(".csv").open() as file:
-        return [{**row, "test": row["test"].split(";")} for row in csv.DictReader(file)]
 
 
 def tried(root: str, tests: list[str]) -> tuple[int, list[str], str]:
@@ -95,40 +79,20 @@ def sampled(root: Path, names: list[str], number: int, seed: int, tests: list[st
     return bool(chosen) and 100 * killed >= WANTED * len(chosen)
 
 
-def take_back(root: Path, chosen: list[dict]) -> bool:
-    """Take back each repair; whether every named test saw it."""
-    unseen = 0
-    for row in chosen:
-        text = (root / row["file"]).read_text().replace(row["old"], row["new"])
-        for test in row["test"]:
-            said = caught(root, row["file"], text, [test]) or "UNSEEN"
-            unseen += (survived := said.startswith(("UNSEEN", "exit status", *BROKEN)))
-            print(row["defect"], *([test] if survived else []), said, sep=": ", flush=True)
-    print(f"\n{len(chosen)} repairs taken back, {unseen} times unseen")
-    return unseen == 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("words", nargs="*", metavar="WORD or FILE")
-    parser.add_argument("--sample", type=int, metavar="NUMBER")
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--number", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    chosen = [r for r in rows() if not given.words or any(w in r["defect"] for w in given.words)]
-    named = sorted({test for row in chosen for test in row["test"]})
-    tests = CHECKS if given.sample else named
-    if not chosen and not given.sample:
-        parser.error(f"no repair is called {given.words}")
     for name in LOADED:
         import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         root = copies.copy_tree(Path(folder, "checkout"))
-        status, _, output = forked(tried, str(root), tests)
+        status, _, output = forked(tried, str(root), CHECKS)
         if status != 0:
             sys.exit(f"red without a change:\n{output}")
-        if given.sample:
-            return int(not sampled(root, given.words, given.sample, given.seed, CHECKS))
-        return int(not take_back(root, chosen))
+        return int(not sampled(root, given.files, given.number, given.seed, CHECKS))
 
 
 if __name__ == "__main__":
