@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import itertools
 import json
 import keyword
 import pkgutil
@@ -94,38 +95,34 @@ def calls() -> None:
     positions.sinusoidal(5, 14)
     positions.alibi_bias(3, 5, 7)
     positions.LearnedPositions(max_len=19, d_model=14)(draw(2, 5, 14), torch.arange(5))
-    sizes = {"d_model": 21, "num_heads": 3, "d_ff": 23}
+    sizes = {"d_model": 21, "num_heads": 3, "d_ff": 23, "num_layers": 1}
     crossing = MultiHeadAttention(21, 3, d_context=17)
     for closing in (masks.causal_mask(5, 7), torch.ones(2, 3, 5, 7).bool()):
         crossing(draw(2, 5, 21), draw(2, 7, 17), mask=closing)
     FeedForward(d_model=21, d_ff=23)(draw(2, 5, 21))
-    TransformerBlock(**sizes, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
-    TransformerEncoder(**sizes, num_layers=1, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
-    TransformerDecoder(**sizes, num_layers=1)(draw(2, 5, 21), draw(2, 7, 21))
+    block = {name: size for name, size in sizes.items() if name != "num_layers"}
+    for kind, given in ((TransformerBlock, block), (TransformerEncoder, sizes)):
+        kind(**given, cross_attention=True)(draw(2, 5, 21), draw(2, 7, 21))
+    TransformerDecoder(**sizes)(draw(2, 5, 21), draw(2, 7, 21))
     tokens, context = torch.ones(2, 5, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)
     source_mask, target_mask = (masks.padding_mask(torch.tensor([4, n]), n) for n in (7, 5))
-    model = models.Transformer(
-        source_vocab_size=29, target_vocab_size=31, max_len=19, num_layers=1, **sizes
-    ).eval()
+    sizes["max_len"] = 19
+    model = models.Transformer(source_vocab_size=29, target_vocab_size=31, **sizes).eval()
     model(context, tokens, source_mask=source_mask, target_mask=target_mask)
     read = model.encode(context, mask=source_mask)
     model.decode(tokens, read, context_mask=source_mask)
-    writer = models.DecoderLM(
-        vocab_size=31, max_len=19, num_layers=1, logit_softcap=2.0, **sizes
-    ).eval()
-    generation.generate(
-        writer, tokens, max_new_tokens=3, mask=masks.padding_mask(torch.tensor([5, 5]), 5)
-    )
-    encoder = models.SentenceEncoder(vocab_size=31, max_len=19, num_layers=1, **sizes).eval()
+    writer = models.DecoderLM(vocab_size=31, logit_softcap=2.0, **sizes).eval()
+    real = masks.padding_mask(torch.tensor([5, 5]), 5)
+    generation.generate(writer, tokens, max_new_tokens=3, mask=real)
+    encoder = models.SentenceEncoder(vocab_size=31, **sizes).eval()
     encoder(tokens, mask=target_mask)
     encoder.embed(tokens)
-    images = draw(2, 1, 33, 33)
-    seer = vision.VisionTransformer(
-        image_size=33, patch_size=11, in_channels=1, num_classes=37, num_layers=1, **sizes
-    ).eval()
-    seer(images)
-    seer.features(images)
-    vision.PatchEmbedding(patch_size=11, in_channels=1, d_model=21)(draw(2, 1, 33, 22))
+    del sizes["max_len"]
+    patches = {"patch_size": 11, "in_channels": 1}
+    seer = vision.VisionTransformer(image_size=33, num_classes=37, **patches, **sizes).eval()
+    seer(draw(2, 1, 33, 33))
+    seer.features(draw(2, 1, 33, 33))
+    vision.PatchEmbedding(**patches, d_model=21)(draw(2, 1, 33, 22))
     vision.resample_positions(draw(10, 21), 2)
     vision.attention_rollout([draw(2, 3, 5, 5).softmax(dim=-1)])
     train(writer, lambda m, _: m(tokens).square().mean(), steps=2, lr=1e-3)
@@ -221,14 +218,18 @@ def of_shapes(doc: str, _, given: dict, result) -> list[str]:
     return held(doc, given, result)[1]
 
 
+READING = {"dinov2_inputs", "minilm_inputs"}  # of weights and photographs
+
+
 def test_shapes_are_those_of_the_calls(made):
     assert untrue(made, of_shapes) == set()
     assert len(untrue(made, of_shapes, lambda doc: doc.replace("T, d_model)", "d_model, T)"))) > 5
+    told = ((name, arguments(doc).values()) for name, doc, _ in SAID.values())
+    shaped = {name for name, texts in told if any(map(SHAPE.match, texts))}
+    assert shaped - {SAID[code][0] for code, *_ in made} == {"plot_diagram", *READING}
 
 
 INNER = re.compile(r"(?<=. )\((?:[A-Z],|n,|(?:[A-Z]|\d+|\.\.\.), [^()]*)\)")
-
-
 # what a function is called with that is passed, and what is only read
 UNFIT = {"MultiHeadAttention (B, H + H_kv, T, d_k)", "MultiHeadAttention (B, ·, heads, d_k)"}
 UNFIT |= {"generate (B, T, vocabulary)", "weather (1461, 4)", "fashion (n,)"}
@@ -256,81 +257,93 @@ def test_shapes_within_a_text_are_those_of_calls(made):
     assert found == UNFIT
 
 
-READING = {"dinov2_inputs", "minilm_inputs"}  # of weights and photographs
+# ---------------------------------------------------------------- bounds, types, sizes
 
-
-def test_nearly_all_that_names_a_shape_is_called(made):
-    shaped = {
-        name for name, doc, _ in SAID.values() if any(map(SHAPE.match, arguments(doc).values()))
-    }
-    assert shaped - {SAID[code][0] for code, *_ in made} == {"plot_diagram", *READING}
-
-
-# ---------------------------------------------------------------- bounds
-
+# in the text of an argument: numbers that are taken, and numbers that are refused
 BOUNDS = {r"at least (\d+)(?! text)": lambda n: ([int(n)], [int(n) - 1])}
 BOUNDS |= {r"in \[0, 1\]": lambda: ([0.0, 1.0], [-0.1, 1.1])}
 BOUNDS |= {r"in \(0, 1\]": lambda: ([1.0], [0.0, 1.1])}
 BOUNDS |= {r"a positive|above 0": lambda: ([0.5], [0, -1.0])}
+# in a clause of ``Raises``: of what type the arguments are, and what is refused in their place
+WRONG = [
+    ("integer", int, lambda x: x + 0.5),
+    ("integer", torch.int64, torch.Tensor.double),
+    ("not bool", torch.bool, torch.Tensor.int),
+    ("not floating point", torch.float32, torch.Tensor.int),
+    ("below 1", int, lambda x: 0),
+    ("negative(?! or)", int, lambda x: -1),
+    ("not positive", float, lambda x: 0.0),
+]
 
 
-def refused(thing, given: dict, **changes) -> str:
-    """The error that a call with other values raises."""
-    takes = inspect.signature(thing).parameters
-    more = [name for name, parameter in takes.items() if parameter.kind == parameter.VAR_KEYWORD]
-    given = {name: value for name, value in given.items() if name in takes}
-    for name in more:
-        given |= given.pop(name)
+def clauses(doc: str) -> list[tuple[str, str]]:
+    """Errors, each with one of its reasons."""
+    raised = re.findall(r"(?m)^    (\w+): (.*(?:\n        .*)*)", part(doc, "Raises"))
+    texts = ((error, " ".join(text.split()).rstrip(".")) for error, text in raised)
+    return [(error, clause) for error, text in texts for clause in re.split("[;,] ", text)]
+
+
+def trials(doc: str, given: dict):
+    """Arguments with a value, and what a docstring says is raised then: one of these errors."""
+    for name, text in arguments(doc).items():
+        for pattern, values in BOUNDS.items():
+            match = re.search(pattern, text)
+            if match and isinstance(given.get(name), int | float):
+                right, others = values(*match.groups())
+                yield from ((name, value, {""}) for value in right)
+                yield from ((name, value, {error for error, _ in clauses(doc)}) for value in others)
+    for error, clause in clauses(doc):
+        words = {*re.findall(r"\w+", clause)}
+        told = {name for name in given if words & {name, name.split("_")[-1]}}
+        meant = {*given} if "size" in clause or not told else told
+        for name, (pattern, kind, change) in itertools.product(meant, WRONG):
+            value = given[name]
+            if re.search(pattern, clause) and getattr(value, "dtype", type(value)) == kind:
+                yield name, change(value), {error}
+
+
+def refused(thing, given: dict) -> str:
+    """The error that a call raises."""
+    for name, parameter in inspect.signature(thing).parameters.items():
+        if parameter.kind == parameter.VAR_KEYWORD:
+            given |= given.pop(name)
     try:
-        thing(**given | changes)
+        with torch.set_grad_enabled(thing is train):
+            thing(**given)
     except (TypeError, ValueError) as error:
         return type(error).__name__
     return ""
 
 
-def bounds(doc: str) -> list[tuple[str, list, list]]:
-    """Names of arguments, with values that a docstring says are taken, and are refused."""
-    found = []
-    for name, text in arguments(doc).items():
-        for pattern, values in BOUNDS.items():
-            if match := re.search(pattern, text):
-                found.append((name, *values(*match.groups())))
-    raised = " ".join(part(doc, "Raises").split())
-    for name in re.findall(r"``?(\w+)``? that is not positive", raised):
-        found.append((name, [0.5], [0, -1.0]))
-    return found
+def of_trials(doc: str, thing, given: dict, _) -> list[str]:
+    given = {name: given[name] for name in inspect.signature(thing).parameters if name in given}
+    tried = trials(doc, given)
+    return [f"{n}={v}" for n, v, said in tried if refused(thing, given | {n: v}) not in said]
 
 
-def of_bounds(doc: str, thing, given: dict, _) -> list[str]:
-    """Arguments that are refused within the bounds that a docstring names, or taken outside."""
-    wrong, named = [], part(doc, "Raises")
-    for name, right, others in bounds(doc):
-        if isinstance(given.get(name), int | float):
-            errors = {v: refused(thing, given, **{name: v}) for v in [*right, *others]}
-            wrong += [f"{name}={v}" for v in right if errors[v]]
-            wrong += [f"{name}={v}" for v in others if f"{errors[v] or '-'}:" not in named]
-    return wrong
-
-
-def test_bounds_are_those_that_are_refused(made):
-    assert untrue(made, of_bounds) == set()
-    assert len(untrue(made, of_bounds, lambda doc: doc.replace("at least 1", "at least 2"))) > 5
+def test_what_a_docstring_says_is_refused_is_refused(made):
+    assert untrue(made, of_trials) == set()
+    assert len(untrue(made, of_trials, lambda doc: doc.replace("at least 1", "at least 2"))) > 5
     # in all docstrings: a word that was changed is no bound any more
-    assert sum(len(bounds(doc)) for _, doc, _ in SAID.values()) == 25
+    docs = [doc for _, doc, _ in SAID.values()]
+    texts = " ".join(text for doc in docs for text in arguments(doc).values())
+    reasons = " ".join(clause for doc in docs for _, clause in clauses(doc))
+    found = sum(len(re.findall(pattern, texts)) for pattern in BOUNDS)
+    assert (found, sum(len(re.findall(word, reasons)) for word, _, _ in WRONG)) == (24, 86)
 
 
 # ---------------------------------------------------------------- errors that another docstring has
 
 
 def unraised(docs: dict[str, str]) -> list[str]:
-    """Errors that are as in another docstring, where there is none of that name."""
+    """Names whose errors are as in another docstring, where there is none of that name."""
     found = []
     for name, doc in docs.items():
-        for error, text in re.findall(r"(?m)^    (\w+): (.*)", part(doc, "Raises")):
-            for other in re.findall(r"as (?:in )?:\w+:`(?:attn_lib\.\w+\.)?([\w.]+)`", text):
-                own = f"{name.partition('.')[0]}.{other}"
-                there = docs.get(own, docs.get(other, ""))
-                found += [name] * (f"{error}:" not in part(there, "Raises"))
+        for error, clause in clauses(doc):
+            if other := re.search(r"as (?:in )?:\w+:`(?:attn_lib\.\w+\.)?([\w.]+)`", clause):
+                own = f"{name.partition('.')[0]}.{other[1]}"
+                there = docs.get(own, docs.get(other[1], ""))
+                found += [name] * (error not in dict(clauses(there)))
     return found
 
 
@@ -338,53 +351,6 @@ def test_errors_as_elsewhere_are_raised_there():
     assert unraised({name: doc for name, doc, _ in SAID.values()}) == []
     text = "Raises:\n    ValueError: as :class:`One`.\n"
     assert unraised({"One": "Raises:\n    TypeError: a size.\n", "Two": text}) == ["Two"]
-
-
-# ---------------------------------------------------------------- types and sizes that are refused
-
-WRONG = {r"not (?:all )?integers?\b|not an integer": ("integers", 1.5)}
-WRONG |= {r"(?:that is|is) not bool": ("bool", 1), r"not floating point": ("floating", 1)}
-WRONG |= {r"below 1\b": ("sizes", 0), r"negative(?! or)": ("sizes", -1)}
-SIZES = {"sizes", "size", "grid"}
-
-
-def wrong_values(clause: str, given: dict) -> list[dict]:
-    """Values that a clause of ``Raises`` says are refused, each for one of the arguments."""
-    found = []
-    for pattern, (kind, number) in WRONG.items():
-        if not re.search(pattern, clause):
-            continue
-        told = {*re.findall(r"\w+", re.split(pattern, clause)[0].split(", ")[-1])}
-        for name, value in given.items():
-            of_size = type(value) is int and bool(told & SIZES) and name != "seed"
-            if isinstance(value, torch.Tensor) and told & {name, name.split("_")[-1]}:
-                other = value.double() if kind == "integers" else value.int()
-                found += [{name: other}] * (kind != "sizes")
-            elif of_size or (type(value) is int and name in told):
-                found.append({name: number})
-    return found
-
-
-def of_refusals(doc: str, thing, given: dict, _) -> list[str]:
-    """What ``Raises`` says is refused, and is not, or with another error."""
-    wrong = []
-    given = {name: given[name] for name in inspect.signature(thing).parameters if name in given}
-    for error, text in re.findall(r"(?m)^    (\w+): (.*(?:\n        .*)*)", part(doc, "Raises")):
-        for clause in " ".join(text.split()).rstrip(".").split("; "):
-            for values in wrong_values(clause, given):
-                with torch.no_grad():
-                    same = refused(thing, given, **values) == error
-                wrong += [f"{error}: {clause} ({[*values]})"] * (not same)
-    return wrong
-
-
-def test_what_a_docstring_says_is_refused_is_refused(made):
-    assert untrue(made, of_refusals) == set()
-    assert len(untrue(made, of_refusals, lambda doc: doc.replace("TypeError", "ValueError"))) > 10
-    # how many clauses are of a kind that is tried: what was changed is none any more
-    parts = [part(doc, "Raises") for _, doc, _ in SAID.values()]
-    clauses = [" ".join(c.split()) for text in parts for c in re.split(r"; |\.\n", text)]
-    assert sum(any(re.search(p, clause) for p in WRONG) for clause in clauses) == 53
 
 
 # ---------------------------------------------------------------- names
