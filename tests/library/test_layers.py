@@ -30,10 +30,8 @@ def test_split_puts_each_number_where_it_belongs():
     B, H, T, d = 2, 3, 5, 7
     x = torch.arange(B * T * H * d).view(B, T, H * d)
     heads = split_heads(x, H)
-    assert heads.shape == (B, H, T, d)
     for b, h, t, i in itertools.product(*map(range, (B, H, T, d))):
         assert heads[b, h, t, i] == x[b, t, h * d + i]
-    assert not torch.equal(x.view(B, H, T, d), heads)  # the tempting mistake
     further = torch.stack([x, x + 1])  # more axes may come first
     assert torch.equal(split_heads(further, H), torch.stack([heads, heads + 1]))
     assert torch.equal(merge_heads(heads), x)
@@ -160,7 +158,7 @@ def test_equals_plain_loops(widths, d_context, masked, causal, softcap, constant
 @pytest.mark.parametrize("masked", ["nothing", "padding", "causal", "both"])
 def test_equals_torch_with_the_same_weights(constants, width, masked):
     sizes = {"bias": constants, "kdim": width, "vdim": width}
-    given = nn.MultiheadAttention(6, 3, **sizes, batch_first=True).double()
+    given = nn.MultiheadAttention(6, 3, **sizes, batch_first=True).double().train(constants)
     layer, x = interop.from_torch(given), draw(2, 5, 6).requires_grad_()
     context = x if width == 6 else draw(2, 5, 5, seed=1)
     options, given_options = masks_for_both(masked)
@@ -172,18 +170,18 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
     grads = [torch.autograd.grad(y.square().sum(), x, retain_graph=True) for y in (out, expected)]
     torch.testing.assert_close(*grads)
     back = interop.to_torch(layer)
+    assert back.training == layer.training == constants
     for name, value in given.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
 
 
-@for_each(
-    ({"kdim": 5, "vdim": 4}, "^keys and values must have the same width, got kdim=5 and vdim=4$"),
-    ({"add_bias_kv": True}, "^add_bias_kv and add_zero_attn have no counterpart here$"),
-    ({"add_zero_attn": True}, "add_zero_attn"),
+@raises_for_each(
+    ({"kdim": 5, "vdim": 4}, ValueError, "^keys and values .* same width, got kdim=5 and vdim=4$"),
+    ({"add_bias_kv": True}, ValueError, "^add_bias_kv and add_zero_attn have no counterpart here$"),
+    ({"add_zero_attn": True}, ValueError, "add_zero_attn"),
 )
-def test_what_torch_has_and_we_have_not_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        interop.from_torch(nn.MultiheadAttention(6, 3, **options))
+def test_what_torch_has_and_we_have_not_is_refused(options):
+    interop.from_torch(nn.MultiheadAttention(6, 3, **options))
 
 
 BEYOND_TORCH = {
@@ -207,19 +205,24 @@ def test_what_we_have_and_torch_has_not_is_refused(option):
 
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=4),
-    st.sampled_from([{}, {"d_k": 4, "rotate": ROTATE}, {"num_kv_heads": 1}, {"softcap": 2.0}]),
-    st.sampled_from(["nothing", "padding", "window", "attn_bias"]),
+    st.sampled_from([{}, ROTATES, {"num_kv_heads": 1}, {"softcap": 2.0}]),
+    st.sampled_from([None, 1, 2, 3, 5]),
+    st.sampled_from(["nothing", "padding", "window", "attn_bias", "cells"]),
+    st.booleans(),
 )
-def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
+def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, window, masked, grad):
     """Outputs and gradients; the queries of a later piece attend to all that came before."""
-    layer, T = layer_of(**options), sum(pieces)
+    layer, T = layer_of(**options, window=window, sinks=window is not None), sum(pieces)
+    if window is not None:
+        layer.sinks.data.copy_(draw(3, seed=5))
     x = draw(2, T, 6).requires_grad_()
     given = {
         "nothing": {},
         # on the left, as in generation
         "padding": {"mask": padding_mask(torch.tensor([T, max(T - 2, 0)]), T).flip(-1)},
-        "window": {"mask": window_mask(T, window=3)},
+        "window": {"mask": window_mask(T, window=3), "attn_bias": draw(T, T, seed=6)},
         "attn_bias": {"attn_bias": draw(2, 1, T, T, seed=5)},
+        "cells": {"mask": torch.tensor([[True]]), "attn_bias": torch.tensor([[0.5]]).double()},
     }[masked]
     full = layer(x, causal=True, **given)
     cache, outs, end = Cache(), [], 0
@@ -227,13 +230,16 @@ def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, masked):
         start, end = end, end + n
         rows = {name: o[..., start:end, :] for name, o in given.items() if o.shape[-2] > 1}
         columns = {name: o[..., :end] for name, o in {**given, **rows}.items()}
-        outs.append(layer(x[:, start:end], causal=True, cache=cache, **columns))
+        with torch.set_grad_enabled(grad):
+            outs.append(layer(x[:, start:end], causal=True, cache=cache, **columns))
         assert cache.length == end
     found = torch.cat(outs, dim=1)
     torch.testing.assert_close(found, full)
-    weight = draw(2, T, 6, seed=8)
-    grads = [torch.autograd.grad((o * weight).sum(), x, retain_graph=True) for o in (found, full)]
-    torch.testing.assert_close(*grads)
+    if grad:
+        weight = draw(2, T, 6, seed=8)
+        sums = [(out * weight).sum() for out in (found, full)]
+        grads = [torch.autograd.grad(one, x, retain_graph=True) for one in sums]
+        torch.testing.assert_close(*grads)
 
 
 def test_a_cache_keeps_what_a_context_has_shown():
@@ -259,19 +265,21 @@ def test_a_cache_keeps_what_a_context_has_shown():
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf])
-@pytest.mark.parametrize("source", ["self", "cross"])
-def test_padding_may_hold_anything_with_a_cache_too(garbage, source):
-    layer, x, context = layer_of(), draw(2, 4, 6), draw(2, 4, 6, seed=1)
-    mask, results = padding_mask(torch.tensor([4, 2]), 4), []
-    wider = torch.cat([mask, torch.ones(2, 1, 1, 1).bool()], dim=-1)
-    for padding in (0.0, garbage):
-        (x if source == "self" else context)[1, 2:], cache = padding, Cache()
-        given = (x, None) if source == "self" else (x[:, :2], context)
-        outs = [layer(*given, mask=mask, cache=cache)[:, :2]]
-        if source == "self":  # the padding is closed to the next query too
-            outs.append(layer(context[:, :1], mask=wider, cache=cache))
-        results.append(torch.cat(outs, dim=1))
-    assert torch.equal(*results)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("grad", [True, False])
+def test_padding_may_hold_anything_with_a_cache_too(garbage, window, grad):
+    """Without a cache it is cleared before the keys; with one, of the keys that are left."""
+    layer, x, real = layer_of(window=window), draw(2, 9, 6), [*range(4), *range(5, 9)]
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    mask[0, ..., 4] = False
+    full = layer(x, mask=mask, causal=True)[:, real]
+    x[0, 4] = garbage
+    torch.testing.assert_close(layer(x, mask=mask, causal=True)[:, real], full)
+    cache, outs = Cache(), []
+    for start, end in itertools.pairwise([0, 3, 5, 6, 7, 9]):
+        with torch.set_grad_enabled(grad):
+            outs.append(layer(x[:, start:end], mask=mask[..., :end], causal=True, cache=cache))
+    torch.testing.assert_close(torch.cat(outs, dim=1)[:, real], full)
 
 
 @for_each((2.0**49, 2.0**48, True), (2.0**50, 0.0, False), (1.0, math.inf, False))
@@ -326,17 +334,13 @@ def test_padding_of_a_context_may_hold_anything(closed, garbage):
     expected = layer(x, context, mask=mask[:, None, None])
     context[closed] = garbage
     assert torch.equal(layer(x, context, mask=mask[:, None, None]), expected)
+    cached = layer(x, context, mask=mask[:, None, None], cache=Cache())
+    torch.testing.assert_close(cached, expected)
     if not mask[0].all():  # the same of every example, with two axes
         assert torch.equal(layer(x, context, mask=mask[:1].expand(4, 5)), expected)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_copies_keep_their_mode(training):
-    layer = interop.from_torch(nn.MultiheadAttention(6, 3).train(training))
-    assert interop.to_torch(layer).training == layer.training == training
-
-
-@for_each({}, {"d_k": 4, "rotate": ROTATE}, {"d_k": 4, "d_v": 7}, {"window": 2})
+@for_each({}, ROTATES, {"d_k": 4, "d_v": 7}, {"window": 2})
 @pytest.mark.parametrize("cached", [False, True])
 def test_runs_on_meta_tensors(options, cached):
     layer, cache = layer_of(**options).to("meta"), Cache() if cached else None
@@ -441,44 +445,6 @@ def test_a_window_counts_the_token_itself(window, options):
     attn_bias = draw(7, 7, seed=1)
     found = layer(x, causal=True, mask=real, attn_bias=attn_bias)
     torch.testing.assert_close(found, plain(x, mask=real & near, attn_bias=attn_bias))
-
-
-@pytest.mark.parametrize("grad", [True, False])
-@pytest.mark.parametrize("window", [1, 2, 3, 5, 9])
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1, "rotate": ROTATE, "d_k": 4}])
-def test_a_window_in_any_split_of_a_cache(window, options, grad):
-    """With padding and a bias; no older key is handed to the layer, or kept for long."""
-    layer, x = layer_of(window=window, sinks=True, **options), draw(2, 5, 6)
-    with torch.no_grad():
-        layer.sinks.copy_(draw(3, seed=5))
-    mask, attn_bias = padding_mask(torch.tensor([5, 3]), 5).flip(-1), draw(2, 3, 5, 5, seed=1)
-    full = layer(x, causal=True, mask=mask, attn_bias=attn_bias)
-    for ends in (c for n in range(5) for c in itertools.combinations(range(1, 5), n)):
-        cache, outs = Cache(), []
-        for start, end in itertools.pairwise([0, *ends, 5]):
-            given = {"mask": mask[..., :end], "attn_bias": attn_bias[:, :, start:end, :end]}
-            with torch.set_grad_enabled(grad):
-                outs.append(layer(x[:, start:end], causal=True, cache=cache, **given))
-            assert cache.length == end
-        torch.testing.assert_close(torch.cat(outs, dim=1), full)
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_what_a_mask_closes_in_a_window_may_hold_anything(grad):
-    """Without a cache it is cleared before the keys; with one, of the keys that are left."""
-    layer, x = layer_of(window=3), draw(2, 9, 6)
-    x[0, 4] = math.nan
-    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
-    mask[0, ..., 4] = False
-    full = layer(x, mask=mask, causal=True)
-    cache, outs = Cache(), []
-    for start, end in itertools.pairwise([0, 3, 5, 6, 7, 9]):
-        with torch.set_grad_enabled(grad):
-            outs.append(layer(x[:, start:end], mask=mask[..., :end], causal=True, cache=cache))
-    real = [*range(4), *range(5, 9)]  # the query that is NaN itself is another matter
-    out = torch.cat(outs, dim=1)
-    assert out[:, real].isfinite().all()
-    torch.testing.assert_close(out[:, real], full[:, real])
 
 
 def test_rotated_keys_in_a_cache_while_a_graph_is_traced(monkeypatch):
@@ -629,9 +595,6 @@ def test_pytorch_41508_a_fully_masked_row_harms_nobody(how, softcap):
     torch.testing.assert_close(out[1, 2], layer.out_proj.bias)
     torch.testing.assert_close(grads[1], grads[0])
     assert all(bool((grad != 0).any()) for grad in grads[0])
-    published = (layer.q_proj(x) @ context.mT + to_additive(mask[:, 0])).softmax(-1)
-    poisoned = torch.autograd.grad(published[0].square().sum(), shared[0])[0]
-    assert bool(poisoned.isnan().all())  # by the other example, through the shared weight
 
 
 @both_paths
@@ -648,8 +611,6 @@ def test_d2l_2423_an_empty_example_sends_nothing_into_its_padding(softcap):
     assert not x.grad[1].any()
     assert bool((x.grad[0, :3] != 0).all())
     assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
-    published = draw(2, 1, 5, 5).masked_fill(~mask, -1e6).softmax(-1)
-    assert bool((published[1] == 1 / 5).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -721,9 +682,6 @@ def test_pytorch_97409_the_rank_alone_says_what_a_mask_means(training, softcap):
         for call in (layer, lambda x, mask: attention(*[x.view(3, 3, 3, 2)] * 3, mask=mask)):
             with pytest.raises(ValueError, match="mask must have 2 axes"):
                 call(x, mask=mask)
-    square = random_mask(3, 3, seed=1)
-    published = layer(x, mask=square[None, :, None])  # unsqueeze(1): head h gets row h
-    assert not torch.allclose(layer(x, mask=square), published, atol=1e-3)
 
 
 @both_paths
@@ -740,8 +698,6 @@ def test_automodel_2658_masks_of_half_precision_may_be_combined(dtype, softcap):
     torch.testing.assert_close(out[1, 3:], layer.out_proj.bias.expand(2, 6))
     out.sum().backward()
     assert bool(x.grad.isfinite().all())
-    lowest = torch.full((1,), torch.finfo(dtype).min, dtype=dtype)
-    assert bool((lowest + lowest).isinf())  # published
 
 
 @for_each((-0.7, True), (0.0, False))  # `scale or ...` would lose the 0
@@ -771,7 +727,6 @@ def test_large_halves_do_not_overflow_in_the_layer(dtype, size, softcap):
     x = torch.full((2, 3, 64), size, dtype=getattr(torch, dtype))
     assert torch.equal(layer(x), x)
     assert torch.equal(attention(x, x, x, softcap=softcap)[0], x)
-    assert bool((x.half() @ x.half().mT / 8).softmax(-1).isnan().all())  # published
 
 
 @both_paths
@@ -803,9 +758,6 @@ def test_A10_nothing_is_changed_in_place(softcap):
     assert all(torch.equal(now, then) for now, then in zip(given, before, strict=True))
     assert len(seen) == 5
     assert all(torch.equal(out, then) for out, then in seen)
-    out, then = seen[-1]
-    out += x  # published
-    assert not torch.equal(out, then)
     with torch.autocast("cpu", torch.bfloat16):
         stream = x.float() + layer.float()(x.float(), mask=random_mask(5, 5), causal=True)
     assert stream.dtype == torch.float32
@@ -823,9 +775,6 @@ def test_E08_a_layer_keeps_no_tensor_of_a_call(softcap):
     alive = weakref.ref(x)
     del x
     assert alive() is None
-    layer.last = layer(draw(2, 5, 6))  # published
-    with pytest.raises(RuntimeError, match="deepcopy"):
-        copy.deepcopy(layer)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -912,13 +861,3 @@ def test_a_layer_is_exported_for_lengths_on_both_sides_of_its_window():
         x = draw(2, T, 6, seed=T)
         expected = layer(x, causal=True)
         torch.testing.assert_close(graph(x, causal=True), expected, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("option", ["mask", "attn_bias"])
-def test_one_cell_for_all_keys_outlives_the_window(option):
-    layer, cache, x = layer_of(window=2), Cache(), draw(2, 5, 6)
-    cell = torch.tensor([[True]] if option == "mask" else [[0.5]])
-    given = {option: cell if option == "mask" else cell.double()}
-    pieces = [layer(p, causal=True, cache=cache, **given) for p in x.split([3, 1, 1], dim=1)]
-    expected = layer(x, causal=True, **given)
-    torch.testing.assert_close(torch.cat(pieces, dim=1), expected, atol=1e-12, rtol=0)
