@@ -15,24 +15,24 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = torch.randint(13, (2, 6), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("copied", ["cache", "model", "both", "pickled cache", "pickled both"])
-@pytest.mark.parametrize("grad", [True, False])
+def pickled(thing):
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own, made here
+
+
+@for_each(
+    *((lambda model, cache: (model, copy.deepcopy(cache)), grad) for grad in (True, False)),
+    *((lambda model, cache: (copy.deepcopy(model), cache), grad) for grad in (True, False)),
+    *((lambda *both: copy.deepcopy(both), grad) for grad in (True, False)),
+    (lambda model, cache: (model, pickled(cache)), False),
+    (lambda *both: pickled(both), False),
+)
 def test_a_copied_cache_is_not_empty(copied, grad):
     """Beam search copies caches; a copy once counted as empty (off by 1.7)."""
     model, cache = language_model(max_len=40), Cache()
-    with torch.set_grad_enabled(grad and "pickled" not in copied):
+    with torch.set_grad_enabled(grad):
         full = model(TOKENS)
         model(TOKENS[:, :4], cache=cache)
-        if copied == "cache":
-            cache = copy.deepcopy(cache)
-        elif copied == "model":
-            model = copy.deepcopy(model)
-        elif copied == "both":
-            model, cache = copy.deepcopy((model, cache))
-        elif copied == "pickled cache":
-            cache = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
-        else:
-            model, cache = pickle.loads(pickle.dumps((model, cache)))  # noqa: S301
+        model, cache = copied(model, cache)
         assert cache.length == 4
         torch.testing.assert_close(model(TOKENS[:, 4:], cache=cache), full[:, 4:])
 
@@ -54,14 +54,12 @@ def test_two_copies_of_a_cache_go_their_own_ways(copier, grad):
 
 def test_the_cache_of_a_layer_alone_can_be_stored():
     """It knows the layer that has filled it; a stored one belongs to nobody yet."""
-    layer, x, cache = layer_of(), draw(1, 5, 6), Cache()
-    layer(x[:, :3].detach(), causal=True, cache=cache)
+    layer, x = layer_of(), draw(1, 5, 6)
     with torch.no_grad():
         full, cache = layer(x, causal=True), Cache()
         layer(x[:, :3], causal=True, cache=cache)
-        stored = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
-        twin = copy.deepcopy(layer)
-        torch.testing.assert_close(twin(x[:, 3:], causal=True, cache=stored), full[:, 3:])
+        found = copy.deepcopy(layer)(x[:, 3:], causal=True, cache=pickled(cache))
+        torch.testing.assert_close(found, full[:, 3:])
 
 
 @pytest.mark.parametrize("where", ["second block", "output", "output of a pair"])
@@ -122,10 +120,8 @@ def test_a_layer_used_again_in_a_stack_has_a_place_each_time(copier, cross):
 def test_layers_called_alone_share_a_cache_by_their_index_or_not_at_all(kind, options):
     first, second = layer_of(), layer_of(1)
     if "block" in kind:
-        cross = "context" in options
-        torch.manual_seed(0)
-        made = (TransformerBlock(**BLOCK, cross_attention=cross).double() for _ in range(2))
-        first, second = made
+        block = partial(TransformerBlock, **BLOCK, cross_attention="context" in options)
+        first, second = block().double(), block().double()
     if "copy" in kind:
         second = copy.deepcopy(first)
     x, cache = draw(1, 4, 6), Cache()
@@ -174,7 +170,7 @@ def test_a_copy_taken_during_a_call_is_at_rest():
 
     def look(block, args, options):
         seen = options["cache"]
-        taken.extend([copy.copy(seen), pickle.loads(pickle.dumps(seen))])  # noqa: S301
+        taken.extend([copy.copy(seen), pickled(seen)])
         assert cache.length == seen.length == 3
 
     with torch.no_grad():

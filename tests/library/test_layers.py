@@ -209,11 +209,12 @@ def test_what_we_have_and_torch_has_not_is_refused(option):
     st.sampled_from([None, 1, 2, 3, 5]),
     st.sampled_from(["nothing", "padding", "window", "attn_bias", "cells"]),
     st.booleans(),
+    st.booleans(),
 )
-def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, window, masked, grad):
+def test_a_cache_in_any_split_equals_the_full_pass(pieces, options, window, masked, sinks, grad):
     """Outputs and gradients; the queries of a later piece attend to all that came before."""
-    layer, T = layer_of(**options, window=window, sinks=window is not None), sum(pieces)
-    if window is not None:
+    layer, T = layer_of(**options, window=window, sinks=sinks), sum(pieces)
+    if sinks:
         layer.sinks.data.copy_(draw(3, seed=5))
     x = draw(2, T, 6).requires_grad_()
     given = {
