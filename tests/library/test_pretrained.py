@@ -351,7 +351,7 @@ def test_a_padded_batch_equals_single_sentences(minilm):
 def test_minilm_starts_in_evaluation_with_every_weight_a_parameter(minilm):
     """Embeddings too: they once stayed behind when the model moved to another device or dtype."""
     assert not any(module.training for module in minilm.modules())
-    # whatever the default is
+    # float32, whatever the default is
     assert {x.dtype for x in (*minilm.parameters(), minilm.encode(["a cat"]))} == {torch.float32}
     published = pretrained.minilm_tensors()
     left_out = ("embeddings.position_ids", "pooler.")
@@ -413,7 +413,6 @@ def photographs():
     return torch.stack(list(datasets.photographs().values()))
 
 
-@pytest.mark.usefixtures("double")
 def test_dinov2_is_whole():
     tensors = pretrained.dinov2_tensors()
     assert (len(tensors), sum(t.numel() for t in tensors.values())) == (222, 22_056_192)
@@ -425,6 +424,7 @@ def test_dinov2_is_whole():
     assert torch.equal(model.positions.table, table[0])  # at its own size, as stored
 
 
+@pytest.mark.usefixtures("double")  # all is float32 all the same
 def test_dinov2_equals_onnxruntime_on_the_same_file(graph, photographs):
     x = pretrained.dinov2_inputs(photographs[..., ::3, ::3][..., :126, :126])
     model = pretrained.dinov2(126)
