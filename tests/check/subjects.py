@@ -150,12 +150,12 @@ WITHOUT = "^(?!.*{})"  # a pattern of what is nowhere said
 
 def row(fn, mistakes, *patterns, **options):
     """What is asked, which mistakes must be found, and what must be said."""
-    return fn, options, mistakes, patterns
+    return fn, mistakes, patterns, options
 
 
-def check_report(fn, options, mistakes, patterns):
+def check_report(fn, mistakes, patterns=(), options=None):
     """And each report says something of gradients and of half precision."""
-    report = diagnose(fn, **options)
+    report = diagnose(fn, **(options or {}))
     assert sorted(report.mistakes, key=str) == mistakes, report
     text = " ".join(str(report).split())
     for pattern in (*patterns, "gradient", "[Hh]alf[ -]precision|float16"):

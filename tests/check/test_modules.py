@@ -11,20 +11,15 @@ from planted.layers import CrossAttention, Layer
 from planted.plants import built, edited
 from subjects import (
     WITHOUT,
-    Masked,
     Packed,
     Separate,
     check_report,
     closing,
-    filled,
     row,
     scores_of,
     sdpa,
     torch_layer,
-    unscaled,
-    words_of,
 )
-from tables import for_each
 from torch import nn
 
 import attn_lib
@@ -53,23 +48,14 @@ def test_a_report_asks_about_a_hundred_questions():
 # ---------------------------------------------------------------- names, and what is read off them
 
 
-@for_each(
-    ("num_heads", "Wqkv", "wo", "n_kv"),
-    ("nhead", "qkv_proj", "fc_out", "n_kv_heads"),
-    ("h", "to_qkv", "unifyheads", "num_key_value_heads"),
-)
-def test_names_that_a_module_gives_its_parts(heads, packed, out, kv_heads):
-    layer = Packed(packed, out, heads, kv_heads)
-    check_report(*row(layer, [], WITHOUT.format("the number of heads is")))
-
-
-def test_heads_of_a_part_and_key_heads_of_the_widths():
+def heads_of_a_part():
+    """And the heads of keys and values by the widths."""
     grouped = lambda q, k, v: plain(q, k.expand_as(q), v.expand_as(q))  # noqa: E731
     layer = Separate(12, 3, 1, attend=grouped)
     del layer.num_heads, layer.num_kv_heads
     layer.norm = nn.LayerNorm(12)
     layer.norm.n_head = 3
-    check_report(*row(layer, []))
+    return layer
 
 
 def test_names_of_arguments_and_of_projections_may_be_given():
@@ -83,15 +69,17 @@ def test_names_of_arguments_and_of_projections_may_be_given():
     assert diagnose(layer, projections={"qkv": "everything.weight", "out": "proj.weight"}).ok
 
 
-# ---------------------------------------------------------------- gradients and half precision
+class WritesInTraining(Separate):
+    def forward(self, x):
+        out = super().forward(x)
+        if self.training:
+            x.mul_(0.5)
+        return out
 
 
 class DetachedGain(nn.RMSNorm):
     def forward(self, x):
         return F.rms_norm(x, self.normalized_shape, self.weight.detach(), self.eps)
-
-
-# ---------------------------------------------------------------- what was compared
 
 
 class Stubborn(Separate):
@@ -146,20 +134,6 @@ class DroppingByHead(Dropping):
         return torch.stack(outs, dim=1)
 
 
-@for_each((Dropping, "scores"), (DroppingByHead, "raw scores"))
-def test_dropout_of_scores_is_named(kind, where):
-    (failure,) = diagnose(kind(where)).failures
-    assert failure.mistake == "dropout_before_softmax"
-    assert ("times 1/sqrt(d_k)" in failure.example) == (where == "raw scores")
-
-
-def test_dropout_of_weights_is_right():
-    report = diagnose(DroppingByHead("weights"))
-    assert report.ok, report
-    assert "in training, dropout is applied to the weights" in report.holds
-    assert "what becomes of the weights after dropout, in training" in report.unchecked
-
-
 class AnyDropout(Separate):
     def __init__(self, way):
         super().__init__()
@@ -174,22 +148,8 @@ class AnyDropout(Separate):
         }[self.way]
 
 
-@for_each("torch", "by name", "by place")
-def test_every_dropout_is_switched_off(way):
-    report = diagnose(AnyDropout(way))
-    assert report.ok, report
-    assert "training mode, with dropout switched off, equals evaluation mode" in report.holds
-
-
 USED = "F.dropout(weights, self.dropout, self.training)"
 OWN = "weights * {} if self.training else weights"
-
-
-def test_dropout_of_its_own_is_right():
-    report = diagnose(edited_layer((USED, OWN.format("(torch.rand_like(weights) > 0.2) / 0.8"))))
-    assert report.ok, report
-    assert "the mean of 400 such calls is that of evaluation mode" in words_of(report, "unchecked")
-    assert not any("switched off, equals" in text for text in report.holds)
 
 
 # ---------------------------------------------------------------- methods, and packed weights
@@ -247,41 +207,18 @@ class KeysAndValuesByHead(Separate):
         return self.merged(closing(lambda scores, pad: scores - 10.0 * pad)(q, k, v, pad))
 
 
-def test_a_mask_that_closes_little_spoils_no_packed_weights():
-    report = diagnose(KeysAndValuesByHead())
-    assert report.mistakes == ["mask_small_fill"], report
-    assert "what the mask means: True = closed; if not, pass mask_means='attend'" in report.assumed
-    assert any("head by head" in text for text in report.assumed)
-
-
 # ---------------------------------------------------------------- which form a mistake has
 
 
-def tiled(role, attend=plain):
+def tiled(role):
     """Keys or values of two heads for four heads of queries, in the wrong order."""
 
-    def fn(q, k, v, *mask):
+    def fn(q, k, v):
         wide = {"k": k.repeat_interleave(2, 1), "v": v.repeat_interleave(2, 1)}
         wide[role] = {"k": k, "v": v}[role].repeat(1, 2, 1, 1)
-        return attend(q, wide["k"], wide["v"], *mask)
+        return plain(q, wide["k"], wide["v"])
 
-    return fn
-
-
-@pytest.mark.parametrize("role", ["v", "k"])
-def test_which_heads_are_tiled(role):
-    (failure,) = diagnose(Separate(32, 4, 2, attend=tiled(role))).failures
-    assert failure.mistake == "kv_heads_tiled"
-    assert failure.look_for == f"{role}.repeat(1, groups, 1, 1)"
-    assert failure.repair.startswith(f"{role}.")
-    assert ("its keys are those that are meant" in failure.likely) == (role == "v")
-
-
-def test_the_note_about_empty_rows_is_about_this_function():
-    report = diagnose(Masked(32, 4, 2, attend=tiled("v", filled())))
-    assert report.mistakes == ["kv_heads_tiled"]
-    (note,) = report.notes
-    assert "attends to all positions equally" in note.text
+    return Separate(32, 4, 2, attend=fn)
 
 
 # ---------------------------------------------------------------- one module, one report
@@ -295,8 +232,6 @@ DETACHED = edited_layer(
     ("self.k_proj(memory)", "F.linear(memory, self.k_proj.weight.data, self.k_proj.bias)"),
     ("self.v_proj(memory)", "F.linear(memory, self.v_proj.weight, self.v_proj.bias.detach())"),
 )
-TWICE = "F.linear(x, 2 * self.q_proj.weight - self.q_proj.weight.detach(), self.q_proj.bias)"
-WRONG = edited_layer(("self.q_proj(x)", TWICE))
 ZEROES = "return self.to_out(out) * (1.0 if mask is None else mask[..., None])"
 PADDED = edited(CrossAttention, [("return self.to_out(out)", ZEROES)])(12, 3)
 PADDING = {"arguments": "x, mask=mask", "mask_means": "attend", "mask_shape": "BS"}
@@ -306,19 +241,23 @@ IN_TURN = ("out.flatten(2)", "out.transpose(2, 3).flatten(2)")
 UNUSED = "does not use the module's projections"
 IN_ORDER = "the rows of {}.weight are those of {}, in this order"
 CAUSAL = {"packed": "c_attn", "out": "c_proj", "heads": "n_head", "attend": top_left}
+UNKNOWN = WITHOUT.format("the number of heads is")
+OFF = "Holds.*training mode, with dropout switched off, equals evaluation mode"
+EARLY, OF_RAW = ["dropout_before_softmax"], r"times 1/sqrt\(d_k\)"
 REPORTED = {
-    "a causal layer": row(Packed(**CAUSAL), [], "Not checked.*more than 70 keys", causal=True),
-    "neither scaled nor masked": row(
-        Packed(attend=unscaled), ["causal_missing", "scale_missing"], causal=True
+    "names of Mistral": row(Packed("Wqkv", "wo", "num_heads", "n_kv"), [], UNKNOWN),
+    "names of PyTorch": row(Packed("qkv_proj", "fc_out", "nhead", "n_kv_heads"), [], UNKNOWN),
+    "names of one letter": row(
+        Packed("to_qkv", "unifyheads", "h", "num_key_value_heads"), [], UNKNOWN
     ),
+    "heads of a part": row(heads_of_a_part(), []),
+    "a causal layer": row(Packed(**CAUSAL), [], "Not checked.*more than 70 keys", causal=True),
     "parameters without a gradient": row(
         DETACHED,
         ["gradient_missing_projection"],
         "gradient to the weight of keys:.*gradient to the bias of values:",
         WITHOUT.format("(bias of keys|weight of values|of queries)"),
     ),
-    "twice the gradient": row(WRONG, ["gradient_wrong"], "gradient to the weight of queries"),
-    "rounded as others": row(Separate(), [], "half precision: the error"),
     "coarse": row(
         Separate(attend=lambda q, k, v: plain(q, k, v.round() if v.dtype == torch.bfloat16 else v)),
         [],
@@ -328,6 +267,23 @@ REPORTED = {
         GAINS, ["gradient_missing_projection"], GAIN_OF_KEYS, qk_norm="rms"
     ),
     "padding that is zeroed": row(PADDED, [], "padded positions left out", **PADDING),
+    "dropout of scores": row(Dropping("scores"), EARLY, WITHOUT.format(OF_RAW)),
+    "dropout of raw scores": row(DroppingByHead("raw scores"), EARLY, OF_RAW),
+    "dropout of weights": row(
+        DroppingByHead("weights"),
+        [],
+        "Holds.*in training, dropout is applied to the weights",
+        "Not checked.*what becomes of the weights after dropout, in training",
+    ),
+    "dropout of torch": row(AnyDropout("torch"), [], OFF),
+    "dropout by name": row(AnyDropout("by name"), [], OFF),
+    "dropout by place": row(AnyDropout("by place"), [], OFF),
+    "dropout of its own": row(
+        edited_layer((USED, OWN.format("(torch.rand_like(weights) > 0.2) / 0.8"))),
+        [],
+        "Not checked.*the mean of 400 such calls is that of evaluation mode",
+        WITHOUT.format("switched off, equals"),
+    ),
     "dropout of the output": row(Dropping("output"), [], WITHOUT.format("Not checked.*dropout")),
     "dropout of something else": row(Dropping("squares"), [], "Not checked.*not recognised"),
     "dropout of a function": row(of_the_function, [], "dropout: dropout_p was left at its default"),
@@ -348,11 +304,19 @@ REPORTED = {
     "not the order of the name": row(
         Packed(order="kqv"), ["query_key_swapped"], IN_ORDER.format("qkv", "queries, keys, values")
     ),
-    "an order that is known": row(
-        nn.MultiheadAttention(12, 3), [], WITHOUT.format("in this order")
+    "matrices of heads": row(
+        ByHead(True), [], "equal to the reference in", "half precision: the error"
     ),
-    "matrices of heads": row(ByHead(True), [], "equal to the reference in"),
     "matrices with heads": row(ByHead(False), []),
+    "packed by head, and a mask that closes little": row(
+        KeysAndValuesByHead(),
+        ["mask_small_fill"],
+        "Assumed.*True = closed; if not, pass mask_means='attend'",
+        "Assumed.*head by head",
+    ),
+    "values tiled": row(tiled("v"), ["kv_heads_tiled"], r"Look for: v\.repeat.*Repair: v\."),
+    "keys tiled": row(tiled("k"), ["kv_heads_tiled"], r"Look for: k\.repeat.*Repair: k\."),
+    "an input that is changed in training": row(WritesInTraining(), ["inplace_arguments"]),
     "heads merged in turn": row(
         edited_layer(IN_TURN), ["heads_interleaved"], "split as they should be.*permute"
     ),
@@ -362,15 +326,3 @@ REPORTED = {
 @pytest.mark.parametrize("name", REPORTED)
 def test_one_report(name):
     check_report(*REPORTED[name])
-
-
-class WritesInTraining(Separate):
-    def forward(self, x):
-        out = super().forward(x)
-        if self.training:
-            x.mul_(0.5)
-        return out
-
-
-def test_an_input_that_is_changed_in_training_alone():
-    assert diagnose(WritesInTraining()).mistakes == ["inplace_arguments"]
