@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from planted.functions import distances, masked, plain, with_bias
 from planted.layers import CausalSelfAttention, CrossAttention
 from planted.plants import edited
-from subjects import Packed, Separate, headline, past_of, scores_of
-from tables import for_each
+from subjects import WITHOUT, Separate, check_report, row, scores_of
 from torch import nn
 
 from attn_check import diagnose
@@ -22,26 +21,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 BEHIND = {"layout": "BHTd", "causal": False}
 
 
-# ---------------------------------------------------------------- sizes of 1, and limits
-
-
-def squeezed(q, k, v):
-    return scores_of(q, k).softmax(-1).squeeze() @ v.squeeze()
-
-
-def at(i, size):
-    """Wrong where one axis of q or k has length 1."""
+def at(i):
+    """Wrong where one axis of q, or of k, has length 1."""
 
     def wrong(q, k, v):
-        return plain(q, k, v) * (1.5 if (q, k)[i < 0].shape[abs(i)] == size else 1.0)
+        return plain(q, k, v) * (1.5 if (q, k)[i < 0].shape[abs(i)] == 1 else 1.0)
 
     return wrong
-
-
-@for_each(squeezed, at(0, 1), at(1, 1), at(2, 1), at(-2, 1))
-def test_sizes_of_1_are_asked_for(fn):
-    report = diagnose(fn, **BEHIND)
-    assert report.mistakes == ["size_of_one"], report
 
 
 def equal_lengths(q, k, v):
@@ -54,16 +40,6 @@ TWENTY = ("torch.ones(256, 256)).view(1, 1, 256, 256)", "torch.ones(20, 20)).vie
 BUFFERED = edited(CausalSelfAttention, [TWENTY])(12, 3)
 
 
-@for_each(
-    (equal_lengths, BEHIND, "refused: queries and keys of different lengths."),
-    (BUFFERED, {"causal": True}, "refused: more than 20 positions."),
-)
-def test_what_is_refused_as_a_whole_is_a_limit(fn, options, words):
-    report = diagnose(fn, **options)
-    assert report.ok, report
-    assert words in headline(report)
-
-
 # ---------------------------------------------------------------- masks, weights, guesses
 
 
@@ -73,11 +49,6 @@ def padding_of_the_first(q, k, v, mask=None):
 
 def weights_without_the_mask(q, k, v, mask=None):
     return masked(q, k, v, mask), scores_of(q, k).softmax(-1)
-
-
-@for_each((padding_of_the_first, [None]), (weights_without_the_mask, ["weights_wrong"]))
-def test_masks_are_compared_in_every_way(fn, mistakes):
-    assert diagnose(fn, mask_means="attend", **BEHIND).mistakes == mistakes
 
 
 class Viewed(Separate):
@@ -93,36 +64,11 @@ class Viewed(Separate):
         return super().forward(x)
 
 
-def test_a_guess_is_not_punished():
-    report = diagnose(Viewed())
-    assert set(report.mistakes) == {"mask_ignored", "heads_split_without_transpose"}, report
-    assert "taken for causal" not in str(report)
+SINKS = torch.tensor([0.5, 1.0, -0.5])
 
 
-def test_a_guess_that_leads_to_a_failure_comes_first():
-    def odd(q, k, v):
-        return scores_of(q, k).sin().masked_fill(~past_of(q, k), -math.inf).softmax(-1) @ v
-
-    (failure,) = diagnose(odd, layout="BHTd").failures
-    assert failure.likely.startswith("Seen: ")
-    assert "As causal= is not passed, it is taken for causal." in failure.likely
-
-
-def test_what_the_caller_passed_ranks_first():
-    sinks = torch.tensor([0.5, 1.0, -0.5])
-
-    def added(q, k, v):
-        return (scores_of(q, k) + sinks[:, None, None]).softmax(-1) @ v
-
-    assert diagnose(added, sinks=sinks, **BEHIND).mistakes == ["sinks_dropped"]
-
-
-def test_rows_of_nan_stand_in_the_headline():
-    text = str(diagnose(masked, mask_means="attend"))
-    assert text.startswith("masked: no mistake found, 1 warning: rows of NaN.")
-    for words in ("Look for: scores.masked_fill", "Repair: scores.masked_fill", "See: https://"):
-        assert words in text
-    assert diagnose(plain, **BEHIND).notes == []  # nor one on half precision
+def sinks_added(q, k, v):
+    return (scores_of(q, k) + SINKS[:, None, None]).softmax(-1) @ v
 
 
 # ---------------------------------------------------------------- parts that are not known
@@ -189,25 +135,15 @@ class OfVideos(nn.Module):
         return self.fc_out(torch.einsum("nhql,nlhd->nqhd", weights, values).flatten(2))
 
 
-def test_the_most_copied_attention_is_read():
-    found = ["projection_shared_by_heads", "scale_by_model_width"]
-    assert diagnose(OfVideos()).mistakes == found
-
-
-class PerHead(nn.Module):
-    """Tensors (H, d_model, d_k), and norms under names of their own."""
+class NamedNorms(Separate):
+    """Norms under names of their own."""
 
     def __init__(self):
         super().__init__()
-        self.num_heads = 3
-        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(3, 12, 4) / 4) for _ in "qkv")
-        self.W_O = nn.Linear(12, 12)
-        self.rms_of_queries, self.rms_of_keys = nn.RMSNorm(4, eps=1e-6), nn.RMSNorm(4, eps=1e-6)
+        self.rms_of_queries, self.rms_of_keys = (nn.RMSNorm(4, eps=1e-6) for _ in "qk")
 
-    def forward(self, x):
-        q, k, v = (torch.einsum("btm,hmd->bhtd", x, W) for W in (self.W_Q, self.W_K, self.W_V))
-        y = F.scaled_dot_product_attention(self.rms_of_queries(q), self.rms_of_keys(k), v)
-        return self.W_O(y.transpose(1, 2).flatten(2))
+    def attend(self, q, k, v):
+        return plain(self.rms_of_queries(q), self.rms_of_keys(k), v)
 
 
 def weights_first(q, k, v):
@@ -222,21 +158,6 @@ def of_integers(q, k, v, mask=None):
     return scores.softmax(-1) @ v
 
 
-@for_each(
-    (nn.MultiheadAttention(12, 3, kdim=8, vdim=10, batch_first=True), {}),
-    (PerHead(), {"qk_norm": "rms", "causal": False}),
-    (Packed("to_vkq", "attn_out", order="vkq"), {"causal": False}),
-    (weights_first, BEHIND),
-    (of_integers, BEHIND),
-)
-def test_right_attentions_that_were_refused(fn, options):
-    report = diagnose(fn, **options)
-    assert report.ok, report
-
-
-# ---------------------------------------------------------------- queries as the first positions
-
-
 def by_first(turned):
     """As callers of torch's causal mask: queries and keys begin at position 0 alike."""
 
@@ -248,43 +169,11 @@ def by_first(turned):
     return fn
 
 
-@for_each(
-    (by_first("qk"), []),
-    (by_first("qkv"), ["rope_on_values"]),
-)
-def test_queries_that_are_the_first_positions_are_rotated_as_such(fn, mistakes):
-    report = diagnose(fn, causal="top_left", rope_base=1e4, layout="BHTd")
-    assert report.mistakes == mistakes, report
+FROM_X = [(f"self.to_{role}(context)", f"self.to_{role}(x)") for role in "kv"]
 
 
-# ---------------------------------------------------------------- words that fit what is wrong
-
-
-KEYS = ("self.to_k(context)", "self.to_k(x)")
-VALUES = ("self.to_v(context)", "self.to_v(x)")
-
-
-@for_each(
-    ([KEYS], "keys are projected from x", "self.k_proj(context)"),
-    (
-        [KEYS, VALUES],
-        "keys and values are projected from x",
-        "self.k_proj(context), self.v_proj(context)",
-    ),
-)
-def test_whether_keys_values_or_both_are_from_x(edits, name, repair):
-    (failure,) = diagnose(edited(CrossAttention, edits)(12, 3), mask_means="attend").failures
-    assert (failure.name, failure.repair) == (name, repair)
-
-
-def test_what_was_passed_is_not_proposed():
-    def wrong(q, k, v):
-        return scores_of(q, k).sin().softmax(-1) @ v
-
-    given = {"attn_bias": distances, "rope_base": 1e4, "rope_dims": 4}
-    (failure,) = diagnose(wrong, **given, **BEHIND).failures
-    assert not any(f"{name}=" in failure.likely for name in given)
-    assert failure.likely.endswith("a residual around it.")
+def of_sines(q, k, v):
+    return scores_of(q, k).sin().softmax(-1) @ v
 
 
 # ---------------------------------------------------------------- names and shapes of projections
@@ -303,19 +192,6 @@ class Concat(nn.Module):
     def forward(self, x):
         parts = (f(x).unflatten(-1, (3, 4)).transpose(1, 2) for f in (self.w_q, self.w_k, self.w_v))
         return self.get_submodule(self.out)(plain(*parts).transpose(1, 2).flatten(2))
-
-
-@for_each(
-    (Concat(), {}),
-    (Concat("mixer"), {"projections": {"q": "w_q", "out": "mixer"}}),
-)
-def test_projections_that_are_named_join_those_that_are_found(fn, given):
-    assert diagnose(fn, **given).ok
-
-
-def test_a_name_that_is_given_wins():
-    swapped = {"k": "w_v", "v": "w_k"}
-    assert diagnose(Concat(), projections=swapped).mistakes == ["key_value_swapped"]
 
 
 class Listed(Concat):
@@ -350,19 +226,9 @@ class Convolved(Concat):
         return self.proj(plain(*parts).mT.reshape(y.shape)).flatten(2).mT
 
 
-@for_each(nn.Conv1d, nn.Conv2d)
-def test_convolutions_of_width_1_are_read(make):
-    report = diagnose(Convolved(make))
-    assert report.ok, report
-    assert "gradients to the projections are those of the reference" in report.holds
-
-
 def test_a_wider_convolution_is_no_projection():
     with pytest.raises(ValueError, match=r"w_q\.weight \(12, 12, 3\)"):
         diagnose(Concat("proj", lambda c, n: nn.Conv1d(c, n, 3, padding=1)))
-
-
-# ---------------------------------------------------------------- batch and positions
 
 
 class WithoutBatchFirst(nn.Module):
@@ -379,25 +245,86 @@ def over_the_first_axis(q, k, v):
     return torch.einsum("bhts,sbhd->tbhd", weights, v)
 
 
-def test_positions_in_the_place_of_the_batch_are_named():
-    (failure,) = diagnose(WithoutBatchFirst(), layout="BTd").failures
-    assert failure.mistake == "batch_exchanged", failure
-    assert "batch_first" in failure.repair
+def divided_before(q, k, v):
+    return F.scaled_dot_product_attention(q / math.sqrt(q.shape[-1]), k, v)
 
 
-@for_each((WithoutBatchFirst(), "TBd"), (over_the_first_axis, "TBHd"))
-def test_positions_that_are_assumed_to_come_first_stand_in_the_headline(fn, layout):
-    report = diagnose(fn)
-    assert report.ok
-    assert f"the layout is {layout}" in report.assumed
-    assert "if you mean what is assumed below" in headline(report)
+# ---------------------------------------------------------------- one attention, one report
 
 
-def test_a_repair_fits_what_gives_the_same_numbers():
-    def twice(q, k, v):
-        return F.scaled_dot_product_attention(q / math.sqrt(q.shape[-1]), k, v)
+MASKED = {"mask_means": "attend", **BEHIND}
+FIRST = {"causal": "top_left", "rope_base": 1e4, "layout": "BHTd"}
+IF_YOU_MEAN = "no mistake found, if you mean what is assumed below"
+GRADIENTS = "Holds.*gradients to the projections are those of the reference"
+REPORTED = {
+    "one example": row(at(0), ["size_of_one"], **BEHIND),
+    "one head": row(at(1), ["size_of_one"], **BEHIND),
+    "one query": row(at(2), ["size_of_one"], **BEHIND),
+    "one key": row(at(-2), ["size_of_one"], **BEHIND),
+    "other lengths": row(
+        equal_lengths, [], r"refused: queries and keys of different lengths\.", **BEHIND
+    ),
+    "a short buffer": row(BUFFERED, [], r"refused: more than 20 positions\.", causal=True),
+    "the first mask alone": row(padding_of_the_first, [None], **MASKED),
+    "weights of no mask": row(weights_without_the_mask, ["weights_wrong"], **MASKED),
+    # a guess is not punished, and what was passed ranks first
+    "views, and no mask": row(
+        Viewed(),
+        ["heads_split_without_transpose", "mask_ignored"],
+        WITHOUT.format("taken for causal"),
+    ),
+    "sinks that are added": row(sinks_added, ["sinks_dropped"], sinks=SINKS, **BEHIND),
+    "the most copied": row(OfVideos(), ["projection_shared_by_heads", "scale_by_model_width"]),
+    # what was refused
+    "widths of keys and values": row(
+        nn.MultiheadAttention(12, 3, kdim=8, vdim=10, batch_first=True), []
+    ),
+    "names of norms": row(NamedNorms(), [], qk_norm="rms", causal=False),
+    "weights first": row(weights_first, [], **BEHIND),
+    "masks of integers": row(of_integers, [], **BEHIND),
+    "queries are the first": row(by_first("qk"), [], **FIRST),
+    "values too": row(by_first("qkv"), ["rope_on_values"], **FIRST),
+    "keys and values of x": row(
+        edited(CrossAttention, FROM_X)(12, 3),
+        ["keys_from_x"],
+        r"Keys and values are projected from x\..*"
+        r"Repair: self.k_proj\(context\), self.v_proj\(context\) ",
+        mask_means="attend",
+    ),
+    "rows of NaN": row(
+        masked,
+        [],
+        "^masked: no mistake found, 1 warning: rows of NaN.*Notes.*Look for: scores.masked_fill"
+        ".*Repair: scores.masked_fill.*See: https://",
+        mask_means="attend",
+    ),
+    "no notes": row(plain, [], WITHOUT.format("Notes"), **BEHIND),
+    "what was passed is not proposed": row(
+        of_sines,
+        [None],
+        WITHOUT.format("(attn_bias|rope_base|rope_dims)="),
+        **{"attn_bias": distances, "rope_base": 1e4, "rope_dims": 4, **BEHIND},
+    ),
+    "a repair fits the same numbers": row(
+        divided_before,
+        ["scale_by_d_k"],
+        r"Repair:.*once.*scaled_dot_product_attention.*\(scale_twice\)",
+        **BEHIND,
+    ),
+    "positions for the batch": row(
+        WithoutBatchFirst(), ["batch_exchanged"], "Repair:.*batch_first", layout="BTd"
+    ),
+    "positions first": row(WithoutBatchFirst(), [], f"{IF_YOU_MEAN}.*the layout is TBd"),
+    "of heads": row(over_the_first_axis, [], f"{IF_YOU_MEAN}.*the layout is TBHd"),
+    # projections that are named join those that are found, and win
+    "w_concat": row(Concat(), []),
+    "a name": row(Concat("mixer"), [], projections={"q": "w_q", "out": "mixer"}),
+    "wrong names": row(Concat(), ["key_value_swapped"], projections={"k": "w_v", "v": "w_k"}),
+    "lines": row(Convolved(nn.Conv1d), [], GRADIENTS),
+    "images": row(Convolved(nn.Conv2d), [], GRADIENTS),
+}
 
-    (failure,) = diagnose(twice, **BEHIND).failures
-    assert (failure.mistake, failure.alike) == ("scale_by_d_k", ("scale_twice",))
-    assert "once" in failure.repair
-    assert "scaled_dot_product_attention" in failure.repair
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_one_report(name):
+    check_report(*REPORTED[name])

@@ -148,7 +148,7 @@ class AnyDropout(Separate):
         }[self.way]
 
 
-USED = "F.dropout(weights, self.dropout, self.training)"
+USED = "F.dropout(weights[..., :S], self.dropout, self.training)"
 OWN = "weights * {} if self.training else weights"
 
 

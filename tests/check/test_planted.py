@@ -3,11 +3,13 @@
 By default one form and one size of each mistake; ``--everything`` runs all.
 """
 
+from functools import partial
 from pathlib import Path
 
 import planted
 import pytest
 from planted import RIGHT, given
+from torch import nn
 
 from attn_check import diagnose, diagnose_rope
 from attn_check.mistakes import MISTAKES
@@ -47,26 +49,26 @@ def test_a_planted_mistake_is_named_alone(plant, size):
     assert [plant.mistake in names for names in named] == [True], report
 
 
-@pytest.mark.parametrize("name", RIGHT)
-def test_a_right_attention_is_passed(name):
-    make, intent = RIGHT[name]
-    report = report_of(make(), intent)
+def rights():
+    """Right ones, and what plants would be without their mistakes, with one shape of masks."""
+    known = set()
+    for name, (make, intent) in RIGHT.items():
+        yield pytest.param(make, intent, False, None, id=name)
+    for plant in planted.PLANTS:
+        fn, note = plant.right(0), plant.mistake if plant.note else None
+        intent = {name: x for name, x in plant.intent.items() if name != "mask_shape"}
+        key = (str(plant.right) if isinstance(fn, nn.Module) else fn, str(intent), note)
+        if key not in known:
+            known.add(key)
+            make = partial(plant.right, 0)
+            yield pytest.param(make, plant.intent, plant.rope, note, id=f"right of {plant.name}")
+
+
+@pytest.mark.parametrize(("make", "intent", "rope", "note"), rights())
+def test_a_right_attention_is_passed(make, intent, rope, note):
+    report = report_of(make(), intent, rope)
     assert report.ok, report
-
-
-OTHERS = {  # those that RIGHT does not hold, and those that need no note
-    (plant.mistake if plant.note else "rope", plant.form): plant
-    for plant in planted.PLANTS
-    if plant.rope or plant.note
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_what_is_right_beside_a_rotation_or_a_note(name):
-    plant = OTHERS[name]
-    report = report_of(plant.right(0), plant.intent, plant.rope)
-    assert report.ok, report
-    assert plant.mistake not in {note.mistake for note in report.notes}
+    assert note not in {found.mistake for found in report.notes if found.mistake}, report
 
 
 def test_every_known_mistake_is_planted_in_two_forms():

@@ -12,7 +12,7 @@ from planted.functions import (
     windowed,
     with_sinks,
 )
-from planted.layers import CausalSelfAttention, Layer, Local
+from planted.layers import CausalSelfAttention, Layer
 from planted.plants import edit
 
 # ---------------------------------------------------------------- functions
@@ -51,76 +51,49 @@ LATE = "torch.ones(scores.shape[-2:]).triu(1 + k.shape[1] - q.shape[1]).bool()"
 filled = f"scores.masked_fill({LATE}, torch.finfo(q.dtype).min).softmax(-1)"
 habit = {"causal_not_meant": ("scores.softmax(-1)", filled)}
 edit(behind, "einsum", habit, causal=False, layout="BTHd")
-WINDOW = {
-    "window_one_more": ("far < 3", "far <= 3"),
-    "window_one_less": ("far < 3", "far < 3 - 1"),
-    "window_not_causal": ("(far >= 0) & (far < 3)", "far.abs() < 3"),
-    "window_ignored": (" & (far < 3)", ""),
-    "window_in_blocks": (
-        "(far < 3)",
-        "(torch.arange(S - q.size(-2), S)[:, None] // 3 == torch.arange(S) // 3)",
-    ),
-}
-edit(windowed, "function", WINDOW, causal=True, window=3)
 sunk = ("torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]", "scores.softmax(-1)")
 edit(with_sinks, "function", {"sinks_dropped": sunk}, sinks=SINKS, heads=3)
-LINE, CAPPED = "    scores = CAP * torch.tanh(scores / CAP)\n", "CAP * torch.tanh({} / CAP)"
-CAPS = {
-    "softcap_missing": (LINE, ""),
-    "softcap_clamped": (LINE, "    scores = scores.clamp(-CAP, CAP)\n"),
-    "softcap_before_scale": [
-        (" / math.sqrt(q.size(-1))", ""),
-        (CAPPED.format("scores"), CAPPED.format("scores") + " / math.sqrt(q.size(-1))"),
-    ],
-    "softcap_after_mask": [(LINE, ""), ("scores.softmax", f"({CAPPED.format('scores')}).softmax")],
-    "softcap_after_softmax": [
-        (LINE, ""),
-        ("scores.softmax(dim=-1)", f"({CAPPED.format('scores.softmax(dim=-1)')})"),
-    ],
-}
-edit(capped, "function", CAPS, causal=True, softcap=CAP)
+unused = {"sinks_dropped": ("scores = torch.cat([scores, sinks], dim=-1)", "pass")}
+own = {"causal": True, "arguments": "x", "sinks": lambda layer: layer.sinks.detach()}
+edit(Layer, "layer", unused, {"causal": True, "sinks": True}, **own)
 
-# ---------------------------------------------------------------- layers
+# ---------------------------------------------------------------- a function and a layer
 
-MASK = "(back >= 0) & (back < self.window)"
-CAUSAL = {
-    "causal_missing": ("scores = scores.masked_fill", "scores.masked_fill"),
+AHEAD = {
     "causal_sees_one_ahead": ("back >= 0", "back >= -1"),
     "causal_excludes_self": ("back >= 0", "back > 0"),
     "causal_reversed": ("back >= 0", "back <= 0"),
+    "causal_missing": ("scores = scores.masked_fill(~near", "scores.masked_fill(~near"),
     "causal_only_in_training": ("back >= 0", "back >= (0 if self.training else -INF)"),
 }
-edit(Local, "layer", CAUSAL, causal=True)
+edit(Layer, "layer", AHEAD, {"causal": True}, causal=True, arguments="x")
 WINDOW = {
-    "window_one_more": ("back < self.window", "back <= self.window"),
-    "window_one_less": ("back < self.window", "back + 1 < self.window"),
-    "window_not_causal": ("back >= 0", "back > -self.window"),
-    "window_ignored": (MASK, "back >= 0"),
-    "window_in_blocks": (
-        "(back < self.window)",
-        "(at[:, None] // self.window == at // self.window)",
-    ),
+    "window_one_more": ("back < window", "back <= window"),
+    "window_one_less": ("back < window", "back < window - 1"),
+    "window_not_causal": ("back >= 0", "back > -window"),
+    "window_ignored": (" & (back < window)", ""),
+    "window_in_blocks": ("(back < window)", "(rows // window == at // window)"),
 }
-edit(Local, "layer", WINDOW, {"window": 4}, causal=True, window=4)
-LINE = "scores = self.softcap * torch.tanh(scores / self.softcap)"
-WEIGHTS = "weights = scores.softmax(dim=-1)[..., : x.shape[1]]"
-CAPS = {
-    "softcap_missing": (LINE, "pass"),
-    "softcap_clamped": ("self.softcap * torch.tanh(", "torch.tanh("),
-    "softcap_before_scale": [
-        (" * q.shape[-1] ** -0.5", ""),
-        (LINE, f"{LINE} * q.shape[-1] ** -0.5"),
-    ],
-    "softcap_after_mask": [(LINE, "pass"), (WEIGHTS, f"{LINE}\n        {WEIGHTS}")],
-    "softcap_after_softmax": [
-        (LINE, "pass"),
-        (WEIGHTS, f"{WEIGHTS}\n        weights = self.softcap * (weights / self.softcap).tanh()"),
-    ],
-}
-edit(Local, "layer", CAPS, {"softcap": 1.5}, causal=True, softcap=1.5)
-unused = {"sinks_dropped": ("scores = torch.cat([scores, sinks], dim=-1)", "pass")}
-own = {"sinks": lambda layer: layer.sinks.detach()}
-edit(Local, "layer", unused, {"sinks": True}, causal=True, **own)
+edit(windowed, "function", WINDOW, causal=True, window=3)
+edit(Layer, "layer", WINDOW, {"causal": True, "window": 4}, causal=True, window=4, arguments="x")
+CAPPED = {"causal": True, "softcap": 1.5}
+for right, form, options, cap, scale, softmax in [
+    (capped, "function", {}, "CAP", " / math.sqrt(q.size(-1))", "scores.softmax(dim=-1)"),
+    (Layer, "layer", CAPPED, "self.softcap", " * self.scale", "torch.softmax(scores, dim=-1)"),
+]:
+    line = f"{cap} * torch.tanh(scores / {cap})"
+    CAPS = {
+        "softcap_missing": (line, "scores"),
+        "softcap_clamped": (line, f"scores.clamp(-{cap}, {cap})"),
+        "softcap_before_scale": [(scale, ""), (line, line + scale)],
+        "softcap_after_mask": [(line, "scores"), (softmax, softmax.replace("scores", f"({line})"))],
+        "softcap_after_softmax": [(line, "scores"), (softmax, line.replace("scores", softmax))],
+    }
+    meant = {"softcap": options["softcap"], "arguments": "x"} if options else {"softcap": CAP}
+    edit(right, form, CAPS, options, causal=True, **meant)
+
+# ---------------------------------------------------------------- layers
+
 LATE = "torch.ones_like(scores).triu(1 + k.shape[1] - q.shape[1]).bool()"
 filled = {"causal_not_meant": ("scores, dim=-1", f"scores.masked_fill({LATE}, -INF), dim=-1")}
 edit(Layer, "layer", filled, causal=False)

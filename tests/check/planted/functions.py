@@ -15,12 +15,6 @@ def plain(q, k, v):
     return torch.matmul(weights, v)
 
 
-def by_einsum(q, k, v):
-    energy = torch.einsum("bhqd,bhkd->bhqk", q, k)
-    attention = torch.softmax(energy / math.sqrt(q.shape[-1]), dim=-1)
-    return torch.einsum("bhqk,bhkd->bhqd", attention, v)
-
-
 def online_softmax(q, k, v, block=16):
     q = q / math.sqrt(q.shape[-1])
     top = q.new_full((*q.shape[:-1], 1), -torch.inf)
@@ -56,10 +50,10 @@ def side_by_side(q, k, v):
 
 
 def masked(q, k, v, mask=None):
-    attn = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
+    scores = torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))
     if mask is not None:
-        attn = attn.masked_fill(~mask, float("-inf"))
-    return torch.softmax(attn, dim=-1) @ v
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.softmax(scores, dim=-1) @ v
 
 
 def padded(q, k, v, key_padding_mask=None):
@@ -68,14 +62,6 @@ def padded(q, k, v, key_padding_mask=None):
         real = key_padding_mask[:, None, None, :]
         attn = attn.masked_fill(~real, float("-inf"))
     return torch.softmax(attn, dim=-1) @ v
-
-
-def biased(q, k, v, mask=None):
-    """A mask that is added: 0 or -inf."""
-    attn = q @ k.transpose(-2, -1)
-    if mask is not None:
-        attn = attn + mask * math.sqrt(q.size(-1))
-    return torch.softmax(attn / math.sqrt(q.size(-1)), dim=-1) @ v
 
 
 def masked_and_causal(q, k, v, mask=None):
@@ -109,11 +95,12 @@ def top_left_of_torch(q, k, v):
 
 def windowed(q, k, v):
     """Three positions: the token itself and the two before it."""
-    S = k.size(-2)
-    far = torch.arange(S - q.size(-2), S)[:, None] - torch.arange(S)
-    keep = (far >= 0) & (far < 3)
+    window, S = 3, k.size(-2)
+    rows, at = torch.arange(S - q.size(-2), S)[:, None], torch.arange(S)
+    back = rows - at
+    near = (back >= 0) & (back < window)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    return scores.masked_fill(~keep, float("-inf")).softmax(-1) @ v
+    return scores.masked_fill(~near, float("-inf")).softmax(-1) @ v
 
 
 def capped(q, k, v):
@@ -137,8 +124,8 @@ def distances(T, S):
 
 
 def with_bias(q, k, v):
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
-    scores = scores + distances(q.size(-2), k.size(-2)).to(q)
+    bias = distances(q.size(-2), k.size(-2)).to(q)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) + bias
     return F.softmax(scores, dim=-1) @ v
 
 

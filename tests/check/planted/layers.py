@@ -12,81 +12,58 @@ INF = float("inf")
 
 
 class Layer(nn.Module):
-    """Four projections and einsum; the mask is (B, 1, T, S) or for ``padding`` (B, S)."""
+    """Four projections and einsum; the mask is (B, 1, T, S) or for ``padding`` (B, S).
 
-    blocked = padding = returns_weights = False
+    With options it is causal, has a window, a softcap, sinks, or a bias of distances as T5's.
+    """
 
-    def __init__(self, d_model, num_heads, d_v=None, scale=None, dropout=0.0, **options):
+    causal = blocked = padding = returns_weights = False
+    window, softcap = INF, None
+
+    def __init__(self, d_model, num_heads, d_v=None, sinks=False, relative=False, **options):
         super().__init__()
         self.d_model, self.num_heads, self.d_k = d_model, num_heads, d_model // num_heads
-        self.d_v, self.scale, self.dropout = d_v or self.d_k, scale, dropout
+        self.d_v, self.scale, self.dropout = d_v or self.d_k, self.d_k**-0.5, 0.0
         vars(self).update(options)
         self.q_proj = nn.Linear(d_model, num_heads * self.d_k)
         self.k_proj = nn.Linear(d_model, num_heads * self.d_k)
         self.v_proj = nn.Linear(d_model, num_heads * self.d_v)
         self.out_proj = nn.Linear(num_heads * self.d_v, d_model)
-
-    def forward(self, x, memory=None, mask=None):
-        memory = x if memory is None else memory
-        q, k, v = self.q_proj(x), self.k_proj(memory), self.v_proj(memory)
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in (q, k, v))
-        scores = torch.einsum("bthd,bshd->bhts", q, k) * (self.scale or self.d_k**-0.5)
-        if mask is not None:
-            keep = ~mask if self.blocked else mask
-            keep = keep[:, None, None, :] if self.padding else keep
-            scores = scores.masked_fill(~keep, -INF)
-        weights = torch.softmax(scores, dim=-1)
-        used = F.dropout(weights, self.dropout, self.training)
-        out = torch.einsum("bhts,bshd->bthd", used, v)
-        out = self.out_proj(out.flatten(2))
-        return (out, weights) if self.returns_weights else out
-
-
-class Relative(nn.Module):
-    """A learned bias for each head and distance, as T5's."""
-
-    def __init__(self, dim, heads):
-        super().__init__()
-        self.heads, self.table = heads, nn.Embedding(17, heads)
-        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim) for _ in range(4))
+        self.sinks = nn.Parameter(torch.linspace(-1.0, 2.0, num_heads)) if sinks else None
+        self.table = nn.Embedding(17, num_heads) if relative else None
 
     def bias(self, T, S):
         ahead = torch.arange(S) - torch.arange(S - T, S)[:, None]
         return self.table(ahead.clamp(-8, 8) + 8).permute(2, 0, 1)
 
-    def forward(self, x):
-        parts = (self.to_q(x), self.to_k(x), self.to_v(x))
-        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in parts)
-        bias = self.bias(q.shape[2], k.shape[2])
-        weights = torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]) + bias, dim=-1)
-        return self.to_out((weights @ v).transpose(1, 2).flatten(2))
-
-
-class Local(nn.Module):
-    """Causal, with a window, a softcap or sinks."""
-
-    def __init__(self, d_model, num_heads, window=INF, softcap=None, sinks=False):
-        super().__init__()
-        self.num_heads, self.window, self.softcap = num_heads, window, softcap
-        self.sinks = nn.Parameter(torch.linspace(-1.0, 2.0, num_heads)) if sinks else None
-        self.W_q, self.W_k = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-        self.W_v, self.W_o = nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)
-
-    def forward(self, x):
-        parts = (self.W_q(x), self.W_k(x), self.W_v(x))
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in parts)
-        scores = torch.einsum("bthd,bshd->bhts", q, k) * q.shape[-1] ** -0.5
+    def forward(self, x, memory=None, mask=None):
+        memory = x if memory is None else memory
+        q, k, v = self.q_proj(x), self.k_proj(memory), self.v_proj(memory)
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in (q, k, v))
+        scores = torch.einsum("bthd,bshd->bhts", q, k) * self.scale
+        T, S, window = q.shape[1], k.shape[1], self.window
         if self.softcap is not None:
             scores = self.softcap * torch.tanh(scores / self.softcap)
-        at = torch.arange(x.shape[1])
-        back = at[:, None] - at
-        keep = (back >= 0) & (back < self.window)
-        scores = scores.masked_fill(~keep, -INF)
+        if self.table is not None:
+            bias = self.bias(T, S)
+            scores = scores + bias
+        if self.causal:
+            rows, at = torch.arange(S - T, S)[:, None], torch.arange(S)
+            back = rows - at
+            near = (back >= 0) & (back < window)
+            scores = scores.masked_fill(~near, -INF)
+        if mask is not None:
+            keep = ~mask if self.blocked else mask
+            keep = keep[:, None, None, :] if self.padding else keep
+            scores = scores.masked_fill(~keep, -INF)
         if self.sinks is not None:
             sinks = self.sinks[:, None, None].expand(*scores.shape[:-1], 1)
             scores = torch.cat([scores, sinks], dim=-1)
-        weights = scores.softmax(dim=-1)[..., : x.shape[1]]
-        return self.W_o(torch.einsum("bhts,bshd->bthd", weights, v).flatten(2))
+        weights = torch.softmax(scores, dim=-1)
+        used = F.dropout(weights[..., :S], self.dropout, self.training)
+        out = torch.einsum("bhts,bshd->bthd", used, v)
+        out = self.out_proj(out.flatten(2))
+        return (out, weights) if self.returns_weights else out
 
 
 class CausalSelfAttention(nn.Module):

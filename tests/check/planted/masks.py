@@ -1,30 +1,37 @@
-"""Masks that are used wrongly; True = may attend, but for ``blocked`` and ``biased``."""
+"""Masks that are used wrongly; True = may attend, but for ``blocked``."""
 
-from planted.functions import behind_and_causal, biased, masked, masked_and_causal, padded
+from planted.functions import behind_and_causal, masked, masked_and_causal, padded
 from planted.layers import CrossAttention, Layer
 from planted.plants import edit
 
 ATTEND, BLOCKED = {"mask_means": "attend"}, {"mask_means": "blocked"}
 PADDING = {"mask_means": "attend", "mask_shape": "BS"}
 
+# ---------------------------------------------------------------- a function, or a layer
+
+FILLS = {
+    "mask_inverted": "scores.masked_fill({0}, -torch.inf)",
+    "mask_added_as_01": "scores + {0}.to(scores.dtype)",
+    "mask_multiplied": "scores * {0}.to(scores.dtype)",
+    "mask_zeroes_scores": "scores.masked_fill(~{0}, 0.0)",
+    "mask_ignored": "scores",  # QwenLM/Qwen#933
+    "mask_transposed": "scores.masked_fill(~{0}.expand(scores.shape).mT, -torch.inf)",
+    "mask_small_fill": "scores.masked_fill(~{0}, -10.0)",
+    "mask_fill_overflows_half": "scores.masked_fill(~{0}, -1e9)",
+}
+FILL, KEPT = 'scores.masked_fill(~mask, float("-inf"))', "scores.masked_fill(~keep, -INF)"
+edit(masked, "function", {m: (FILL, x.format("mask")) for m, x in FILLS.items()}, **ATTEND)
+edit(Layer, "layer", {m: (KEPT, x.format("keep")) for m, x in FILLS.items()}, **ATTEND)
+
 # ---------------------------------------------------------------- functions
 
-FILL = 'attn.masked_fill(~mask, float("-inf"))'
-OUT = "return torch.softmax(attn, dim=-1) @ v"
+OUT = "return torch.softmax(scores, dim=-1) @ v"
 MASKS = {
-    "mask_inverted": ("~mask", "mask"),
-    "mask_added_as_01": (FILL, "attn + mask"),
-    "mask_multiplied": (FILL, "attn * mask"),
-    "mask_zeroes_scores": ('~mask, float("-inf")', "mask == 0, 0.0"),
-    "mask_ignored": ("attn = attn.masked", "attn.masked"),  # QwenLM/Qwen#933
-    "mask_transposed": ("~mask", "~mask.expand(attn.shape).transpose(-1, -2)"),
-    "mask_small_fill": ('float("-inf")', "-10.0"),
-    "mask_fill_overflows_half": ('float("-inf")', "-1e9"),
     "mask_first_example": ("~mask", "~mask[0]"),
-    "closed_key_reaches_output": (FILL, "torch.where(mask, attn, attn.amin(-1, keepdim=True))"),
+    "closed_key_reaches_output": (FILL, "torch.where(mask, scores, scores.amin(-1, keepdim=True))"),
     "empty_row_spreads": (
         OUT,
-        "out = attn.softmax(-1) @ v\n"
+        "out = scores.softmax(-1) @ v\n"
         "    return torch.zeros_like(out) if torch.isnan(out).any() else out",
     ),
     "state_between_calls": [
@@ -54,33 +61,24 @@ PADDED = {
     ],
 }
 edit(padded, "function", PADDED, **PADDING)
-in_place = "keep = mask.logical_and_(keep) if mask.size(-2) == T else keep & mask"
+IN_PLACE = "mask.logical_{0}_({1}) if mask.size(-2) == T else {1} {2} mask"
 BOTH = {
-    "inplace_mask": ("keep = keep & mask", in_place),
+    "inplace_mask": ("keep & mask", IN_PLACE.format("and", "keep", "&")),
     "mask_or_causal": ("keep & mask", "keep | mask"),
 }
 edit(masked_and_causal, "function", BOTH, causal=True, **ATTEND)
-ZEROS = "torch.softmax(attn, dim=-1).nan_to_num()"
+ZEROS = "torch.softmax(scores, dim=-1).nan_to_num()"
 empty = {"empty_row_nan": (".nan_to_num()", "")}
-edit(masked, "function", empty, before=(("torch.softmax(attn, dim=-1)", ZEROS),), **ATTEND)
-clamped = {"inplace_mask": ("attn + mask *", "attn + mask.clamp_(min=-1e4) *")}
-edit(biased, "additive", clamped, mask_means="additive")
-alone = {"mask_or_causal": ("closed | mask", "mask")}
-edit(behind_and_causal, "einsum", alone, layout="BTHd", causal=True, **BLOCKED)
+edit(masked, "function", empty, before=(("torch.softmax(scores, dim=-1)", ZEROS),), **ATTEND)
+BOTH = {
+    "inplace_mask": ("closed | mask", IN_PLACE.format("or", "closed", "|")),
+    "mask_or_causal": ("closed | mask", "mask"),
+}
+edit(behind_and_causal, "einsum", BOTH, layout="BTHd", causal=True, **BLOCKED)
 
 # ---------------------------------------------------------------- layers
 
-FILL = "scores.masked_fill(~keep, -INF)"
-CLOSED = {
-    "mask_inverted": ("~keep, -INF", "keep, -INF"),
-    "mask_zeroes_scores": (FILL, "torch.where(keep, scores, torch.zeros_like(scores))"),
-    "mask_ignored": (FILL, "scores"),
-    "mask_transposed": ("~keep, -INF", "~keep.expand_as(scores).mT, -INF"),
-    "mask_small_fill": ("~keep, -INF", "~keep, -5.0"),
-    "mask_fill_overflows_half": ("~keep, -INF", "keep == 0, value=-1e9"),
-}
 blocked = {"blocked": True}
-edit(Layer, "layer", CLOSED, blocked, **BLOCKED)
 head = {"mask_first_head": ("~keep, -INF", "~keep[:, 0:1], -INF")}
 edit(Layer, "layer", head, blocked, mask_shape="BHTS", **BLOCKED)
 queries = {"mask_on_queries": ("~keep, -INF", "~keep.mT, -1e4")}
@@ -88,11 +86,6 @@ edit(Layer, "layer", queries, {**blocked, "padding": True}, mask_shape="BS", **B
 zeros = ("(scores, dim=-1)", "(scores, dim=-1).masked_fill(scores == -INF, 0.0)")
 empty = {"empty_row_nan": (".masked_fill(scores == -INF, 0.0)", "")}
 edit(Layer, "layer", empty, blocked, before=(zeros,), **BLOCKED)
-ARITHMETIC = {
-    "mask_added_as_01": (FILL, "scores + keep.to(scores.dtype)"),
-    "mask_multiplied": (FILL, "scores * keep.to(scores.dtype)"),
-}
-edit(Layer, "layer", ARITHMETIC, **ATTEND)
 example = {"mask_first_example": ("~keep, -INF", "~keep[:1], -INF")}
 edit(Layer, "layer", example, mask_shape="B1TS", **ATTEND)
 padding = {"mask_guessed_by_rank": ("if self.padding", "if keep.dim() == 2")}

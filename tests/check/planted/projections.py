@@ -1,7 +1,7 @@
 """Wrong projections, and queries, keys and values that are mixed up."""
 
 from planted.functions import plain
-from planted.layers import CausalSelfAttention, CrossAttention, Layer, Local
+from planted.layers import CausalSelfAttention, CrossAttention, Layer
 from planted.plants import edit
 
 FUNCTION = {
@@ -11,6 +11,7 @@ FUNCTION = {
     "value_is_query": ("weights, v", "weights, q"),
     "residual_added": ("return torch", "return q + torch"),
     "channels_reversed": ("weights, v)", "weights, v).flip(-1)"),
+    "values_summed": ("weights, v)", "weights, v.sum(-2, True).expand_as(v))"),
     "keys_reshaped": ("k.transpose(-2, -1)", "k.reshape(*k.shape[:2], k.size(3), k.size(2))"),
 }
 edit(plain, "function", FUNCTION)
@@ -51,17 +52,18 @@ SMALL = [  # projected once they are cut into heads
 FIRST = f"x, memory = {CUT.format('(x, memory)')}\n        q, k, v = {PARTS}"
 cut_first = [*SMALL, (f"q, k, v = {PARTS}", FIRST), (f"q, k, v = {CUT.format('(q, k, v)')}", "")]
 edit(Layer, "layer", {"projection_shared_by_heads": cut_first})
-LOCAL = "nn.Linear(d_model, d_model), nn.Linear(d_model, d_model)"
-HEADS = "nn.Linear(d_model // num_heads, d_model // num_heads)"
-PARTS = "parts = (self.W_q(x), self.W_k(x), self.W_v(x))"
-CUT = "q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in parts)"
+WIDE, SMALL = "query_dim, query_dim)\n", "query_dim // heads, query_dim // heads)\n"
 cut_first = [
-    (f"self.W_q, self.W_k = {LOCAL}", f"self.W_q, self.W_k = {HEADS}, {HEADS}"),
-    (f"self.W_v, self.W_o = {LOCAL}", f"self.W_v, self.W_o = {HEADS}, nn.Linear(d_model, d_model)"),
-    (PARTS, "x = x.unflatten(-1, (self.num_heads, -1))"),
-    (CUT, "q, k, v = self.W_q(x), self.W_k(x), self.W_v(x)"),
+    *[(f"self.to_{t} = nn.Linear({WIDE}", f"self.to_{t} = nn.Linear({SMALL}") for t in "qkv"],
+    (
+        "q, k, v = self.to_q(x), self.to_k(context), self.to_v(context)",
+        "x, context = (t.unflatten(2, (self.heads, -1)) for t in (x, context))\n"
+        "        q, k, v = self.to_q(x), self.to_k(context), self.to_v(context)",
+    ),
+    ("t.unflatten(2, (h, -1)).transpose", "t.transpose"),
 ]
-edit(Local, "local", {"projection_shared_by_heads": cut_first}, causal=True)
+shared = {"projection_shared_by_heads": cut_first}
+edit(CrossAttention, "cross", shared, mask_means="attend", mask_shape="BS")
 
 # ---------------------------------------------------------------- one packed projection
 

@@ -84,7 +84,7 @@ def whole_blocks_of_queries(q, k, v, block=8):
 # ---------------------------------------------------------------- four projections
 
 Q, K, V = "self.q_proj(x)", "self.k_proj(memory)", "self.v_proj(memory)"
-USED = "used = F.dropout(weights, self.dropout, self.training)"
+USED = "used = F.dropout(weights[..., :S], self.dropout, self.training)"
 LAYER = {
     "gradient_detached_q": (Q, f"{Q}.detach()"),
     "gradient_detached_k": (K, f"{K}.detach()"),

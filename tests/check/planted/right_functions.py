@@ -1,6 +1,7 @@
 """Right functions that look unusual: nothing may be said against them."""
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -54,38 +55,6 @@ def grown_mask():
     return attend
 
 
-@right(layout="BTd")
-def no_heads(q, k, v):
-    return torch.bmm(torch.softmax(torch.bmm(q, k.mT) / math.sqrt(k.shape[-1]), dim=2), v)
-
-
-@right(layout="Td", causal=True)
-def one_sentence(q, k, v):
-    T, S = len(q), len(k)
-    s = (q @ k.T / math.sqrt(q.shape[-1])).masked_fill(
-        torch.ones(T, S).triu(S - T + 1).bool(), -torch.inf
-    )
-    return s.softmax(-1) @ v
-
-
-# ---------------------------------------------------------------- sequence first, axes named
-
-
-NAMED = {"arguments": "queries=q, keys=k, values=v"}
-
-
-@right(**NAMED, layout="TBHd", heads=4, kv_heads=2)
-def sequence_first(queries, keys, values):
-    """t queries, s keys, b examples, h heads."""
-    each = queries.shape[2] // keys.shape[2]
-    q, k, v = (widened(t) for t in (queries, keys, values))
-    k, v = k.repeat_interleave(each, 2), v.repeat_interleave(each, 2)
-    scores = torch.einsum("tbhd,sbhd->tbhs", q, k) * q.shape[-1] ** -0.5
-    powers = (scores - scores.amax(dim=3, keepdim=True).detach()).exp()
-    weights = powers / powers.sum(dim=3, keepdim=True)
-    return torch.einsum("tbhs,sbhd->tbhd", weights, v).to(queries.dtype)
-
-
 # ---------------------------------------------------------------- heads folded into the batch
 
 
@@ -96,7 +65,7 @@ OPEN = {
 }
 
 
-def folded(means, *, causal=None, window=None):
+def folded(means):
     """A mask of keys (B, S) or of cells; it says what is open, what is closed, or is added."""
 
     def attend(q, k, v, allowed=None):
@@ -104,8 +73,7 @@ def folded(means, *, causal=None, window=None):
         S, dtype = k.shape[2], v.dtype
         q, k, v = (widened(t).flatten(0, 1) for t in (q, k, v))
         scores = torch.bmm(q, k.mT).div(d**0.5).view(B, H, T, S)
-        back = torch.arange(T)[:, None] - torch.arange(S) + (0 if causal == "top_left" else S - T)
-        cells = (back >= 0) & (back < (window or S + T)) if causal else back > -S - T
+        cells = torch.ones(T, S, dtype=torch.bool)
         if allowed is not None:
             allowed = OPEN[means](allowed)
             cells = cells & (allowed[:, None, None] if allowed.dim() == 2 else allowed)
@@ -117,18 +85,9 @@ def folded(means, *, causal=None, window=None):
 
 
 FOLDED = {"arguments": "q, k, v, allowed=mask", "causal": False}
-for _means, _words, _options, _intent in [
-    ("attend", "", {}, {}),
-    ("blocked", " with a mask for each head", {}, {"mask_shape": "BHTS"}),
-    ("additive", " with a mask of keys", {}, {"mask_shape": "BS"}),
-    ("attend", " and causal", {"causal": True}, {"causal": True}),
-    ("blocked", " and causal from the top left", {"causal": "top_left"}, {"causal": "top_left"}),
-    ("additive", " and a window", {"causal": True, "window": 3}, {"causal": True, "window": 3}),
-]:
-    RIGHT[f"folded, {_means}{_words}"] = (
-        lambda means=_means, options=_options: folded(means, **options),
-        {**FOLDED, "mask_means": _means, **_intent},
-    )
+for _means, _shape in {"attend": None, "blocked": "BHTS", "additive": "BS"}.items():
+    _intent = {**FOLDED, "mask_means": _means, "mask_shape": _shape}
+    RIGHT[f"folded, {_means}"] = (partial(folded, _means), _intent)
 
 
 # ---------------------------------------------------------------- rotations as matrices
@@ -143,7 +102,7 @@ def turned(t, first=0, base=10_000.0):
     return torch.einsum("tij,...tj->...ti", torch.matrix_exp(at * (made - made.T)), t.double())
 
 
-@right(**NAMED, causal=False, rope_base=1e4)
+@right(arguments="queries=q, keys=k, values=v", causal=False, rope_base=1e4)
 def rotations_as_matrices(queries, keys, values):
     """The queries are the last."""
     q, k = turned(queries, keys.shape[-2] - queries.shape[-2]), turned(keys)

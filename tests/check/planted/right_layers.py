@@ -4,21 +4,13 @@ import warnings
 from importlib import import_module
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from planted.plants import RIGHT
-from planted.right_functions import widened
-
-
-def mixed(q, k, v):
-    """Of (B, T, H, d), the axis of heads left where it is."""
-    weights = (torch.einsum("bqhc,bkhc->bqhk", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
-    return torch.einsum("bqhk,bkhc->bqhc", weights, v)
 
 
 class Matrices(nn.Module):
-    """Four parameters (out, in), no bias."""
+    """Four parameters (out, in), no bias; the axis of heads is left where it is."""
 
     def __init__(self, width=12, heads=3):
         super().__init__()
@@ -29,23 +21,10 @@ class Matrices(nn.Module):
     def forward(self, x, context=None):
         pairs = zip("qkv", (x, *[x if context is None else context] * 2), strict=True)
         three = (torch.einsum("oi,bti->bto", getattr(self, f"into_{n}"), s) for n, s in pairs)
-        out = mixed(*(t.unflatten(-1, (self.num_heads, -1)) for t in three))
+        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in three)
+        weights = (torch.einsum("bqhc,bkhc->bqhk", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
+        out = torch.einsum("bqhk,bkhc->bqhc", weights, v)
         return torch.einsum("oi,bti->bto", self.outward, out.flatten(2))
-
-
-class PackedPairs(nn.Module):
-    """Keys and values from one matrix, biases everywhere."""
-
-    def __init__(self, width=16, heads=4):
-        super().__init__()
-        self.num_heads = heads
-        self.ask, self.pair = nn.Linear(width, width), nn.Linear(width, 2 * width)
-        self.close = nn.Linear(width, width)
-
-    def forward(self, x, context=None):
-        k, v = self.pair(x if context is None else context).tensor_split(2, dim=2)
-        parts = (t.unflatten(-1, (self.num_heads, -1)) for t in (self.ask(x), k, v))
-        return self.close(mixed(*parts).flatten(2))
 
 
 class SmallHead(nn.Module):
@@ -75,16 +54,12 @@ class Committee(nn.Module):
         return self.proj(torch.cat(outs, dim=2)), torch.stack(weights, 1)
 
 
-class HeadByHead(nn.Module):
-    """Each head by itself, in a list; no parameters."""
+class DotProduct(nn.Module):
+    """No parameters; it returns its weights too."""
 
     def forward(self, query, memory, content):
-        outs, weights = [], []
-        for q, k, v in zip(*(widened(t).unbind(1) for t in (query, memory, content)), strict=True):
-            scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=q.shape[-1] ** -0.5)
-            weights.append(F.softmax(scores, dim=2))
-            outs.append(torch.bmm(weights[-1], v).to(query.dtype))
-        return torch.stack(outs, dim=1), torch.stack(weights, dim=1)
+        weights = (query @ memory.mT / query.shape[-1] ** 0.5).softmax(dim=-1)
+        return weights @ content, weights
 
 
 class FourLinears(nn.Module):
@@ -168,7 +143,6 @@ def bart():
 WIDTHS = {"hidden_size": 12, "num_attention_heads": 3}
 BERT = ("bert", "BertConfig", "BertSelfAttention", {**WIDTHS, "attention_probs_dropout_prob": 0.0})
 GPT2 = ("gpt2", "GPT2Config", "GPT2Attention", {"n_embd": 12, "n_head": 3})
-CLIP = ("clip", "CLIPTextConfig", "CLIPAttention", WIDTHS)
 
 
 # ---------------------------------------------------------------- what their authors would say
@@ -184,17 +158,15 @@ def seeded(kind):
     return kind().eval()
 
 
-CROSS = {"causal": False, "arguments": "x, context=context"}
 MATRICES = {"q": "into_q", "k": "into_k", "v": "into_v", "out": "outward"}
-PAIRS = {"q": "ask.weight", "kv": "pair.weight", "out": "close.weight"}
+CROSS = {"causal": False, "arguments": "x, context=context", "projections": MATRICES}
 LLAMA = {"causal": True, "rope_base": 10_000.0, "heads": 4, "kv_heads": 2}
 PADDING = {"mask_means": "additive", "mask_shape": "B11S", "heads": 3}
 RIGHT |= {
-    "bare matrices": (lambda: seeded(Matrices), {**CROSS, "projections": MATRICES}),
-    "packed keys and values": (lambda: seeded(PackedPairs), {**CROSS, "projections": PAIRS}),
+    "bare matrices": (lambda: seeded(Matrices), CROSS),
     "committee": (lambda: seeded(Committee), {"causal": True}),
     "committee in training": (lambda: seeded(Committee).train(), {}),
-    "head by head": (HeadByHead, {"arguments": "query=q, memory=k, content=v"}),
+    "no parameters": (DotProduct, {"arguments": "query=q, memory=k, content=v"}),
     "four linears": (lambda: FourLinears(3, 12), {}),
     "torch, sequence first": (lambda: of_torch(), {"layout": "TBd"}),
     "torch with dropout": (lambda: of_torch(batch_first=True, dropout=0.1, bias=False), {}),
@@ -203,6 +175,5 @@ RIGHT |= {
     "hugging face bert": (lambda: hugging_face(*BERT), PADDING),
     "hugging face gpt2": (lambda: hugging_face(*GPT2, layer_idx=0), {}),
     "hugging face bart": (bart, {}),
-    "hugging face clip": (lambda: hugging_face(*CLIP), {}),
     "x-transformers": (x_transformers, {"causal": True, "heads": 3}),
 }
