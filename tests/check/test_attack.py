@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from planted.functions import distances, masked, plain, with_bias
+from planted.functions import distances, masked, plain
 from planted.layers import CausalSelfAttention, CrossAttention
 from planted.plants import edited
 from subjects import WITHOUT, Separate, check_report, row, scores_of
@@ -71,42 +71,12 @@ def sinks_added(q, k, v):
     return (scores_of(q, k) + SINKS[:, None, None]).softmax(-1) @ v
 
 
-# ---------------------------------------------------------------- parts that are not known
-
-
-class Normed(Separate):
-    """A norm before the projections."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(12)
-
-    def forward(self, x):
-        return super().forward(self.norm(x))
-
-
 def partly_rotated(q, k, v):
     S, turned = k.shape[2], []
     for x in (q, k):  # the queries are the last
         at = torch.arange(S - x.shape[2], S)
         turned.append(torch.cat([apply_rope(x[..., :4], at), x[..., 4:]], dim=-1))
     return plain(*turned, v)
-
-
-PARTS = {
-    "attn_bias": (with_bias, {"attn_bias": distances}, BEHIND),
-    "rope_dims": (partly_rotated, {"rope_base": 1e4, "rope_dims": 4}, BEHIND),
-    "prenorm": (Normed(), {"prenorm": "norm"}, {"causal": False}),
-}
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_a_part_that_is_not_known_can_be_passed(name):
-    fn, given, options = PARTS[name]
-    without = diagnose(fn, **options)
-    assert without.mistakes == [None]
-    assert f"(pass {name}=)" in without.failures[0].likely or f"({name}=)" in str(without)
-    assert diagnose(fn, **given, **options).ok
 
 
 # ---------------------------------------------------------------- what was refused
@@ -216,14 +186,12 @@ def test_of_a_list_the_rest_is_not_guessed_where_one_is_named():
 class Convolved(Concat):
     """Projections by convolutions of width 1, over (B, C, T)."""
 
-    def __init__(self, make):
-        super().__init__("proj", lambda c, n: make(c, n, 1))
+    def __init__(self):
+        super().__init__("proj", lambda c, n: nn.Conv1d(c, n, 1))
 
     def forward(self, x):
-        wide = (1,) * isinstance(self.w_q, nn.Conv2d)
-        y = x.mT.reshape(len(x), 12, -1, *wide)
-        parts = (f(y).view(len(x), 3, 4, -1).mT for f in (self.w_q, self.w_k, self.w_v))
-        return self.proj(plain(*parts).mT.reshape(y.shape)).flatten(2).mT
+        parts = (f(x.mT).view(len(x), 3, 4, -1).mT for f in (self.w_q, self.w_k, self.w_v))
+        return self.proj(plain(*parts).mT.flatten(1, 2)).mT
 
 
 def test_a_wider_convolution_is_no_projection():
@@ -299,6 +267,13 @@ REPORTED = {
         mask_means="attend",
     ),
     "no notes": row(plain, [], WITHOUT.format("Notes"), **BEHIND),
+    "RoPE on some channels": row(partly_rotated, [], rope_base=1e4, rope_dims=4, **BEHIND),
+    "what may be passed": row(
+        of_sines,
+        [None],
+        r"\(pass attn_bias=\), RoPE on some channels \(rope_dims=\)",
+        **BEHIND,
+    ),
     "what was passed is not proposed": row(
         of_sines,
         [None],
@@ -320,8 +295,7 @@ REPORTED = {
     "w_concat": row(Concat(), []),
     "a name": row(Concat("mixer"), [], projections={"q": "w_q", "out": "mixer"}),
     "wrong names": row(Concat(), ["key_value_swapped"], projections={"k": "w_v", "v": "w_k"}),
-    "lines": row(Convolved(nn.Conv1d), [], GRADIENTS),
-    "images": row(Convolved(nn.Conv2d), [], GRADIENTS),
+    "convolutions": row(Convolved(), [], GRADIENTS),
 }
 
 

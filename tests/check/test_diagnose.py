@@ -459,11 +459,6 @@ def third_example(q, k, v, mask=None):
     return out
 
 
-def of_equal_lengths(q, k, v):
-    assert q.shape[-2] == k.shape[-2]
-    return causal(q, k, v)
-
-
 def taught(q, k, v, mask=None, scale=8**-0.5):
     """Self-attention as it is taught: its (T, T) mask broadcasts where there is one query."""
     past = torch.ones(q.shape[-2], q.shape[-2]).tril().bool()
@@ -602,7 +597,6 @@ REPORTED = {
     "rows without keys": row(
         causal, [], NO_WINDOW, "calls, rows that may attend to nothing left out", causal=True
     ),
-    "no rows without keys": row(of_equal_lengths, [], WITHOUT.format("left out"), causal=True),
     # one query says nothing where other unequal lengths raise
     "as it is taught": row(taught, [], WITHOUT.format(APART), causal=True),
     "the same, from the top left": row(taught, [], APART, causal="top_left"),

@@ -64,7 +64,7 @@ def rights():
             yield pytest.param(make, plant.intent, plant.rope, note, id=f"right of {plant.name}")
 
 
-@pytest.mark.parametrize(("make", "intent", "rope", "note"), rights())
+@pytest.mark.parametrize(("make", "intent", "rope", "note"), list(rights()))
 def test_a_right_attention_is_passed(make, intent, rope, note):
     report = report_of(make(), intent, rope)
     assert report.ok, report

@@ -46,7 +46,6 @@ def rotary(base, turn=halves, scale=None):
 
 MEANT = "Assumed - it is meant to have RoPE inside, with base {}, pairing {}$"
 REPORTED = {
-    "a base of 10000": row(rotary(10_000.0), [], MEANT.format(10000, "halves"), arguments="x"),
     "a base of 160000": row(
         rotary(160_000.0, neighbours), [], MEANT.format(160000, "neighbours"), arguments="x"
     ),

@@ -52,16 +52,6 @@ def given(intent: dict[str, Any], fn: Attention) -> dict[str, Any]:
     return {name: value(fn) if callable(value) else value for name, value in intent.items()}
 
 
-def planted(mistake: str, right: Attention, form: str = "function", **intent: Any):
-    """Plant a function that is wrong in more than a few words."""
-
-    def plant(fn: Attention) -> Attention:
-        PLANTS.append(Plant(mistake, form, lambda _: fn, lambda _: right, intent))
-        return fn
-
-    return plant
-
-
 def edit(
     right: Attention | type[nn.Module],
     form: str,

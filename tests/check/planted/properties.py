@@ -1,10 +1,8 @@
 """What only a property tells: leaks, lost gradients, dropout, what is returned, rounding."""
 
-import torch
-
 from planted.functions import behind, online_softmax, plain, with_weights
 from planted.layers import CausalSelfAttention, CrossAttention, Layer
-from planted.plants import edit, planted
+from planted.plants import edit
 
 # ---------------------------------------------------------------- functions
 
@@ -49,37 +47,22 @@ BLOCKS = {
 edit(online_softmax, "function", BLOCKS)
 stale = [("out * shrink", "out"), ("total * shrink", "total")]
 edit(online_softmax, "stale", {"online_softmax_not_rescaled": stale})
-
-
-@planted("online_softmax_last_sum", behind, "einsum", layout="BTHd")
-def normalised_by_the_last_sixteen(q, k, v):
-    scores = torch.einsum("bthd,bshd->bhts", q, k) / q.shape[-1] ** 0.5
-    powers = (scores - scores.amax(-1, keepdim=True)).exp()
-    powers = powers / powers.split(16, dim=-1)[-1].sum(-1, keepdim=True)
-    return torch.einsum("bhts,bshd->bthd", powers, v)
-
-
-@planted("parts_averaged", plain)
-def halves(q, k, v):
-    parts = zip(k.tensor_split(2, dim=-2), v.tensor_split(2, dim=-2), strict=True)
-    outs = [plain(q, *part) for part in parts if part[0].size(-2)]
-    return sum(outs) / len(outs)
-
-
-@planted("parts_averaged", behind, "einsum", layout="BTHd")
-def quarters(q, k, v):
-    parts = zip(k.tensor_split(4, dim=1), v.tensor_split(4, dim=1), strict=True)
-    return torch.stack([behind(q, *part) for part in parts if part[0].size(1)]).mean(dim=0)
-
-
-@planted("block_remainder_dropped", behind, "einsum", layout="BTHd")
-def whole_blocks_of_queries(q, k, v, block=8):
-    out = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
-    for i in range(max(q.shape[1] // block, 1)):
-        part = slice(i * block, (i + 1) * block)
-        out[:, part] = behind(q[:, part], k, v)
-    return out
-
+AVERAGED = (
+    "torch.cat([s.softmax(-1) for s in scores.tensor_split({0}, -1)], dim=-1)"
+    " / min({0}, scores.size(-1))"
+)
+HALVES = {"parts_averaged": ("F.softmax(scores, dim=-1)", AVERAGED.format(2))}
+edit(plain, "function", HALVES)
+EIGHT = "(torch.arange(q.shape[1]) < max(q.shape[1] // 8, 1) * 8)[:, None]"
+BLOCKS = {
+    "parts_averaged": ("scores.softmax(-1)", AVERAGED.format(4)),
+    "block_remainder_dropped": ("scores.softmax(-1)", f"scores.softmax(-1) * {EIGHT}"),
+    "online_softmax_last_sum": (
+        "scores.softmax(-1)",
+        "(e := (scores - scores.amax(-1, True)).exp()) / e.split(16, -1)[-1].sum(-1, True)",
+    ),
+}
+edit(behind, "einsum", BLOCKS, layout="BTHd")
 
 # ---------------------------------------------------------------- four projections
 
