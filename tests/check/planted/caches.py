@@ -6,11 +6,23 @@ from planted.rotations import HALVES, NEIGHBOURS
 
 STEP = {"step": lambda layer: layer.step}
 
+
+def norms(q, k, turned, axis):
+    """Edits of the line that norms queries and keys, of these names, before they are turned."""
+    line = f"            {q}, {k} = self.q_norm({q}), self.k_norm({k})\n"
+    off = (line, "            pass\n")
+    return {
+        "qk_norm_missing": off,
+        "qk_norm_axis": (line, axis),
+        "qk_norm_of_the_other": (line, line.replace("self.k_norm", "self.q_norm")),
+        "qk_norm_after_rope": [off, (turned, f"{turned}        if self.normed:\n{line}")],
+    }
+
+
 # ---------------------------------------------------------------- halves, and a pair
 
 TURN = "q, k = by_halves(q, at), by_halves(k, at)"
 LINEAR = "q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)"
-NORM = "            q, k = self.q_norm(q), self.k_norm(k)\n"
 ROTATIONS = {
     "rope_pairing": (TURN, "q, k = by_complex(q, at), by_complex(k, at)"),
     "rope_direction": (TURN, "q, k = by_halves(q, -at), by_halves(k, -at)"),
@@ -24,15 +36,8 @@ ROTATIONS = {
     "rope_before_split": [(f"        {TURN}\n", ""), (LINEAR, f"{LINEAR}\n        {TURN}")],
 }
 edit(Llama, "llama", ROTATIONS, **HALVES)
-NORMS = {
-    "qk_norm_missing": (NORM, "            pass\n"),
-    "qk_norm_axis": (NORM, "            q, k = self.q_norm(q, dim=1), self.k_norm(k, dim=1)\n"),
-    "qk_norm_of_the_other": (NORM, "            q, k = self.q_norm(q), self.q_norm(k)\n"),
-    "qk_norm_after_rope": [
-        (NORM, "            pass\n"),
-        (TURN, f"{TURN}\n        if self.normed:\n{NORM}"),
-    ],
-}
+AXIS = "            q, k = self.q_norm(q, dim=1), self.k_norm(k, dim=1)\n"
+NORMS = norms("q", "k", f"        {TURN}\n", AXIS)
 edit(Llama, "llama", NORMS, {"normed": True}, qk_norm="rms", **HALVES)
 KEPT = "past = (k, v)"
 JOINED = "k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)"
@@ -57,7 +62,6 @@ edit(Llama, "llama", CACHES, **STEP, **HALVES)
 
 TURN = "by_complex(t.transpose(1, 2), at).transpose(1, 2) for t in (xq, xk)"
 TURNED = f"        xq, xk = ({TURN})\n"
-NORM = "            xq, xk = self.q_norm(xq), self.k_norm(xk)\n"
 FLAT = "(by_complex(t.flatten(2), at).view_as(t) for t in (xq, xk))"
 ROTATIONS = {
     "rope_on_values": (f"xq, xk = ({TURN})", f"xq, xk, xv = ({TURN[:-1]}, xv))"),
@@ -70,15 +74,7 @@ TOGETHER = """            flat = (t.flatten(2) for t in (xq, xk))
             xq = xq * self.q_norm.weight + self.q_norm.bias
             xk = xk * self.k_norm.weight + self.k_norm.bias
 """
-NORMS = {
-    "qk_norm_missing": (NORM, "            pass\n"),
-    "qk_norm_axis": (NORM, TOGETHER),
-    "qk_norm_of_the_other": (NORM, "            xq, xk = self.k_norm(xq), self.k_norm(xk)\n"),
-    "qk_norm_after_rope": [
-        (NORM, "            pass\n"),
-        (TURNED, f"{TURNED}        if self.normed:\n{NORM}"),
-    ],
-}
+NORMS = norms("xq", "xk", TURNED, TOGETHER)
 edit(Meta, "meta", NORMS, {"normed": True}, qk_norm="layer", **NEIGHBOURS)
 CACHES = {
     "rope_positions_restart": ("2), at)", "2), at - start)"),
