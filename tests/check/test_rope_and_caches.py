@@ -293,6 +293,14 @@ class OfTheLatest(InPieces):
         return out, tuple(part[:, :, -x.shape[1] :] for part in pair)
 
 
+class Drifting(InPieces):
+    """Right in the first piece; in later ones ever more wrong."""
+
+    def step(self, x, cache):
+        out, pair = super().step(x, cache)
+        return out * (1.0 + 0.01 * (pair[0].shape[2] - 3) ** 2), pair
+
+
 class Stepwise(InPieces):
     def forward(self, x, cache=None):
         return self.step(x, cache)
@@ -309,6 +317,7 @@ def stepped(step, mistakes, *patterns, **options):
     return row(layer, mistakes, *patterns, causal=True, step=step, **options)
 
 
+NOT_CAUSAL = Stepwise(plain)
 HELD, UNCHECKED = "Holds.*cache.*Not checked", "Not checked.*cache.*step="
 OPEN, EARLIER_ONE = "Holds.*neither disturbs the other", ["cache_of_earlier_sequence"]
 FIRST_WRONG = "Notes.*the first is wrong from the second's first call on"
@@ -325,6 +334,9 @@ STEPS = {
     "the latest": stepped(OfTheLatest().step, ["cache_stale"], "keeps only the latest piece"),
     # where steps are given
     "a module": stepped(Stepwise(), [], HELD, WITHOUT.format(UNCHECKED), arguments="x"),
+    "not causal, so no steps": row(
+        NOT_CAUSAL, [], "Not checked.*causal=True", arguments="x", causal=False, step=NOT_CAUSAL
+    ),
     "no step": row(Stepwise(), [], UNCHECKED, causal=True),
     "a function": row(causal, [], HELD, causal=True, step=step_of_a_function),
     # what no known mistake explains
@@ -332,6 +344,7 @@ STEPS = {
     "an error": stepped(lambda x, cache: broken(x, x, x), [None], "Error: shape of nothing"),
     "None": stepped(lambda x, cache: (Separate()(x), None), [None], "returned None as the cache"),
     "a shape": stepped(lambda x, cache: (x[:, :1], cache), [None], "another shape"),
+    "ever more wrong": stepped(Drifting().step, [None], "example 0, position 3, channels"),
     "numbers": stepped(lambda x, cache: (x * 0.0 + 0.5, ()), [None], "differ from the whole"),
 }
 

@@ -16,13 +16,16 @@ SCALES = {
     "scale_by_value_width": "{d_v} ** -0.5",
     "scale_by_length": "k.shape[{S}] ** -0.5",
 }
+
+
+def scales(right, **names):
+    return {name: (right, f"* ({text.format(**names)})") for name, text in SCALES.items()}
+
+
 NAMES = {"d": "q.size(-1)", "d_v": "v.size(-1)", "H": "q.size(1)", "S": 2}
-wrong = {name: f"* ({text.format(**NAMES)})" for name, text in SCALES.items()}
-edit(plain, "function", {name: ("/ math.sqrt(q.size(-1))", text) for name, text in wrong.items()})
+edit(plain, "function", scales("/ math.sqrt(q.size(-1))", **NAMES))
 NAMES = {"d": "self.d_k", "d_v": "self.d_v", "H": "self.num_heads", "S": 1}
-wrong = {name: f"* ({text.format(**NAMES)})" for name, text in SCALES.items()}
-scales = {name: ("* self.scale", text) for name, text in wrong.items()}
-edit(Layer, "layer", scales, {"d_v": 7})
+edit(Layer, "layer", scales("* self.scale", **NAMES), {"d_v": 7})
 edit(scaled, "function", {"scale_ignored": ("* scale", "/ math.sqrt(q.size(-1))")}, scale=0.3)
 ignored = {"scale_ignored": ("* self.scale", "* self.d_k ** -0.5")}
 edit(Layer, "layer", ignored, {"scale": 0.2}, scale=0.2)
@@ -32,10 +35,10 @@ edit(Layer, "layer", ignored, {"scale": 0.2}, scale=0.2)
 BIASES = {
     "bias_missing": (" + bias", ""),
     "bias_scaled": (" + bias", " + bias / math.sqrt(k.size(-1))"),
-    "bias_transposed": (" + bias", " - bias"),  # each is the other's negative
+    "bias_transposed": (" + bias", " - bias"),  # which is the transpose of these distances
 }
 edit(with_bias, "function", BIASES, layout="BHTd", attn_bias=lambda fn: distances)
-BIASES["bias_transposed"] = (" + bias", " + bias.mT")
+BIASES |= {"bias_transposed": (" + bias", " + bias.mT")}
 own = {"causal": False, "arguments": "x", "attn_bias": lambda layer: layer.bias}
 edit(Layer, "layer", BIASES, {"relative": True}, **own)
 
