@@ -30,6 +30,10 @@ def at(i):
     return wrong
 
 
+def squeezed(q, k, v):
+    return scores_of(q, k).softmax(-1).squeeze() @ v.squeeze()
+
+
 def equal_lengths(q, k, v):
     assert q.shape[2] == k.shape[2]
     return plain(q, k, v)
@@ -229,6 +233,7 @@ REPORTED = {
     "one head": row(at(1), ["size_of_one"], **BEHIND),
     "one query": row(at(2), ["size_of_one"], **BEHIND),
     "one key": row(at(-2), ["size_of_one"], **BEHIND),
+    "squeezed": row(squeezed, ["size_of_one"], **BEHIND),
     "other lengths": row(
         equal_lengths, [], r"refused: queries and keys of different lengths\.", **BEHIND
     ),

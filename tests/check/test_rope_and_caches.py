@@ -481,6 +481,7 @@ def test_what_is_wrong_is_named(fn, options, mistakes, words):
     ),
     (lambda q, k, rotary: q, {}, ValueError, "needs rotary.*wrap it"),
     (lambda q, k, cos: q, {}, ValueError, "cos and sin together"),
+    (lambda q, k: q, {}, ValueError, "returns one tensor"),
     (lambda q: "q", {}, ValueError, "returns str"),
 )
 def test_what_cannot_be_called_is_an_error(fn, options, error, words):
