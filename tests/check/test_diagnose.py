@@ -567,6 +567,7 @@ REPORTED = {
         Multi(16, 4, qk_norm=lambda _, d: nn.RMSNorm(d)), [], qk_norm="rms"
     ),
     "a window": row(SEVEN, [], "it is meant to have a window of 7", causal=True),
+    "a window is causal": row(windowed, [], window=3),
     "norms and RoPE": row(Multi(16, 4, **ROTARY, **NORMED), [], "RoPE.*10000.*rms", arguments="x"),
     "a mask that is compared": row(closes(lambda m: m < -1e4), [], ADDED),
     "uniform rows": row(filled(), [], "Notes.*attends to all positions equally"),
