@@ -9,10 +9,8 @@ import os
 import re
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from importlib.metadata import distribution
-from pathlib import Path
 
 import compare
 import copies
@@ -75,21 +73,11 @@ def fresh(tmp_path_factory, published):
         (brought / path.name).symlink_to(path)
     (packages,) = venv.glob("lib/*/site-packages")
     (packages / "brought.pth").write_text(f"{brought}\n")
-    environment = {
-        **{k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")},
-        **OLDER,
-        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
-        **{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": PUBLISHED},
-        "GIT_CONFIG_KEY_0": f"url.{published.as_uri()}.insteadOf",
-        **{"PIP_DISABLE_PIP_VERSION_CHECK": "1", "ATTN_LIB_PROGRESS": "0"},
-    }
-    if sys.pycache_prefix:  # what is compiled there is not compiled once more for these addresses
-        environment["PYTHONPYCACHEPREFIX"] = str(root / "compiled")
-        standard, installed = map(sysconfig.get_path, ("stdlib", "purelib"))
-        for here, there in ((standard, standard), (brought, installed)):
-            compiled = Path(f"{root / 'compiled'}{here}")
-            compiled.parent.mkdir(parents=True, exist_ok=True)
-            compiled.symlink_to(f"{sys.pycache_prefix}{there}")
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = kept | OLDER | {"PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
+    environment |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": PUBLISHED}
+    environment["GIT_CONFIG_KEY_0"] = f"url.{published.as_uri()}.insteadOf"
+    environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "ATTN_LIB_PROGRESS": "0"}
     kernel = run(["python", "-m", "ipykernel", "install", "--sys-prefix"], root, environment)
     assert kernel.returncode == 0, kernel.stderr
     return root, environment
@@ -104,29 +92,27 @@ print(getattr(attn_lib, "__version__", "older"), attn_lib.__file__)
 """
 
 
-def first_cell(folder, environment, old="", new=""):
+def first_cell(folder, environment, planted=""):
     """What it raised in a notebook of this folder, if it did, and which library was there then."""
     cell = bootstrap([], f"https://{UNSET}")
-    assert old in cell
-    command = ["python", "-c", RUN]
-    own = {"cwd": folder, "env": environment, "input": cell.replace(old, new) if old else cell}
-    done = subprocess.run(command, **own, capture_output=True, text=True)
+    assert planted in cell
+    done = run(["python", "-c", RUN], folder, environment, input=cell.replace(planted, ""))
     raised = re.findall(r"(?m)^(?:\w+Error): .*", re.sub(r"\x1b\[[\d;]*m", "", done.stdout))
     (found,) = re.findall(r"(?m)^(older|[\w.]+) /", done.stdout) or ["none"]
     return "".join(raised[:1]), found
 
 
-def older_wheel(folder, version="0.2.0"):
-    """One of an edition that did not yet know its version, whatever its name says."""
-    info = f"attn_lib-{version}.dist-info"
-    texts = {"METADATA": f"Metadata-Version: 2.1\nName: attn_lib\nVersion: {version}\n"}
-    texts["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    texts["RECORD"] = "".join(f"{info}/{name},,\n" for name in texts) + "attn_lib/__init__.py,,\n"
-    path = folder / f"attn_lib-{version}-py3-none-any.whl"
+def older_wheel(folder):
+    """One of an edition that did not yet know its version."""
+    info = "attn_lib-0.2.0.dist-info"
+    texts = {f"{info}/METADATA": "Metadata-Version: 2.1\nName: attn_lib\nVersion: 0.2.0\n"}
+    texts[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    texts["attn_lib/__init__.py"] = ""
+    texts[f"{info}/RECORD"] = "".join(f"{name},,\n" for name in texts)
+    path = folder / "attn_lib-0.2.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("attn_lib/__init__.py", "")
         for name, text in texts.items():
-            wheel.writestr(f"{info}/{name}", text)
+            wheel.writestr(name, text)
     return path
 
 
@@ -146,22 +132,16 @@ def ways(fresh, published):
         done = run(["python", "-m", "pip", *arguments], alone, environment)
         assert done.returncode == 0, done.stderr
 
-    def cell(*arguments):
-        return first_cell(*arguments[:1], environment, *arguments[1:])
-
     older = older_wheel(alone)
-    done = {"an older wheel beside it": cell(alone)}
+    done = {"an older wheel beside it": first_cell(alone, environment)}
     pip("install", older.name)
-    done["an older library"] = cell(empty)
-    done["planted: any library"] = cell(empty, UNREAD, "")
-    older_wheel(alone, attn_lib.__version__)
-    done["an older library in its own wheel"] = cell(alone)
-    pip("install", "--force-reinstall", older.name)
+    done["an older library"] = first_cell(empty, environment)
+    done["planted: any library"] = first_cell(empty, environment, UNREAD)
     made = offered.build(pages.ROOT, alone)
-    done["its own wheel, for an older library"] = cell(alone)
+    done["its own wheel, for an older library"] = first_cell(alone, environment)
     pip("uninstall", "-y", "attn_lib")
     made.unlink()
-    done["the folder above"] = cell(inside)
+    done["the folder above"] = first_cell(inside, environment)
     pip("uninstall", "-y", "attn_lib")
     return done
 
@@ -183,8 +163,9 @@ def colab(fresh, ways):
     return environment
 
 
-def run(command, cwd, environment):
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+def run(command, cwd, environment, **given):
+    how = {"cwd": cwd, "env": environment, "capture_output": True, "text": True}
+    return subprocess.run(command, **how, **given)
 
 
 def importable(root, environment):
@@ -200,11 +181,9 @@ def test_without_an_address_a_page_finds_its_own_library_or_says_three_steps(way
     steps = f"download attn_lib-{version}-py3-none-any.whl from any page's menu, drop it into "
     steps += "Files (Jupyter: beside this notebook), run this cell again"
     steps = f"ImportError: {steps}"
-    unversioned = "AttributeError: module 'attn_lib' has no attribute '__version__'"
     assert ways == {
         "an older wheel beside it": (steps, "none"),
         "an older library": (steps, "older"),
-        "an older library in its own wheel": (unversioned, "older"),
         "its own wheel, for an older library": ("", version),
         "the folder above": ("", version),
         "planted: any library": ("", "older"),
@@ -240,16 +219,3 @@ def test_a_notebook_runs_alone(colab, tmp_path):
     assert done.returncode == 0, done.stderr
     pairs = zip(pages.code_cells(pages.read(tmp_path / path.name)), stored, strict=True)
     assert [f for new, old in pairs if (f := compare.output_fault(new.outputs, old.outputs))] == []
-
-
-@pytest.mark.weekly
-def test_what_checks_attention_is_installed_whole(colab, tmp_path):
-    """From an empty folder: the code, and the words that it answers with."""
-    attention = "def attention(q, k, v):\n    return (q @ k.mT{}).softmax(-1) @ v\n"
-    (tmp_path / "unscaled.py").write_text(attention.format(""))
-    (tmp_path / "scaled.py").write_text(attention.format(" / k.shape[-1] ** 0.5"))
-    said = ("unscaled", 1, "the scale is missing"), ("scaled", 0, "no mistake")
-    for name, status, words in said:
-        done = run(["python", "-m", "attn_check", f"{name}:attention"], tmp_path, colab)
-        assert done.returncode == status, done.stderr
-        assert words in done.stdout.lower()
