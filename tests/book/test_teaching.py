@@ -81,19 +81,19 @@ def test_a_mistake_in_slides_is_seen(old, new, site):
 
 
 @contextlib.contextmanager
-def projected(browser, site, name="01-slides.html", **options):
-    with opened(browser, site.as_uri(), **options) as page:
+def projected(browser, site, name="01-slides.html"):
+    with opened(browser, site.as_uri()) as page:
         visit(page, f"{site.as_uri()}/teach/{name}")
         yield page
 
 
 SEEN = """() => [...document.querySelectorAll("section")]
   .filter(slide => Math.abs(slide.getBoundingClientRect().left) < 2).map(slide => slide.id)"""
-CUT = """() => [...document.querySelectorAll("img, svg, figcaption, h1, p, footer")].filter(part => {
-  const box = part.getBoundingClientRect();
-  const left = part.closest("section").getBoundingClientRect().left;
-  return box.top < 0 || box.bottom > innerHeight + 1 || box.left < left - 1
-    || box.right > left + innerWidth + 1 || box.height < 10 || part.scrollHeight > box.height + 2;
+CUT = """() => [...document.querySelectorAll("img,svg,figcaption,h1,p,footer")].filter(part => {
+  const box = part.getBoundingClientRect(), slide = part.closest("section").getBoundingClientRect();
+  return box.top < 0 || box.bottom > innerHeight + 1 || box.left < slide.left - 1
+    || box.right > slide.left + innerWidth + 1 || box.height < 10
+    || part.scrollHeight > box.height + 2;
 }).map(part => part.outerHTML.slice(0, 60))"""
 # the frames that a page asks for come by the test's own clock; an observer waits for a true one
 DRAWN = "new Promise(done => new IntersectionObserver(done).observe(document.body))"
@@ -157,7 +157,7 @@ def sheets_of_paper(page):
 
 
 def test_slides_are_printed_one_a_page(browser, site):
-    with projected(browser, site, java_script_enabled=False) as page:
+    with projected(browser, site) as page:
         assert sheets_of_paper(page)[0] == page.locator("section").count() == 8
         with styled(page, "section { height: 80mm !important; break-after: auto !important }"):
             assert sheets_of_paper(page)[0] < 8
