@@ -79,7 +79,7 @@ def test_a_figure_that_says_something_else_is_seen():
         assert "pixels differ from" in compare.figure_fault([drawn(**change)], [stored]), change
 
 
-@for_each((2600, 0.01, False), (2600, 0.045, False), (8, 1.0, False), (9, 0.055, True))
+@for_each((2600, 0.045, False), (8, 1.0, False), (9, 0.055, True))
 def test_how_much_of_a_figure_may_differ(pixels, difference, seen):
     """What processors do is a fifth of what is tolerated; no wider, or a small label changes."""
     stored = np.zeros((52, 50, 4), dtype=np.float32)

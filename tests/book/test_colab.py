@@ -22,40 +22,6 @@ PUBLISHED = "https://github.com/someone/attention-checked"
 CAPTION = re.compile(r"\*\*(Fig\. (?:\d+|A)\.\d+)\.\*\* \S")
 
 
-def left_open(notebook) -> list[str]:
-    """Cells that the website folds, and that stand open or without a name elsewhere."""
-    found = []
-    for cell in pages.code_cells(notebook):
-        names = ("cellView", "collapsed", "jupyter")
-        folds = {name: cell.metadata[name] for name in names if name in cell.metadata}
-        meant = {}
-        if pages.tags(cell) & pages.FOLDED:
-            meant = {"jupyter": {"source_hidden": True}, "cellView": "form"}
-        if "hide-cell" in pages.tags(cell):
-            meant["jupyter"] = {"source_hidden": True, "outputs_hidden": True}
-            meant["collapsed"] = True
-        name = re.match(r"# @title (\w.*)", cell.source)
-        shown = cell.metadata.get("mystnb", {}).get("code_prompt_show") if meant else None
-        if folds != meant or (name and name[1]) != shown:
-            found.append(cell.id)
-    return found
-
-
-def leading_nowhere(notebook) -> list[str]:
-    """Links that lead only to a file beside the notebook."""
-    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return re.findall(r"\]\((?!https?://|#)([^)]*)", text)
-
-
-def unsigned(notebook) -> list[str]:
-    """What the last cell does not say, once: whose the page is, and how it may be used."""
-    kept = r'(?m)^(?:title: "|  - name: |version: |date-released: )([^"\n-]+)'
-    wanted = [*re.findall(kept, (pages.ROOT / "CITATION.cff").read_text()), "CC BY 4.0", "MIT"]
-    cells = [cell for cell in notebook.cells if "To cite:" in cell.source]
-    signed = cells[0].source if cells == notebook.cells[-1:] else ""
-    return [one for one in wanted if one not in signed]
-
-
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """The book with an address."""
@@ -71,18 +37,29 @@ def test_an_unfit_address_is_refused(url, tmp_path):
         address.set_address(url, root=tmp_path)
 
 
-@for_each(*pages.NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_reader_finds_folds_and_whose_the_page_is(path):
-    notebook = pages.read(path)
-    assert left_open(notebook) == []
-    assert unsigned(notebook) == []
+def test_a_reader_finds_folds_and_whose_the_page_is():
+    """On the first page; the others are as the command writes them, or another test is red."""
+    cells = pages.read(pages.NOTEBOOKS[0]).cells
+    code, whole = (
+        next(c for c in cells if f"hide-{fold}" in pages.tags(c)) for fold in ("input", "cell")
+    )
+    for cell, hidden in ((code, ["source"]), (whole, ["source", "outputs"])):
+        assert cell.source.startswith(f"# @title {cell.metadata.mystnb.code_prompt_show}\n")
+        assert cell.metadata.cellView == "form"  # in Colab
+        assert cell.metadata.jupyter == {f"{what}_hidden": True for what in hidden}
+    assert "collapsed" not in code.metadata
+    assert whole.metadata.collapsed is True
+    kept = r'(?m)^(?:title: "|  - name: |version: |date-released: )([^"\n-]+)'
+    wanted = [*re.findall(kept, (pages.ROOT / "CITATION.cff").read_text()), "CC BY 4.0", "MIT"]
+    assert [one for one in wanted if one not in cells[-1].source] == []
 
 
 @for_each(*pages.NOTEBOOKS, ids=lambda path: path.stem)
 def test_links_lead_somewhere_once_there_is_an_address(path, published):
     """And the page, as the website reads it, is the same."""
     notebook = pages.read(published / "book" / path.name)
-    assert leading_nowhere(notebook) == []
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    assert re.findall(r"\]\((?!https?://|#)([^)]*)", text) == []
     assert pages.links_listed(notebook) == []
     again, before = map(colab.for_website, (notebook, pages.read(path)))
     assert f"git+{PUBLISHED}" in pages.code_cells(again)[0].source
@@ -127,22 +104,18 @@ def test_an_address_can_be_taken_back(published, tmp_path):
         assert (tmp_path / name).read_text() == (pages.ROOT / name).read_text(), name
 
 
-# ---------------------------------------------------------------- planted mistakes
+# ---------------------------------------------------------------- the command
 
 
-def test_planted_mistakes_are_found_and_the_command_repairs_them(published):
+def test_what_is_no_longer_so_is_repaired(published):
     path = published / "book" / "01_one_head.ipynb"
     notebook = pages.read(path)
     titled = next(cell for cell in notebook.cells if cell.source.startswith("# @title "))
     titled.source = titled.source.replace("\n", " too\n", 1)
-    solution = next(cell for cell in notebook.cells if "hide-cell" in pages.tags(cell))
-    del solution.metadata["jupyter"]
+    del next(c for c in notebook.cells if "hide-cell" in pages.tags(c)).metadata["jupyter"]
     for cell in notebook.cells:
         cell.source = re.sub(r"https://[^)]*(?=02_masks)", "", cell.source)
     notebook.cells[-1].source = re.sub(r"version [\d.]+", "version 0.1", notebook.cells[-1].source)
-    assert left_open(notebook) == [titled.id, solution.id]
-    assert "02_masks.ipynb" in leading_nowhere(notebook)
-    assert len(unsigned(notebook)) == 1
     repaired = colab.prepare(notebook, (f"1.{n}" for n in range(1, 99)), PUBLISHED)
     assert nbformat.writes(repaired) + "\n" == path.read_text()
 

@@ -149,9 +149,7 @@ def test_a_repair_computes_what_is_right_and_what_to_look_for_something_else():
 
 
 @for_each(
-    ("softmax_before_mask", "repair", "~mask", "mask"),
     ("causal_top_left", "repair", "S - T", "T - S"),
-    ("heads_split_without_transpose", "repair", "(B, T, H, d).transpose(1, 2)", "(B, H, T, d)"),
     ("softmax_over_queries", "look_for", "dim=-2", "dim=-1"),
     ("rope_direction", "repair", "-second, first", "second, -first"),
 )
