@@ -16,7 +16,6 @@ from tables import for_each
 CITATION = yaml.safe_load((pages.ROOT / "CITATION.cff").read_text())
 AUTHOR = CITATION["authors"][0]["name"]
 FIRST = pages.CHAPTERS[0]
-for_each_chapter = for_each(*pages.CHAPTERS, ids=lambda path: path.stem)
 
 
 def words(text):
@@ -30,9 +29,6 @@ def taken(site, path, what):
 
 def between(start, end, text):
     return re.findall(f"(?s){start}(.*?){end}", text)
-
-
-# ---------------------------------------------------------------- slides
 
 
 def figures(text):
@@ -66,18 +62,53 @@ def compare_slides(site, path, text):
     assert words(question) in [words(one) for one in between("<strong>", "</strong>", page)]
 
 
-@for_each_chapter
-def test_each_figure_has_its_slide(path, site):
-    compare_slides(site, path, taken(site, path, "slides"))
+def compare_sheets(site, path, asked, solved):
+    """With the notebook of the chapter, and with its page."""
+    page = (site / "book" / f"{path.stem}.html").read_text()
+    notebook = pages.read(path)
+    tagged = {tag: cell for cell in pages.code_cells(notebook) for tag in pages.tags(cell)}
+    assert re.findall(r"Solution \d|-solutions[.]", asked) == []
+    boxes = between('<div class="exercise.*?title">', "</div>", page)
+    expected = [(box.partition("</p>")[0], words(box.partition("</p>")[2])) for box in boxes]
+    sections = [one.partition("</h2>") for one in between('asked"><h2>', "</section>", asked)]
+    read = [(title, words(re.sub(r"(?s)<pre .*?</pre>", "", box))) for title, _, box in sections]
+    assert read == expected
+    given = between("```python\n", "```", "\n".join(cell.source for cell in notebook.cells))
+    for kind, half in (("exercise", asked), ("solution", solved)):
+        cells = [cell for tag, cell in tagged.items() if tag.startswith(f"{kind}-")]
+        blocks = [html.unescape(block) for block in between(teaching.CODE, "</pre>", half)]
+        assert {colab.untitled(cell.source).strip() for cell in cells} <= {*blocks}
+        if kind == "exercise":  # nothing of a solution is told
+            known = "\n".join([*given, *(cell.source for cell in cells)]).splitlines()
+            assert [line for line in "\n".join(blocks).splitlines() if line not in known] == []
+        for needed in (AUTHOR, "CC BY 4.0", "MIT", html.escape(front.title(notebook.cells))):
+            assert needed in half
 
 
-@for_each((">cat</text>", ">dog</text>"), (r" <a [^>]*>Move it</a>", ""))
-def test_a_mistake_in_slides_is_seen(old, new, site):
-    text = taken(site, FIRST, "slides")
-    planted = re.sub(old, new, text, count=1)
-    assert planted != text
+def compare(path, site, slides, asked, solved):
+    compare_slides(site, path, slides)
+    compare_sheets(site, path, asked, solved)
+
+
+@for_each(*pages.CHAPTERS, ids=lambda path: path.stem)
+def test_each_figure_has_its_slide_each_exercise_its_place(path, site):
+    compare(path, site, *(taken(site, path, kind) for kind in teaching.KINDS))
+
+
+@for_each(
+    (">cat</text>", ">dog</text>"),
+    (">Move it</a>", ">Move</a>"),
+    ("from memory", "by heart"),
+    ("query = ...", "query = [0.0, 8.0]"),
+)
+def test_a_mistake_is_seen(old, new, site):
+    texts = [taken(site, FIRST, kind) for kind in teaching.KINDS]
+    assert any(old in text for text in texts)
     with pytest.raises(AssertionError):
-        compare_slides(site, FIRST, planted)
+        compare(FIRST, site, *(text.replace(old, new) for text in texts))
+
+
+# ---------------------------------------------------------------- as they are seen
 
 
 @contextlib.contextmanager
@@ -163,45 +194,6 @@ def test_slides_are_printed_one_a_page(browser, site):
             assert sheets_of_paper(page)[0] < 8
 
 
-# ---------------------------------------------------------------- exercises
-
-
-def compare_sheets(site, path, asked, solved):
-    """With the notebook of the chapter, and with its page."""
-    page = (site / "book" / f"{path.stem}.html").read_text()
-    notebook = pages.read(path)
-    tagged = {tag: cell for cell in pages.code_cells(notebook) for tag in pages.tags(cell)}
-    assert re.findall(r"Solution \d|-solutions[.]", asked) == []
-    boxes = between('<div class="exercise.*?title">', "</div>", page)
-    expected = [(box.partition("</p>")[0], words(box.partition("</p>")[2])) for box in boxes]
-    sections = [one.partition("</h2>") for one in between('asked"><h2>', "</section>", asked)]
-    read = [(title, words(re.sub(r"(?s)<pre .*?</pre>", "", box))) for title, _, box in sections]
-    assert read == expected
-    given = between("```python\n", "```", "\n".join(cell.source for cell in notebook.cells))
-    for kind, half in (("exercise", asked), ("solution", solved)):
-        cells = [cell for tag, cell in tagged.items() if tag.startswith(f"{kind}-")]
-        blocks = [html.unescape(block) for block in between(teaching.CODE, "</pre>", half)]
-        assert {colab.untitled(cell.source).strip() for cell in cells} <= {*blocks}
-        if kind == "exercise":  # nothing of a solution is told
-            known = "\n".join([*given, *(cell.source for cell in cells)]).splitlines()
-            assert [line for line in "\n".join(blocks).splitlines() if line not in known] == []
-        for needed in (AUTHOR, "CC BY 4.0", "MIT", html.escape(front.title(notebook.cells))):
-            assert needed in half
-
-
-@for_each_chapter
-def test_each_exercise_is_on_one_sheet_and_its_solution_on_another(path, site):
-    compare_sheets(site, path, *(taken(site, path, kind) for kind in ("exercises", "solutions")))
-
-
-@for_each(("from memory", "by heart"), ("query = ...", "query = [0.0, 8.0]"))
-def test_a_mistake_on_a_sheet_is_seen(old, new, site):
-    asked, solved = (taken(site, FIRST, kind) for kind in ("exercises", "solutions"))
-    assert old in asked
-    with pytest.raises(AssertionError):
-        compare_sheets(site, FIRST, asked.replace(old, new), solved)
-
-
 def test_the_lines_of_code_on_a_sheet_are_whole(browser, site):
     """They scroll in their box, also on a phone; on paper nobody can scroll."""
     style = "getComputedStyle(document.querySelector('pre')).whiteSpace"
@@ -226,9 +218,6 @@ def test_a_sheet_is_printed_on_A4_with_room_to_write_where_one_is_asked(kind, ro
         assert (page.errors, page.outside) == ([], [])
 
 
-# ---------------------------------------------------------------- the page, and the folder
-
-
 def test_the_page_has_a_row_for_each_chapter(site):
     text = (site / "book/teach.html").read_text()
     _, *rows = between("<tr", "</tr>", between('<table class="table ', "</table>", text)[0])
@@ -238,13 +227,3 @@ def test_the_page_has_a_row_for_each_chapter(site):
         assert re.findall(r'href="([^"]*)"', row) == [f"{path.stem}.html", *taken_along]
         time = front.needs(cells)[0].replace("minutes", "min")
         assert words(row).startswith(f">{int(number)}. {front.title(cells)}{time}slides")
-
-
-def test_the_files_keep_the_style_of_their_frames(site):
-    """Nobody put the book's style into them."""
-    for frame, kind in zip(("slides", "sheet", "sheet"), teaching.KINDS, strict=True):
-        (style,) = between("<style>", "</style>", (teaching.HERE / f"{frame}.html").read_text())
-        text = taken(site, FIRST, kind)
-        assert style in text
-        sheets = ["fonts", "dark"] if kind == "slides" else ["fonts"]
-        assert re.findall('href="../_static/(.*)[.]css"', text) == sheets
