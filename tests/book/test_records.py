@@ -73,32 +73,20 @@ def runs(path, *each):
     return [record._run(path, *one) for one in zip(*each, strict=True)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A page with an experiment, and its record beside other data."""
-    folder = tmp_path_factory.mktemp("recorded")
-    (folder / "data").mkdir()
-    (folder / "data" / "other.csv").write_bytes(b"a,b\n")
-    record.checksums(folder / "data")  # an older list, which does not list itself
-    write_page(folder / "99_test.ipynb")
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(record, "DATA", folder / "data")
-        patched.setattr(record, "_runs", runs)
-        written = record.write(folder / "99_test.ipynb")
-    assert written == [folder / "data" / f"99_test.{kind}" for kind in ("json", "safetensors")]
-    return folder
-
-
 @pytest.fixture
-def recorded_page(folder, monkeypatch):
-    """The page, as recorded, where records are looked for; what is done again is done here."""
+def recorded_page(tmp_path, monkeypatch):
+    """A page with an experiment, whose record stands beside other data, where it is looked for."""
+    path, data = tmp_path / "99_test.ipynb", tmp_path / "data"
     for module in (record, files):
-        monkeypatch.setattr(module, "DATA", folder / "data")
+        monkeypatch.setattr(module, "DATA", data)
     monkeypatch.setattr(record, "_runs", runs)
-    before = (folder / "data" / "99_test.json").read_text()
-    write_page(folder / "99_test.ipynb")
-    yield folder / "99_test.ipynb"
-    (folder / "data" / "99_test.json").write_text(before)
+    data.mkdir()
+    (data / "other.csv").write_bytes(b"a,b\n")
+    record.checksums(data)  # an older list, which does not list itself
+    write_page(path)
+    written = record.write(path)
+    assert written == [data / f"99_test.{kind}" for kind in ("json", "safetensors")]
+    return path
 
 
 def stored() -> dict:
