@@ -124,46 +124,33 @@ def test_an_altered_weight_file_turns_the_command_red(checkout, tmp_path):
     assert "model.safetensors is damaged or altered" in run.stdout + run.stderr
 
 
-def small_page(word):
-    cells = []
-    for number in (1, 2):
-        cell = nbformat.v4.new_code_cell(f"print('{word}', {number})", execution_count=number)
-        cell.metadata["numbers"] = [f"{number} <- {cell.id} out 1:1"]  # none of nbval's business
-        cell.outputs = [nbformat.v4.new_output("stream", text=f"{word} {number}\n")]
-        cells.append(cell)
-    return nbformat.v4.new_notebook(cells=cells)
-
-
-@pytest.fixture
-def small(checkout):
-    """The book with two small pages in place of its own."""
+@pytest.mark.weekly
+def test_only_a_whole_green_run_is_recorded(checkout):
+    """Every cell of every page, in one process or in two; and until something changes."""
     for path in checkout.glob("book/*.ipynb"):
         path.unlink()
     for name in ("01_first", "02_second"):
-        nbformat.write(small_page(name), checkout / "book" / f"{name}.ipynb")
+        cells = [nbformat.v4.new_code_cell(f"print({n})", execution_count=n) for n in (1, 2)]
+        for cell in cells:
+            cell.outputs = [nbformat.v4.new_output("stream", text=f"{cell.execution_count}\n")]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), checkout / "book" / f"{name}.ipynb")
     (checkout / "attn_lib" / "__init__.py").write_text("")  # so that no process loads torch
-    return checkout
-
-
-@pytest.mark.weekly
-def test_only_a_whole_green_run_is_recorded(small):
-    """Every cell of every page, in one process or in two; and until something changes."""
     page = "book/02_second.ipynb"
-    assert run_nbval(small, "book").returncode == 0
-    assert checked.fault(small) is None
-    assert run_nbval(small, "book", "--deselect", f"{page}::Cell 1").returncode == 0
-    assert "not checked" in checked.fault(small)
-    assert run_nbval(small, "book", "-n", "2", "--dist", "loadfile").returncode == 0
-    recorded = json.loads((small / "_build" / "checked.json").read_text())
-    assert recorded == {"sha256": checked.fingerprint(small)}
+    assert run_nbval(checkout, "book").returncode == 0
+    assert checked.fault(checkout) is None
+    assert run_nbval(checkout, "book", "--deselect", f"{page}::Cell 1").returncode == 0
+    assert "not checked" in checked.fault(checkout)
+    assert run_nbval(checkout, "book", "-n", "2", "--dist", "loadfile").returncode == 0
+    recorded = json.loads((checkout / "_build" / "checked.json").read_text())
+    assert recorded == {"sha256": checked.fingerprint(checkout)}
     for name in (page, "attn_lib/masks.py", "attn_check/__init__.py", "requirements.txt"):
-        before = (small / name).read_bytes()
-        (small / name).write_bytes(before + b"\n")
-        assert "changed since" in checked.fault(small)
-        (small / name).write_bytes(before)
-    assert checked.fault(small) is None
-    assert run_nbval(small, page).returncode == 0
-    assert "not checked" in checked.fault(small)
+        before = (checkout / name).read_bytes()
+        (checkout / name).write_bytes(before + b"\n")
+        assert "changed since" in checked.fault(checkout)
+        (checkout / name).write_bytes(before)
+    assert checked.fault(checkout) is None
+    assert run_nbval(checkout, page).returncode == 0
+    assert "not checked" in checked.fault(checkout)
 
 
 # ---------------------------------------------------------------- the build
