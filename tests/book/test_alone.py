@@ -159,7 +159,7 @@ def colab(fresh, ways):
     assert importable(root, environment) == NEEDED
     (packages,) = root.glob("venv/lib/*/site-packages")
     twice = {path.name for path in packages.iterdir()} & set(os.listdir(root / "brought"))
-    assert twice == set()  # what Colab has must do
+    assert twice <= {"__pycache__"}  # what Colab has must do
     return environment
 
 
