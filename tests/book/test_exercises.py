@@ -65,11 +65,7 @@ def given_as(dtype, value):
     return x if dtype is torch.float32 or x.requires_grad else x.numpy()[()]
 
 
-FINE = {("12.1", torch.float32), ("12.3", torch.float32)}  # compared more finely than that
-FORMS = {*itertools.product(answers.RIGHT, (torch.float32, torch.float64))} - FINE
-
-
-@for_each(*sorted(FORMS, key=str), ids=str)
+@for_each(*itertools.product(answers.RIGHT, (torch.float32, torch.float64)), ids=str)
 def test_a_right_answer_of_another_kind_passes(number, dtype):
     verdict = exercises.check(number, given_as(dtype, answers.RIGHT[number]))
     assert verdict, verdict.message
