@@ -10,7 +10,6 @@ from attn_lib.models import Transformer
 from attn_lib.records import shipped_tensors
 
 SIGNS, START, END, LONGEST = "0123456789-", 11, 12, 40
-PARTS = {"year": slice(0, 4), "month": slice(5, 7), "day": slice(8, 10)}
 
 
 @functools.cache
@@ -51,13 +50,3 @@ def read(text: str, other: str = "", *chosen: int) -> tuple[str, torch.Tensor]:
     for s in chosen:
         mixed[:, s] = away[:, s]
     return written(mixed)
-
-
-def changes(answer: str, plain: str, theirs: str) -> str:
-    """The words of the figure for what an exchange did."""
-    said = []
-    for name, at in PARTS.items():
-        if answer[at] != plain[at]:
-            whose = ", that of the other date" if answer[at] == theirs[at] else ""
-            said.append(f"the {name} is {answer[at]}{whose}")
-    return "; ".join(said) or "the answer stays"

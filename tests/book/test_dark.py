@@ -7,7 +7,7 @@ from itertools import pairwise
 import line_figures
 import pages
 import pytest
-from browsing import loaded, luminance, opened, styled
+from browsing import contrast, loaded, opened, styled
 
 from attn_lib import plotting
 
@@ -74,11 +74,6 @@ def dark(browser, site, figures):
         yield page
 
 
-def contrast(one, other) -> float:
-    lights = sorted(map(luminance, (one, other)))
-    return lights[1] / lights[0]
-
-
 def faint(page) -> list[str]:
     """The texts of figures that can hardly be told from what is behind them."""
     return [
@@ -134,14 +129,12 @@ def test_each_colour_keeps_its_hue(dark):
     names = ("orange", "amber", "green", "blue", "pink")  # query, key, value, weight, output
     asked = """names => { const svg = document.querySelector(".drawn svg");
       const style = getComputedStyle(svg), page = getComputedStyle(document.body);
-      return [...names.map(name => style.getPropertyValue(`--${name}`)), page.backgroundColor]; }"""
-    *colours, ground = dark.evaluate(asked, names)
+      return [page.backgroundColor, ...names.map(name => style.getPropertyValue(`--${name}`))]; }"""
+    ground, *colours = dark.evaluate(asked, names)
     ground = [int(part) for part in re.findall(r"\d+", ground)[:3]]
     assert max(ground) < 40
     for was, now in zip(plotting.ROLES.values(), colours, strict=True):
-        was, now = (
-            [int(colour.strip()[i : i + 2], 16) for i in (1, 3, 5)] for colour in (was, now)
-        )
-        hues = [colorsys.rgb_to_hsv(*rgb)[0] for rgb in (was, now)]
-        assert min(abs(hues[0] - hues[1]), 1 - abs(hues[0] - hues[1])) < 1 / 24, now
-        assert contrast(now, ground) > 4.5, now
+        both = [[*bytes.fromhex(colour.strip()[1:7])] for colour in (was, now)]
+        hue, other = (colorsys.rgb_to_hsv(*rgb)[0] for rgb in both)
+        assert min(abs(hue - other), 1 - abs(hue - other)) < 1 / 24, now
+        assert contrast(both[1], ground) > 4.5, now

@@ -9,14 +9,14 @@ import functools
 import itertools
 import math
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import date_model
 import live
 import pytest
 import torch
-from browsing import luminance, only, opened, set_scheme, visit
-from tables import for_each
+from browsing import only, opened, visit
 
 from attn_lib import (
     attention,
@@ -39,43 +39,77 @@ VALUES = 16, 3  # of each control that are compared on every change, on either s
 class Shown(NamedTuple):
     """What a figure has to show."""
 
-    names: list[list[str]]  # the words at each setting of each control, as `SETTINGS` reads them
+    names: list[list[str]]  # the words at each setting of each control, in their order
     start: tuple[int, ...]
-    compare: object  # what looks at all the rest, given a `Moving` and the settings
-    follow: object = lambda settings, n, value: (*settings[:n], value, *settings[n + 1 :])
+    rest: Callable  # the settings -> what all else is, as `READ` asks for it
+    follow: Callable = lambda settings, n, value: (*settings[:n], value, *settings[n + 1 :])
+    more: Callable = lambda moving: None  # what else moves it, and is compared
 
 
-# of each control where it stands, the words there, and of how many: radio buttons, sliders, rows
-SETTINGS = """([figure]) => {
-  const all = which => [...figure.querySelectorAll(which)];
-  const first = (parts, is, word) => {
-    const at = parts.findIndex(is);
-    return [at, parts[at].querySelector(word).innerText, parts.length];
-  };
-  return [
-    ...all("fieldset").map(row => first([...row.querySelectorAll("label")],
-      label => label.querySelector("input").checked, "span")),
-    ...all(".slide").map(label => {
-      const {value, min, step} = label.querySelector("input");
-      return [(value - min) / (step || 1), label.querySelector("output").innerText, null];
-    }),
-    ...all(".map tbody:has(button)").map(table => first([...table.rows],
-      row => row.classList.contains("chosen"), "button[aria-pressed=true]")),
-  ];
-}"""
-# the same controls -> the parts of each, what of them is focused, the keys back and on
-CONTROLS = {
-    "fieldset": ("label", "input", "ArrowLeft", "ArrowRight"),
-    ".slide input": (None, None, "ArrowLeft", "ArrowRight"),
-    ".map tbody:has(button)": ("tr", "button", "ArrowUp", "ArrowDown"),
+# what moves a figure: radio buttons, sliders, rows of a map; and the words where each stands
+CONTROL = "fieldset, .slide input, .map tbody:has(button)"
+WORDS = "fieldset label:has(:checked) span:first-of-type, .slide output, .map .chosen "
+WORDS += "button[aria-pressed=true]"
+# each kind -> the parts of it, what of them is focused, the keys back and on
+KINDS = {
+    "FIELDSET": ("label", "input", "ArrowLeft", "ArrowRight"),
+    "INPUT": (None, None, "ArrowLeft", "ArrowRight"),
+    "TBODY": ("tr", "button", "ArrowUp", "ArrowDown"),
 }
+# of the parts that a selector names, the words that are seen; or, behind an @, what else they have,
+# and behind @. which of them, counted from 0, have a class
 READ = """([figure], questions) => questions.map(question => {
-  const [parts, what] = question.split(" @");
-  return [...figure.querySelectorAll(parts)].map(part => what === undefined ? part.innerText
+  const [which, what] = question.split(" @"), parts = [...figure.querySelectorAll(which)];
+  if (what?.startsWith(".")) return [...parts.keys()].filter(i => parts[i].matches(what));
+  return parts.map(part => what === undefined ? part.innerText
     : what === "text" ? part.textContent
     : what.startsWith("--") ? part.style.getPropertyValue(what)
-    : part.getAttribute(what));
+    : what === "value" ? part.value : part.getAttribute(what));
 })"""
+NUMBER = re.compile(r"(-?\d*\.\d+)")
+
+
+def formatted(numbers, digits):
+    """Numbers as texts for `alike`, of a figure that shows so many digits."""
+    return [f"{number:.{digits + 3}f}" for number in torch.as_tensor(numbers).flatten().tolist()]
+
+
+def vector(numbers, digits):
+    return f"({', '.join(formatted(numbers, digits))})"
+
+
+def alike(found, expected):
+    """Whether texts have the same words, and numbers that are rounded to three digits less."""
+    parts = (NUMBER.split(str(text).replace("−", "-")) for text in (found, expected))
+    for n, (one, other) in enumerate(itertools.zip_longest(*parts, fillvalue="")):
+        digits = len(one.partition(".")[2])
+        if n % 2 == 0 and one != other:
+            return False
+        if n % 2 and len(other.partition(".")[2]) != digits + 3:
+            return False
+        if n % 2 and abs(float(one) - float(other)) > 0.51 * 10**-digits:
+            return False
+    return True
+
+
+def test_each_digit_of_a_text_is_compared():
+    shown = "the cat puts 0.123400 on (-0.5000, 0.57000)"
+    assert alike("the cat puts 0.123 on (−0.5, .57)", shown)
+    for wrong in ("0.124 on (−0.5, .57)", "0.12 on (−0.5, .57)", "0.123 at (−0.5, .57)"):
+        assert not alike(f"the cat puts {wrong}", shown)
+
+
+def near(numbers, within=1e-6):
+    """Numbers from which those of a figure may differ by so much."""
+    return pytest.approx(torch.as_tensor(numbers).flatten().tolist(), abs=within)
+
+
+def same(found, expected):
+    """Whether parts of a figure are what they should be: texts, or numbers that are `near`."""
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(alike, found, expected))
+    numbers = [number for text in found for number in NUMBER.findall(text) or [text]]
+    return list(map(float, numbers)) == expected
 
 
 class Moving:
@@ -84,15 +118,8 @@ class Moving:
     def __init__(self, page, drawn, finger, shown):
         self.page, self.drawn, self.finger, self.shown = page, drawn, finger, shown
         self.settings = shown.start
-        parts = {kind: drawn.locator(kind).all() for kind in CONTROLS}
-        self.controls = [(part, *CONTROLS[kind]) for kind in CONTROLS for part in parts[kind]]
-
-    def read(self, *questions):
-        """The texts of the parts that a selector names, or, behind an @, what else they have.
-
-        All in one question to the browser: each costs as much as many.
-        """
-        return self.drawn.evaluate_all(READ, questions)
+        parts = drawn.locator(CONTROL).all()
+        self.controls = [(part, *KINDS[part.evaluate("part => part.tagName")]) for part in parts]
 
     def press(self, part, **at):
         part.tap(**at) if self.finger else part.click(**at)
@@ -106,13 +133,17 @@ class Moving:
 
     def check(self, **more):
         """Settings and all the rest are those of the library."""
-        controls = zip(self.settings, self.shown.names, self.controls, strict=True)
-        expected = [
-            [value, names[value], None if parts is None else len(names)]
-            for value, names, (_, parts, *_) in controls
-        ]
-        assert self.drawn.evaluate_all(SETTINGS) == expected
-        self.shown.compare(self, *self.settings, **more)
+        at = [*zip(self.settings, self.shown.names, self.controls, strict=True)]
+        sliders = [value for value, _, (_, parts, *_) in at if parts is None]
+        words = [NUMBER.sub(r"\g<0>000", names[value]) for value, names, _ in at]  # each exact
+        rest = self.shown.rest(*self.settings, **more)
+        self.shows({WORDS: words, ".slide input @value": sliders, **rest})
+
+    def shows(self, rest):
+        """The parts that these questions ask for are what stands beside them."""
+        found = zip(self.drawn.evaluate_all(READ, [*rest]), rest.items(), strict=True)
+        wrong = {asked: (is_, should) for is_, (asked, should) in found if not same(is_, should)}
+        assert wrong == {}
 
     def set(self, n, value, *, by_hand, **more):
         """Move a control to this place, and look; a slider by hand, to one of its ends."""
@@ -140,77 +171,38 @@ class Moving:
             self.settings = self.shown.start
             self.check()
 
+    def drag(self, handle, by):
+        """With the mouse, or with a finger; the page must not move along."""
+        box = handle.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        start, *steps = [(x + by[0] * part / 4, y + by[1] * part / 4) for part in range(5)]
+        before = self.page.evaluate("scrollY")
+        if self.finger:
+            session = self.page.context.new_cdp_session(self.page)
+            for kind, at in [("touchStart", start), *(("touchMove", step) for step in steps)]:
+                points = [{"x": at[0], "y": at[1]}]
+                session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+            session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        else:
+            self.page.mouse.move(*start)
+            self.page.mouse.down()
+            for step in steps:
+                self.page.mouse.move(*step)
+            self.page.mouse.up()
+        assert self.page.evaluate("scrollY") == before
+
 
 @contextlib.contextmanager
-def figure(browser, site, name, width=1280, scheme="light", where=None):
-    """A figure on its page, from disk; on the narrow screen fingers touch it.
-
-    What it shows at the end must be the same in the other scheme.
-    """
-    what, first, *_ = FIGURES[name]
+def figure(browser, site, name, page_name, width, scheme):
+    """A figure on its page, from disk; on the narrow screen fingers touch it."""
+    what, *_ = FIGURES[name]
     with opened(browser, site.as_uri(), has_touch=width < 500) as page:
-        visit(page, (site / f"book/{where or first}.html").as_uri(), width, scheme)
+        visit(page, (site / f"book/{page_name}.html").as_uri(), width, scheme)
         drawn = page.locator(f"#{name}")
         only(drawn)
         drawn.scroll_into_view_if_needed()
         yield Moving(page, drawn, width < 500, what())
-        at_the_end = drawn.inner_text()
-        set_scheme(page, "dark" if scheme == "light" else "light")
-        assert drawn.inner_text() == at_the_end
         assert page.outside == page.errors == []
-
-
-# ---------------------------------------------------------------- what is compared
-
-NUMBER = re.compile(r"(-?\d*\.\d+)")
-
-
-def formatted(numbers, digits):
-    """Numbers as texts for `compare`, of a figure that shows so many digits."""
-    return [f"{number:.{digits + 3}f}" for number in torch.as_tensor(numbers).flatten().tolist()]
-
-
-def vector(numbers, digits):
-    return f"({', '.join(formatted(numbers, digits))})"
-
-
-def alike(found, expected):
-    """Whether texts have the same words, and numbers that are rounded to three digits less."""
-    parts = (NUMBER.split(text.replace("−", "-")) for text in (found, expected))
-    for n, (one, other) in enumerate(itertools.zip_longest(*parts, fillvalue="")):
-        digits = len(one.partition(".")[2])
-        if n % 2 == 0 and one != other:
-            return False
-        if n % 2 and len(other.partition(".")[2]) != digits + 3:
-            return False
-        if n % 2 and abs(float(one) - float(other)) > 0.51 * 10**-digits:
-            return False
-    return True
-
-
-def compare(found, expected):
-    """Texts of a figure with those that it should show."""
-    pairs = zip(found, expected, strict=True)
-    assert [pair for pair in pairs if not alike(*pair)] == []
-
-
-@for_each(
-    ("the cat puts 0.123 on (−0.5, .57)", True),
-    ("the cat puts 0.124 on (−0.5, .57)", False),
-    ("the cat puts 0.12 on (−0.5, .57)", False),
-    ("the dog puts 0.123 on (−0.5, .57)", False),
-)
-def test_each_digit_of_a_text_is_compared(found, same):
-    assert alike(found, "the cat puts 0.123400 on (-0.5000, 0.57000)") == same
-
-
-def floats(texts):
-    return [float(text) for text in texts]
-
-
-def holding(name, classes):
-    """The numbers of the parts that have this class."""
-    return [i for i, names in enumerate(classes) if name in (names or "").split()]
 
 
 def listed(names):
@@ -222,11 +214,19 @@ def stored(name):
     return live.stored()["figures"][name]
 
 
+def arrows(role, ends):
+    """Where arrows end, on each plane: their lines, and their tips."""
+    places = {"line": ("x2", "y2"), "circle.tip": ("cx", "cy")}
+    return {
+        f"{part}.{role} @{name}": near([end[i] for end in ends], 0.01)
+        for part, names in places.items()
+        for i, name in enumerate(names)
+    }
+
+
 # ---------------------------------------------------------------- one head, its query moved
 
 HEAD = "fig-one-head-drag"
-# where an arrow ends: its line, and its tip
-ENDS = [("line", "x2"), ("line", "y2"), ("circle.tip", "cx"), ("circle.tip", "cy")]
 
 
 def one_head():
@@ -234,115 +234,68 @@ def one_head():
     tokens, q, k, v = (stored(HEAD)[name] for name in ("tokens", *"qkv"))
     k, v = torch.tensor(k), torch.tensor(v)
 
-    def check(moving, asking, step, query=None):
+    def rest(asking, step, query=None):
         temperature, point = 2 ** (step / 4 - 2), query or q[asking]
         out, weights = attention(torch.tensor([point]), k, v, scale=2**-0.5 / temperature)
-        handle, tokens_of, cards, scores, shares, sentence, keys, dots, *arrows = moving.read(
-            *(
-                ".handle @aria-valuetext",
-                "fieldset @class",
-                "td .vector",
-                "td.score",
-                "td.weight",
-                ".say",
-            ),
-            *("circle.key @r", "circle.value @r"),
-            *(f"{part}.{role} @{end}" for role in ("query", "output") for part, end in ENDS),
-        )
-        compare(handle, [vector(point, 1)])
-        assert ("left" in (tokens_of[0] or "")) == (query is not None)
-        assert cards == [f"({x:.0f}, {y:.0f})" for x, y in [*k.tolist(), *v.tolist()]]
-        compare(scores, formatted(torch.tensor(point) @ k.mT / 2**0.5, 2))
-        compare(shares, formatted(weights, 3))
         whose = f"The query {vector(point, 1)}"
         if query is None:
             whose = f"With the query {vector(point, 1)}, {tokens[asking]}"
         most = f"{weights.max():.6f} on {tokens[int(weights.argmax())]}"
         flat = weights.max() - weights.min() < 5e-4
         puts = "the same weight on every token" if flat else most
-        compare(sentence, [f"{whose} puts {puts} and gets {vector(out, 3)}."])
-        ends = [float(end) for (end,) in arrows]
-        planes = (point, -1.5, 6.0, ends[:4]), (out[0].tolist(), -0.4, 3.3, ends[4:])
-        for to, low, span, at in planes:
-            x, y = ((a - low) * 240 / span for a in to)
-            assert at == pytest.approx(2 * [x, 240 - y], abs=0.1)
-        for sizes in (keys, dots):
-            assert floats(sizes) == pytest.approx((3 + 14 * weights[0].sqrt()).tolist(), abs=0.05)
+        sizes = near(3 + 14 * weights.sqrt(), 0.05)
+        planes = ("query", point, -1.5, 6.0), ("output", out[0].tolist(), -0.4, 3.3)
+        ends = [
+            arrows(role, [((x - low) * 240 / span, 240 - (y - low) * 240 / span)])
+            for role, (x, y), low, span in planes
+        ]
+        return {
+            ".slide input @value": near([step / 4 - 2]),
+            ".handle @aria-valuetext": [vector(point, 1)],
+            "fieldset @.left": [] if query is None else [0],
+            "td .vector": [f"({x:.0f}, {y:.0f})" for x, y in [*k.tolist(), *v.tolist()]],
+            "td.score": formatted(torch.tensor(point) @ k.mT / 2**0.5, 2),
+            "td.weight": formatted(weights, 3),
+            ".say": [f"{whose} puts {puts} and gets {vector(out, 3)}."],
+            "circle.key @r": sizes,
+            "circle.value @r": sizes,
+            **ends[0],
+            **ends[1],
+        }
 
     temperatures = [f"{2 ** (step / 4 - 2):.2f}" for step in range(21)]
-    return Shown([tokens, temperatures], (1, 8), check)
+    return Shown([tokens, temperatures], (1, 8), rest, more=move_the_query)
 
 
-def drag(moving, by, handle=None):
-    """The end of the query, with the mouse, or with a finger; the page must not move along."""
-    page = moving.page
-    box = (handle or moving.drawn.locator(".handle")).bounding_box()
-    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    start, *steps = [(x + by[0] * part / 4, y + by[1] * part / 4) for part in range(5)]
-    before = page.evaluate("scrollY")
-    if moving.finger:
-        session = page.context.new_cdp_session(page)
-        for kind, at in [("touchStart", start), *(("touchMove", step) for step in steps)]:
-            points = [{"x": at[0], "y": at[1]}]
-            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
-        session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    else:
-        page.mouse.move(*start)
-        page.mouse.down()
-        for step in steps:
-            page.mouse.move(*step)
-        page.mouse.up()
-    assert page.evaluate("scrollY") == before
+def move_the_query(moving):
+    """By keys, by dragging its end, by one click or touch; a drag from elsewhere moves nothing."""
+    handle, plane = moving.drawn.locator(".handle"), moving.drawn.locator("svg").first
+    unit = plane.bounding_box()["width"] / 6.0  # from -1.5 to 4.5
+    ring = "e => { const s = getComputedStyle(e); return [s.outlineStyle, s.stroke].join(); }"
 
+    def query():
+        text = handle.get_attribute("aria-valuetext").replace("−", "-")
+        point = [float(number) for number in NUMBER.findall(text)]
+        moving.check(query=point)
+        return point
 
-@pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_the_query_can_be_moved_freely(browser, site, width, scheme):
-    """By keys, by dragging its end, by one click or touch; and start again takes it back."""
-    with figure(browser, site, HEAD, width, scheme) as moving:
-
-        def query():
-            (text,) = moving.read(".handle @aria-valuetext")[0]
-            point = floats(NUMBER.findall(text.replace("−", "-")))
-            moving.check(query=point)
-            return point
-
-        moving.drawn.get_by_role("slider", name="query").focus()
-        moving.keys("ArrowRight", "ArrowRight", "Shift+ArrowDown", "ArrowUp", "Shift+ArrowLeft")
-        assert query() == [-0.3, 1.6]
-        moving.again()
-        plane = moving.drawn.locator("svg").first
-        unit = plane.bounding_box()["width"] / 6.0  # from -1.5 to 4.5
-        drag(moving, (1.5 * unit, 3 * unit))
-        assert query() == pytest.approx([1.5, -1.0], abs=0.11)
-        drag(moving, (-900, 0))  # beyond the frame
-        assert query() == pytest.approx([-1.3, -1.0], abs=0.11)
-        moving.press(plane, position={"x": 4.5 * unit, "y": 4.0 * unit})
-        assert query() == pytest.approx([3.0, 0.5], abs=0.11)
-        moving.set(0, 0, by_hand=True)  # the: a query of zeros
-
-
-def test_a_drag_from_elsewhere_moves_nothing(browser, site):
-    """The mouse leaves no ring behind, and selects no names; the keyboard shows where it is."""
-    with figure(browser, site, HEAD, 1280, "dark") as moving:
-        page, drawn, handle = moving.page, moving.drawn, moving.drawn.locator(".handle")
-        ring = "e => { const s = getComputedStyle(e); return [s.outlineStyle, s.stroke].join(); }"
-        moving.set(0, 5, by_hand=True)
-        before = drawn.inner_text()
-        frame = drawn.locator("svg").first.bounding_box()
-        for x, y in ((0.25, 0.4), (0.3, 0.7)):  # over names
-            start = (frame["x"] + x * frame["width"], frame["y"] + y * frame["height"])
-            page.mouse.move(*start)
-            page.mouse.down()
-            page.mouse.move(start[0] + 50, start[1] + 44, steps=4)
-            page.mouse.move(start[0] + 80, start[1] - 16, steps=4)
-            page.mouse.up()
-            assert drawn.inner_text() == before
-            assert page.evaluate("String(getSelection())") == ""
-        drag(moving, (-40, -40))
-        assert drawn.inner_text() != before
-        assert handle.evaluate(ring) == "none,none"
-        moving.keys("ArrowUp")
-        assert handle.evaluate(ring) != "none,none"
+    moving.drawn.get_by_role("slider", name="query").focus()
+    moving.keys("ArrowRight", "ArrowRight", "Shift+ArrowDown", "ArrowUp", "Shift+ArrowLeft")
+    assert query() == [-0.3, 1.6]
+    assert handle.evaluate(ring) != "none,none"
+    moving.again()
+    moving.drag(handle, (1.5 * unit, 3 * unit))
+    assert query() == pytest.approx([1.5, -1.0], abs=0.11)
+    assert handle.evaluate(ring) == "none,none"  # which is for the keyboard
+    moving.drag(handle, (-900, 0))  # beyond the frame
+    assert query() == pytest.approx([-1.3, -1.0], abs=0.11)
+    moving.press(plane, position={"x": 4.5 * unit, "y": 4.0 * unit})
+    assert query() == pytest.approx([3.0, 0.5], abs=0.11)
+    moving.set(0, 0, by_hand=True)  # the: a query of zeros
+    if not moving.finger:
+        moving.drag(plane.locator("text").nth(3), (80, -16))  # over names
+        moving.check()
+        assert moving.page.evaluate("String(getSelection())") == ""
 
 
 # ---------------------------------------------------------------- maps of trained heads
@@ -350,109 +303,72 @@ def test_a_drag_from_elsewhere_moves_nothing(browser, site):
 ONE, HEADS, SINK = "fig-one-head-map", "fig-many-heads-twelve", "fig-real-encoder-sink"
 
 
-def chosen_row(moving, weights, t):
+def row_of(weights, t):
     """The numbers of the chosen row of a map, which alone are seen."""
-    read = "all => all.map(one => [one.innerText, one.closest('tr').className])"
-    numbers = moving.drawn.locator(".map td span:visible").evaluate_all(read)
-    (marks,) = moving.read(".map tbody tr @class")
-    assert holding("chosen", marks) == [t]
-    assert {row for _, row in numbers} == {marks[t]}
-    compare([text for text, _ in numbers], formatted(weights, 2))
+    shown = [[""] * len(line) for line in weights]
+    shown[t] = formatted(weights[t], 2)
+    return {".map td span": [text for line in shown for text in line]}
 
 
-def row_of_a_map(moving, tokens, weights, t, where=""):
+def row_of_a_map(tokens, weights, t, where=""):
     """The numbers of the chosen row, and the sentence."""
-    chosen_row(moving, weights[t], t)
-    (sentence,) = moving.read(".say")
     best, most = tokens[int(weights[t].argmax())], weights[t].max()
-    compare(sentence, [f"{where}{tokens[t]} puts {most:.6f} of its attention on {best}."])
+    said = f"{where}{tokens[t]} puts {most:.6f} of its attention on {best}."
+    return {**row_of(weights, t), ".say": [said]}
 
 
 def trained_map():
     """Each row of one head."""
     tokens, weights = stored(ONE)["tokens"], torch.tensor(stored(ONE)["weights"])
-    return Shown([tokens], (6,), lambda moving, t: row_of_a_map(moving, tokens, weights, t))
+    return Shown([tokens], (6,), lambda t: row_of_a_map(tokens, weights, t))
 
 
 def heads():
-    """Each head, the row staying: the large map is its own, and each small one names its best."""
+    """Each head, the row staying: the large map is its own, the small ones show all weights."""
     tokens, maps = stored(HEADS)["tokens"], torch.tensor(stored(HEADS)["weights"])
+    n = len(tokens)
+    places = torch.cartesian_prod(torch.arange(n), torch.arange(n)).repeat(len(maps), 1)
 
-    def check(moving, h, t):
-        row_of_a_map(moving, tokens, maps[h], t, f"In head {h}, ")
-        marks, most = moving.read(".heads svg .mark @y", ".most")
-        assert marks == [str(t)] * len(maps)
+    def rest(h, t):
         best = maps[:, t].max(dim=-1)
         pairs = zip(best.indices, formatted(best.values, 2), strict=True)
-        compare(most, [f"{tokens[s]} {weight}" for s, weight in pairs])
+        return {
+            **row_of_a_map(tokens, maps[h], t, f"In head {h}, "),
+            ".heads svg .mark @y": [t] * len(maps),
+            ".most": [f"{tokens[s]} {weight}" for s, weight in pairs],
+            ".heads .cell @--w": near(maps),
+            ".heads .cell @y": places[:, 0].tolist(),
+            ".heads .cell @x": places[:, 1].tolist(),
+        }
 
-    return Shown([[f"head {h}" for h in range(12)], tokens], (4, 3), check)
-
-
-def test_small_maps_show_all_weights_of_their_heads(browser, site):
-    weights = torch.tensor(stored(HEADS)["weights"])
-    with figure(browser, site, HEADS) as moving:
-        cells = moving.read(*(f".heads .cell @{what}" for what in ("--w", "x", "y")))
-    small = torch.tensor(list(map(floats, cells))).T.reshape(*weights.shape, 3)
-    assert torch.equal(small[..., 0], weights)
-    places = torch.cartesian_prod(*map(torch.arange, weights.shape[1:])).flip(-1)
-    assert torch.equal(small[..., 1:].flatten(1, 2), places.float().expand(len(weights), -1, -1))
+    return Shown([[f"head {h}" for h in range(12)], tokens], (4, 3), rest)
 
 
 def crossed():
     """Each sentence and layer: the mean of the heads in four cases, and the first column."""
     data = stored(SINK)
 
-    def check(moving, which, layer):
+    def rest(which, layer):
         now = [torch.tensor(layers[layer]) for layers in data["maps"][which]]
-        shares = torch.stack([weights[:, 0].mean() for weights in now])
-        cells, sentence, labels, drawn = moving.read(
-            ".heads .most", ".say", ".heads svg @aria-label", ".heads .cell @--w"
-        )
+        shares = [weights[:, 0].mean() for weights in now]
         firsts = [data["tokens"][which][cut] for cut in data["without"]]
-        compare(cells, [f"{t} {s:.5f}" for t, s in zip(firsts, shares, strict=True)])
         said = [f"{s:.6f} ({name})" for s, name in zip(shares, data["corners"], strict=True)]
-        gets = f"{said[0]}, {said[1]}, {said[2]} and {said[3]}"
-        words = f"Layer {layer}, {data['texts'][which]} The first token gets {gets}."
-        compare(sentence, [words])
-        assert labels == [
-            f"{name}: a map of {len(w)} tokens"
-            for name, w in zip(data["corners"], now, strict=True)
-        ]
-        flat = torch.cat([weights.flatten() for weights in now])
-        assert floats(drawn) == pytest.approx(flat.tolist(), abs=1e-4)
+        words = f"Layer {layer}, {data['texts'][which]} The first token gets {listed(said)}."
+        maps = zip(data["corners"], now, strict=True)
+        return {
+            ".heads .most": [f"{t} {s:.5f}" for t, s in zip(firsts, shares, strict=True)],
+            ".say": [words],
+            ".heads svg @aria-label": [f"{name}: a map of {len(w)} tokens" for name, w in maps],
+            ".heads .cell @--w": near(torch.cat([weights.flatten() for weights in now]), 1e-4),
+        }
 
-    return Shown([data["names"], list(map(str, range(6)))], (0, 3), check)
-
-
-# how the ring around a part is drawn, its colour, and that of the page behind it
-RING = """part => {
-  const style = getComputedStyle(part), page = getComputedStyle(document.body).backgroundColor;
-  return [style.outlineStyle, style.zIndex, style.outlineColor, page];
-}"""
-
-
-def test_the_ring_in_a_figure_can_be_seen(browser, site):
-    """As well as text can be read, light and dark, and above the frame of the row."""
-    rings = {"input:checked": "input:checked + *", ".chosen button": ".chosen button"}
-    with figure(browser, site, HEADS) as moving:
-        for at, ringed in rings.items():
-            moving.drawn.locator(at).first.focus()
-            moving.keys("ArrowDown")
-            for scheme in ("dark", "light"):
-                set_scheme(moving.page, scheme)
-                drawn, above, *colours = moving.drawn.locator(ringed).first.evaluate(RING)
-                lights = (luminance(floats(re.findall(r"[\d.]+", c)[:3])) for c in colours)
-                low, high = sorted(lights)
-                assert drawn != "none"
-                assert high / low >= 4.5
-        assert above == "1"
+    return Shown([data["names"], list(map(str, range(6)))], (0, 3), rest)
 
 
 # ---------------------------------------------------------------- masks
 
 MASK = "fig-masks-playground"
-KINDS = {
+MASKS = {
     "causal": masks.causal_mask(6),
     "window": masks.window_mask(6, window=3),
     "two texts": masks.segment_mask(torch.tensor([[0, 0, 0, 1, 1, 1]]))[0, 0],
@@ -466,28 +382,27 @@ def playground():
     tokens, q, k = (stored(MASK)[name] for name in ("tokens", *"qk"))
     q, k, kinds = torch.tensor(q), torch.tensor(k), list(stored(MASK)["kinds"])
 
-    def check(moving, kind, reading, length):
-        parts = "table.given td", ".weighed tbody td", ".weighed tbody td @class", ".say"
-        (_, *signs), cells, classes, sentence = moving.read(*parts)
-        given = KINDS[kinds[kind]] & (torch.arange(6) < length)
+    def rest(kind, reading, length):
+        given = MASKS[kinds[kind]] & (torch.arange(6) < length)
         mask = ~given if reading else given
-        opened = mask.flatten().tolist()
-        assert signs == ["T" if cell else "F" for cell in given.flatten()]
+        is_open = mask.flatten().tolist()
         weights = formatted(attention_weights(q, k, mask=mask), 2)
-        pairs = zip(weights, opened, strict=True)
-        compare(cells, [weight if is_open else "" for weight, is_open in pairs])
-        assert holding("closed", classes) == [i for i, is_open in enumerate(opened) if not is_open]
         empty = [tokens[t] for t in range(6) if not mask[t].any()]
-        rest = f"Nothing is open to {listed(empty)}: zeros." if empty else "Every row sums to 1."
-        assert sentence == [f"{sum(opened)} of 36 pairs are open. {rest}"]
+        end = f"Nothing is open to {listed(empty)}: zeros." if empty else "Every row sums to 1."
+        return {
+            "table.given tbody td": ["T" if cell else "F" for cell in given.flatten()],
+            ".weighed tbody td": [weights[i] if is_open[i] else "" for i in range(36)],
+            ".weighed tbody td @.closed": [i for i in range(36) if not is_open[i]],
+            ".say": [f"{sum(is_open)} of 36 pairs are open. {end}"],
+        }
 
     lengths = [f"{length} of 6" for length in range(7)]
-    return Shown([kinds, ["may attend", "blocked"], lengths], (0, 0, 6), check)
+    return Shown([kinds, ["may attend", "blocked"], lengths], (0, 0, 6), rest)
 
 
 # ---------------------------------------------------------------- scale, positions, next token
 
-ROW, SAMPLE = "fig-scaling-row", "fig-next-token-knobs"
+ROW, DIAL, SAMPLE = "fig-scaling-row", "fig-positions-dial", "fig-next-token-knobs"
 
 
 def random_row():
@@ -495,61 +410,55 @@ def random_row():
     products, gradients = (torch.tensor(stored(ROW)[name]) for name in ("products", "gradient"))
     widths, first = stored(ROW)["widths"], stored(ROW)["head"]
 
-    def check(moving, kind, i, h):
-        scale = (1.0, widths[i] ** -0.5, 1 / widths[i])[kind]
-        weights = (scale * products[i, h]).softmax(dim=0)
+    def rest(kind, i, h):
+        weights = ((1.0, widths[i] ** -0.5, 1 / widths[i])[kind] * products[i, h]).softmax(dim=0)
         sizes, top = gradients[i, :, kind], gradients[i].max()
-        ordered = sizes.sort().values
-        cells, sentence, heights, classes, label = moving.read(
-            *("td.weight", ".say", ".bar @height", ".bar @class", "svg.losses @aria-label")
-        )
-        compare(cells, formatted(weights, 2))
-        words = (
+        low, median, high = (sizes.sort().values[n] for n in (0, 11, -1))
+        said = (
             f"Head {h + 1} puts {weights.max():.5f} on one word, and its gradient is "
-            f"{sizes[h]:.6f}. Of all 24 heads, the median is {ordered[11]:.6f}, the mean "
-            f"{sizes.mean():.6f} and the largest {ordered[-1]:.6f}."
+            f"{sizes[h]:.6f}. Of all 24 heads, the median is {median:.6f}, the mean "
+            f"{sizes.mean():.6f} and the largest {high:.6f}."
         )
-        compare(sentence, [words])
-        assert floats(heights) == pytest.approx((90 * sizes / top).tolist(), abs=0.02)
-        assert holding("chosen", classes) == [h]
-        ends = f"from {ordered[0]:.6f} to {ordered[-1]:.6f}"
-        compare(label, [f"the gradients of 24 heads, {ends}"])
+        label = f"the gradients of 24 heads, from {low:.6f} to {high:.6f}"
+        return {
+            "td.weight": formatted(weights, 2),
+            ".say": [said],
+            ".bar @height": near(90 * sizes / top, 0.02),
+            ".bar @.chosen": [h],
+            "svg.losses @aria-label": [label],
+        }
 
     names = [["1", "1/√dₖ", "1/dₖ"], list(map(str, widths)), [f"{h + 1} of 24" for h in range(24)]]
-    return Shown(names, (0, 3, first), check)
+    return Shown(names, (0, 3, first), rest)
 
 
 def dial():
     """Each position, and both together: rotated pairs, products, score, angles, what is shaded."""
-    pairs = {role: torch.tensor(stored("fig-positions-dial")[role[0]]) for role in ("query", "key")}
+    pairs = {role: torch.tensor(stored(DIAL)[role[0]]).double() for role in ("query", "key")}
+    pixels = torch.tensor([100.0, -100.0], dtype=torch.float64)
 
-    def check(moving, i, j, low):
-        found, sentence, angles, shaded, *others = moving.read(
-            *("td.product", ".say", "td.angle", ".covered @d"),
-            *(f"td.{role}" for role in pairs),
-            *(f"svg {part}.{role} @{end}" for role in pairs for part, end in ENDS),
-        )
-        rotated = {}
-        for n, (role, p) in enumerate((("query", i), ("key", j))):
+    def rest(i, j, low):
+        shown, rotated = {}, {}
+        for role, p in (("query", i), ("key", j)):
             # the speeds 1 and 1/10 are those of four numbers with base 100; halves are pairs
-            numbers = pairs[role].T.reshape(1, 4).double()
-            turned = apply_rope(numbers, torch.tensor([p]), base=100.0)
+            turned = apply_rope(pairs[role].T.reshape(1, 4), torch.tensor([p]), base=100.0)
             rotated[role] = turned.view(2, 2).T  # a row is a pair
-            compare(others[n], [vector(pair, 3) for pair in rotated[role]])
-            at = 120 + 100 * rotated[role] * torch.tensor([1.0, -1.0])
-            ends = torch.tensor(list(map(floats, others[2 + 4 * n : 6 + 4 * n])))  # of both planes
-            torch.testing.assert_close(ends.double(), at.T.repeat(2, 1), rtol=0.0, atol=0.01)
+            shown[f"td.{role}"] = [vector(pair, 3) for pair in rotated[role]]
+            shown |= arrows(role, (120 + rotated[role] * pixels).tolist())  # on both planes
         products = (rotated["query"] * rotated["key"]).sum(dim=-1)
-        compare(found, formatted(products, 3))
-        score = f"score {products.sum():.6f}."
-        compare(sentence, [f"Query at {i}, key at {j}: distance {i - j}, {score}"])
         new = ", new" if not 0 <= i - j <= 15 else ""  # pair 2's; pair 1 went round
-        compare(angles, [f"{i - j:.4f}", f"{(i - j) / 10:.4f}{new}"])
-        for path, speed, reach in zip(shaded, (1.0, 0.1), (math.tau, 1.5), strict=True):
-            ends = torch.tensor(floats(re.findall(r"-?\d+\.\d+", path))).view(3, 2)
+        corners = []
+        for speed, reach in ((1.0, math.tau), (0.1, 1.5)):
             turns = speed * j + reach * torch.tensor([0.0, 0.5, 1.0])
-            corners = 120 + 100 * torch.stack([turns.cos(), -turns.sin()], dim=1)
-            torch.testing.assert_close(ends, corners, rtol=0.0, atol=0.01)
+            corners.append(120 + torch.stack([turns.cos(), turns.sin()], dim=1) * pixels)
+        score = f"score {products.sum():.6f}."
+        return {
+            **shown,
+            "td.product": formatted(products, 3),
+            ".say": [f"Query at {i}, key at {j}: distance {i - j}, {score}"],
+            "td.angle": [f"{i - j:.4f}", f"{(i - j) / 10:.4f}{new}"],
+            ".covered @d": near(torch.stack(corners), 0.01),
+        }
 
     def follow(settings, n, value):
         i, j, low = settings
@@ -558,54 +467,50 @@ def dial():
         return i, j, min(i, j)
 
     at = [str(n) for n in range(64)]
-    return Shown([at, at, at], (24, 4, 4), check, follow)
+    return Shown([at, at, at], (24, 4, 4), rest, follow, drag_the_hands)
 
 
-@pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_the_hands_of_the_dial_can_be_dragged(browser, site, width, scheme):
+def drag_the_hands(moving):
     """By mouse or finger, on either plane; to the nearest position; not beyond the ends."""
-    with figure(browser, site, "fig-positions-dial", width, scheme) as moving:
+    planes = moving.drawn.locator(".planes svg")
+    unit = planes.first.bounding_box()["width"] / 240 * 100  # a hand's length
+    for plane, role, angle, i, j in (
+        (1, "query", 2.31, 23, 4),
+        (1, "key", 0.88, 23, 9),
+        (0, "query", 23 + 1.05, 24, 9),
+        (1, "query", 2.4 + 3.0, 54, 9),
+        (1, "key", -0.7, 54, 0),  # not below 0
+        (1, "query", 5.4 + 1.6, 63, 0),  # nor beyond the last
+    ):
+        box = planes.nth(plane).bounding_box()
+        tip = planes.nth(plane).locator(f".{role}-tip")
+        here = tip.bounding_box()
+        x, y = (here[a] + here[b] / 2 for a, b in (("x", "width"), ("y", "height")))
+        to_x = box["x"] + box["width"] / 2 + unit * math.cos(angle)
+        to_y = box["y"] + box["height"] / 2 - unit * math.sin(angle)
+        moving.drag(tip, (to_x - x, to_y - y))
+        moving.settings = i, j, min(i, j)
         moving.check()
-        planes = moving.drawn.locator(".planes svg")
-        unit = planes.first.bounding_box()["width"] / 240 * 100  # a hand's length
-
-        def drag_to(plane, role, angle, i, j):
-            box = planes.nth(plane).bounding_box()
-            tip = planes.nth(plane).locator(f".{role}-tip")
-            here = tip.bounding_box()
-            x, y = (here[a] + here[b] / 2 for a, b in (("x", "width"), ("y", "height")))
-            to_x = box["x"] + box["width"] / 2 + unit * math.cos(angle)
-            to_y = box["y"] + box["height"] / 2 - unit * math.sin(angle)
-            drag(moving, (to_x - x, to_y - y), tip)
-            moving.settings = i, j, min(i, j)
-            moving.check()
-
-        drag_to(1, "query", 2.31, 23, 4)
-        drag_to(1, "key", 0.88, 23, 9)
-        drag_to(0, "query", 23 + 1.05, 24, 9)
-        drag_to(1, "query", 2.4 + 3.0, 54, 9)
-        drag_to(1, "key", -0.7, 54, 0)  # not below 0
-        drag_to(1, "query", 5.4 + 1.6, 63, 0)  # nor beyond the last
-        moving.again()
 
 
 def next_token():
     """A temperature and a cut: the shares of the likeliest tokens, and three texts drawn so."""
     tokens, cuts, heats = (stored(SAMPLE)[name] for name in ("tokens", "cuts", "temperatures"))
 
-    def check(moving, c, t):
+    def rest(c, t):
         shares, count, texts = (stored(SAMPLE)[name][t][c] for name in ("shares", "kept", "texts"))
-        *numbers, others = formatted([*shares, max(0.0, 1 - sum(shares))], 3)
-        parts = "tbody th", "td.share", "tbody tr @class", ".say", ".texts li"
-        names, cells, classes, sentence, lines = moving.read(*parts)
-        assert names == [*tokens, "all others"]
-        assert holding("cut", classes) == list(range(min(count, 21), 21))
-        compare(cells, [*numbers, others][:count] + ["cut off"] * (21 - count))
-        rest = f", and others, with {others} together." if count > 20 else ", and no other."
-        compare(sentence, [f"{min(count, 20)} of these 20 tokens can come next{rest}"])
-        assert [line.split() for line in lines] == [f"… the warm{text}".split() for text in texts]
+        numbers = formatted([*shares, max(0.0, 1 - sum(shares))], 3)
+        others = f", and others, with {numbers[-1]} together."
+        others = others if count > 20 else ", and no other."
+        return {
+            "tbody th": [*tokens, "all others"],
+            "td.share": numbers[:count] + ["cut off"] * (21 - count),
+            "tbody tr @.cut": list(range(min(count, 21), 21)),
+            ".say": [f"{min(count, 20)} of these 20 tokens can come next{others}"],
+            ".texts li @text": [f"… the warm{text}" for text in texts],
+        }
 
-    return Shown([cuts, [f"{heat:.2f}" for heat in heats]], (0, 3), check)
+    return Shown([cuts, [f"{heat:.2f}" for heat in heats]], (0, 3), rest)
 
 
 LENS = "fig-block-lens"
@@ -614,21 +519,21 @@ LENS = "fig-block-lens"
 def lens():
     """Each prompt after each number of blocks: the best tokens of a model that stops there."""
 
-    def check(moving, which, k):
-        names, cells, widths, sentence = moving.read(
-            *("tbody th", "td.share", "td.share @--w", ".say")
-        )
-        best, own = (stored(LENS)[name][which][k] for name in ("chances", "own"))
-        assert names == stored(LENS)["guesses"][which][k]
-        compare(cells, formatted(best, 3))
-        assert floats(widths) == best
-        words = f"If SmolLM2 stopped after {k} of 30 blocks, it would say {names[0]}, with "
-        rest = f" In the end it says {stored(LENS)['answers'][which]}, which has {own:.6f} here."
+    def rest(which, k):
+        best, own, names = (stored(LENS)[name][which][k] for name in ("chances", "own", "guesses"))
+        answer = stored(LENS)["answers"][which]
+        said = f"If SmolLM2 stopped after {k} of 30 blocks, it would say {names[0]}, with "
+        end = f" In the end it says {answer}, which has {own:.6f} here."
         if k == 30:
-            words, rest = f"After all 30 blocks SmolLM2 says {names[0]}, with ", ""
-        compare(sentence, [f"{words}{best[0]:.6f}.{rest}"])
+            said, end = f"After all 30 blocks SmolLM2 says {names[0]}, with ", ""
+        return {
+            "tbody th": names,
+            "td.share": formatted(best, 3),
+            "td.share @--w": near(best),
+            ".say": [f"{said}{best[0]:.6f}.{end}"],
+        }
 
-    return Shown([stored(LENS)["prompts"], [f"{k} of 30" for k in range(31)]], (0, 28), check)
+    return Shown([stored(LENS)["prompts"], [f"{k} of 30" for k in range(31)]], (0, 28), rest)
 
 
 GUESS = "fig-language-model-guess"
@@ -640,25 +545,24 @@ def guess():
     assert all(sorted(places) == list(range(9)) for places in data["order"])
     kinds = ["none yet", "the right model", "one with an error"]
 
-    def check(moving, question, letter, told):
+    def rest(question, letter, told):
         who = data["order"][question][letter]
-        (written,), (sentence,), cells = moving.read(".written @text", ".say", ".ends td")
-        assert written == data["texts"][question][who]
-        if not told:
-            assert sentence == "Who wrote this?"
-            assert cells == ["?"] * 3
-            return
+        error = f"a model with the error {data['names'][who]}."
+        whose = error if who else "this is the right model."
         is_right = (told == 1) == (who == 0)
-        error = data["names"][who]
-        whose = f"a model with the error {error}." if who else "this is the right model."
-        assert sentence == f"{'Yes' if is_right else 'No'}: {whose}"
-        assert cells == [numbers[who] for numbers in data["measures"].values()]
+        said = f"{'Yes' if is_right else 'No'}: {whose}" if told else "Who wrote this?"
+        measures = data["measures"].values()
+        return {
+            ".written @text": [data["texts"][question][who]],
+            ".say": [said],
+            ".ends td": [f"{numbers[who]}000" if told else "?" for numbers in measures],
+        }
 
     def follow(settings, n, value):
         question, letter, _ = (*settings[:n], value, *settings[n + 1 :])
         return question, letter, value if n == 2 else 0
 
-    return Shown([data["questions"], list("ABCDEFGHI"), kinds], (2, 0, 0), check, follow)
+    return Shown([data["questions"], list("ABCDEFGHI"), kinds], (2, 0, 0), rest, follow)
 
 
 # ---------------------------------------------------------------- dates
@@ -666,25 +570,43 @@ def guess():
 READER = "fig-encoder-decoder-read"
 
 
+def of_dates(t, text="23 October 2025", other="14 January 1987", chosen=()):
+    """What two dates give, with the chosen vectors of the other one, as its character t is told."""
+    (plain, _), (theirs, _) = date_model.read(text), date_model.read(other)
+    answer, weights = date_model.read(text, other, *chosen)
+    mean = weights.mean(dim=(1, 2))
+    best = int(mean[t].argmax())
+    on = "the gap" if text[best] in " \u202f" else text[best]
+    said = f"Writing {answer[t]}, character {t + 1}, it puts {mean[t, best]:.5f}"
+    said += f" of its attention on {on}, character {best + 1}."
+    if chosen:
+        parts = {"year": slice(0, 4), "month": slice(5, 7), "day": slice(8, 10)}
+        changes = [
+            f"the {name} is {answer[at]}{', that of the other date' * (answer[at] == theirs[at])}"
+            for name, at in parts.items()
+            if answer[at] != plain[at]
+        ]
+        count = "1 vector" if len(chosen) == 1 else f"{len(chosen)} vectors"
+        said = f"{count} exchanged: {'; '.join(changes) or 'the answer stays'}."
+    signs = [re.sub("[ \u202f]", "␣", one) for one in (text, other)]
+    rows = [f".keys tr[data-t='{i}']" for i in range(len(mean))]  # in all tables
+    return {
+        ".iso": [answer],
+        ".iso span @.follows": [i for i, sign in enumerate(answer) if plain[i : i + 1] != sign],
+        ".say": [said],
+        "[data-s] b @text": [*signs[0]],
+        "[data-s] small @text": [*signs[1]],
+        "[data-s] @aria-pressed": [str(s in chosen).lower() for s in range(len(text))],
+        **{f"{row} td @--w": near(line, 1e-4) for row, line in zip(rows, mean, strict=True)},
+        **{f"{row} td @text": formatted(line, 2) for row, line in zip(rows, mean, strict=True)},
+        ".keys .chosen td span": formatted(mean[t], 2),  # which alone are seen
+        ".keys tbody tr:not(.chosen) td span": [""] * (len(mean) - 1) * len(text),
+    }
+
+
 def read_date():
     """As it begins: a date, its answer, the map. All else: ``test_date_reader.py``."""
-    first, answer = "23 October 2025", "2025-10-23"
-    written, weights = date_model.written(date_model.context(first))
-    assert written == answer
-    mean = weights.mean(dim=(1, 2))
-
-    def check(moving, t):
-        words, sentence, numbers, keys = moving.read(
-            ".iso", ".say", "tbody td @text", "[data-s] b @text"
-        )
-        best = int(mean[t].argmax())
-        on = first[best].replace(" ", "the gap")
-        said = f"Writing {answer[t]}, character {t + 1}, it puts {mean[t, best]:.5f}"
-        compare(sentence, [f"{said} of its attention on {on}, character {best + 1}."])
-        compare([f"0{number}" for number in numbers], formatted(mean, 2))
-        assert (words, "".join(keys)) == ([answer], first.replace(" ", "␣"))
-
-    return Shown([[*answer]], (2,), check)
+    return Shown([[*"2025-10-23"]], (2,), of_dates)
 
 
 # ---------------------------------------------------------------- pictures
@@ -706,58 +628,48 @@ def tiles():
     """Any two patches of a picture, exchanged: what the trained model says of it."""
     names, pictures = stored(SWAP)["classes"], torch.tensor(stored(SWAP)["pictures"])
 
-    def check(moving, which, pair=(), first=None):
+    def rest(which, pair=(), first=None):
         picture = exchanged(pictures[which], pair)
         n = 1 + PAIRS.index(tuple(sorted(pair))) if pair else 0
         shares = torch.tensor(stored(SWAP)["chances"][which][n])
-        pressed, classes, cells, greys, sentence = moving.read(
-            *(".tiles button @aria-pressed", ".next tbody th", "td.share"),
-            *(".tiles rect @--w", ".say"),
-        )
-        assert pressed == [str(i in pair or i == first).lower() for i in range(16)]
-        assert classes == names
-        compare(cells, formatted(shares, 3))
-        shown = 255 * torch.tensor(floats(greys)).view(4, 4, 7, 7).transpose(1, 2).reshape(28, 28)
-        torch.testing.assert_close(shown, picture.float(), rtol=0.0, atol=0.01)
         start = "The whole picture"
         if pair:
             start = f"Patches {min(pair) + 1} and {max(pair) + 1} exchanged"
         elif first is not None:
             start = f"Patch {first + 1}, and which other one? The whole picture"
-        says = f"{start}: the model says {names[int(shares.argmax())]}, with {shares.max():.6f}."
-        compare(sentence, [says])
+        best = names[int(shares.argmax())]
+        return {
+            ".tiles button @aria-pressed": [str(i in (*pair, first)).lower() for i in range(16)],
+            ".next tbody th": names,
+            "td.share": formatted(shares, 3),
+            ".tiles rect @--w": near(picture.view(4, 7, 4, 7).transpose(1, 2) / 255, 1e-4),
+            ".say": [f"{start}: the model says {best}, with {shares.max():.6f}."],
+        }
 
-    return Shown([stored(SWAP)["names"]], (0,), check)
+    return Shown([stored(SWAP)["names"]], (0,), rest, more=exchange_patches)
 
 
-def worst_pair(which):
-    """Of all pairs, the one whose exchange leaves the right class the smallest probability."""
-    right = stored(SWAP)["classes"].index(stored(SWAP)["names"][which])
-    _, *shares = torch.tensor(stored(SWAP)["chances"][which])[:, right]
-    return PAIRS[torch.stack(shares).argmin()]
-
-
-@pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_two_patches_can_be_exchanged(browser, site, width, scheme):
-    """Of each picture, by mouse or finger and by keyboard."""
-    with figure(browser, site, SWAP, width, scheme) as moving:
-        buttons = moving.drawn.locator(".tiles button").all()
-        for which, (a, b) in enumerate(((0, 15), (9, 6), (1, 4))):
-            moving.set(0, which, by_hand=True)
-            moving.press(buttons[a])
-            moving.check(first=a)
-            moving.press(buttons[b])
-            moving.check(pair=(a, b))
-            moving.press(moving.drawn.get_by_text("worst pair"))
-            moving.check(pair=worst_pair(which))
-        moving.press(buttons[3])
-        moving.press(buttons[3])  # chosen, and given back
-        moving.check()
-        moving.set(0, 0, by_hand=False)
-        buttons[5].focus()
-        moving.keys("Enter", *["Tab"] * 4, "Space")
-        moving.check(pair=(5, 9))
-        moving.again()
+def exchange_patches(moving):
+    """Of each picture, by mouse or finger and by keyboard; and the pair that misleads most."""
+    buttons = moving.drawn.locator(".tiles button").all()
+    for which, (a, b) in enumerate(((0, 15), (9, 6), (1, 4))):
+        moving.set(0, which, by_hand=True)
+        moving.press(buttons[a])
+        moving.check(first=a)
+        moving.press(buttons[b])
+        moving.check(pair=(a, b))
+        moving.press(moving.drawn.get_by_text("worst pair"))
+        right = stored(SWAP)["classes"].index(stored(SWAP)["names"][which])
+        _, *shares = torch.tensor(stored(SWAP)["chances"][which])[:, right]
+        moving.check(pair=PAIRS[torch.stack(shares).argmin()])
+    moving.press(buttons[3])
+    moving.press(buttons[3])  # chosen, and given back
+    moving.check()
+    moving.set(0, 0, by_hand=False)
+    buttons[5].focus()
+    moving.keys("Enter", *["Tab"] * 4, "Space")
+    moving.check(pair=(5, 9))
+    moving.again()
 
 
 @functools.cache
@@ -772,56 +684,52 @@ def patches():
     maps = [layers[layer][0, head].double() for layer, head in ((1, 1), (0, 5), (11, 0))]
     places = ["the class token"]
     places += [f"row {y}, column {x}" for y in range(1, 13) for x in range(1, 13)]
+    letters = [[*map(ord, text[1:])] for text in stored(PATCHES)["weights"]]
+    steps = torch.tensor(letters).view(3, 145, 145)
+    roots = (steps - 35 - (steps > 92).int()) / 90.0  # a backslash is left out
+    torch.testing.assert_close(roots, torch.stack(maps).float().sqrt(), rtol=0.0, atol=0.0065)
 
-    def near(shown, weight):  # steps of a 90th of the root, then two digits
-        return abs(float(shown) - weight) <= max(weight, 0.001) ** 0.5 / 90 + 0.0051
-
-    def check(moving, head, asked=52):
-        weights = maps[head][asked].tolist()
-        pressed, labels, marked, veils, rows, (sentence,) = moving.read(
-            *(f".patches button @aria-{what}" for what in ("pressed", "label")),
-            *(".patches td @class", ".patches td @--w", ".most tbody tr", ".say"),
-        )
-        assert pressed == [str(i == asked).lower() for i in range(1, 145)]
-        assert holding("chosen", marked) == [asked - 1] * (asked > 0)
-        names, shares = zip(*(label.split(": ") for label in labels), strict=True)
-        assert list(names) == places[1:]
-        assert all(map(near, shares, weights[1:]))
-        roots = [weight**0.5 for weight in weights[1:]]
-        assert floats(veils) == pytest.approx(roots, abs=0.0065)
-        names, shares = zip(*(row.split("\t") for row in rows), strict=True)
-        assert all(map(near, shares, [weights[places.index(name)] for name in names]))
-        assert all(map(near, shares, sorted(weights)[:-5:-1]))
+    def rest(head, asked=52):
+        shares = roots[head, asked].double() ** 2
+        most = sorted(range(145), key=lambda s: (-shares[s], s))[:4]
         asking = f"The patch in {places[asked]}" if asked else "The class token"
-        whom = names[0] if names[0] == places[0] else f"the patch in {names[0]}"
-        whom = "itself" if names[0] == places[asked] else whom
-        assert sentence == f"{asking} puts {shares[0]} of its attention on {whom}."
+        whom = f"the patch in {places[most[0]]}" if most[0] else places[0]
+        whom = "itself" if most[0] == asked else whom
+        labels = list(map("{}: {}".format, places, formatted(shares, 2)))
+        return {
+            ".patches button @aria-pressed": [str(i == asked).lower() for i in range(1, 145)],
+            ".patches button @aria-label": labels[1:],
+            ".patches td @.chosen": [asked - 1] if asked else [],
+            ".patches td @--w": near(roots[head, asked, 1:], 0.0006),
+            ".most tbody th": [places[s] for s in most],
+            ".most tbody td": formatted(shares[most], 2),
+            ".say": [f"{asking} puts {shares[most[0]]:.5f} of its attention on {whom}."],
+        }
 
-    return Shown([["near (layer 1)", "sink (layer 0)", "alike (layer 11)"]], (2,), check)
+    names = ["near (layer 1)", "sink (layer 0)", "alike (layer 11)"]
+    return Shown([names], (2,), rest, more=ask_patches)
 
 
-@pytest.mark.parametrize(("width", "scheme"), SCREENS)
-def test_each_patch_shows_whom_it_attends_to(browser, site, width, scheme):
+def ask_patches(moving):
     """Patches, and the class token; by keyboard, and by mouse or finger; with each head."""
-    with figure(browser, site, PATCHES, width, scheme) as moving:
-        at = moving.drawn.locator(".patches button")
-        for head, asked in enumerate((1, 40, 144)):
-            moving.again()
-            moving.set(0, head, by_hand=True)
-            moving.point(at.nth(asked - 1))
-            moving.check(asked=asked)
-        at.nth(51).focus()
-        moving.check()
-        for key, asked in (("Up", 40), ("Left", 39), ("Down", 51), ("Right", 52)):
-            moving.keys(f"Arrow{key}")
-            moving.check(asked=asked)
-        at.nth(0).focus()
-        moving.keys("ArrowLeft")  # the edge holds
-        moving.check(asked=1)
-        moving.press(moving.drawn.get_by_role("button", name="ask the class token"))
-        moving.check(asked=0)
-        moving.set(0, 1, by_hand=False, asked=0)  # the same, of another head
+    at = moving.drawn.locator(".patches button")
+    for head, asked in enumerate((1, 40, 144)):
         moving.again()
+        moving.set(0, head, by_hand=True)
+        moving.point(at.nth(asked - 1))
+        moving.check(asked=asked)
+    at.nth(51).focus()
+    moving.check()
+    for key, asked in (("Up", 40), ("Left", 39), ("Down", 51), ("Right", 52)):
+        moving.keys(f"Arrow{key}")
+        moving.check(asked=asked)
+    at.nth(0).focus()
+    moving.keys("ArrowLeft")  # the edge holds
+    moving.check(asked=1)
+    moving.press(moving.drawn.get_by_role("button", name="ask the class token"))
+    moving.check(asked=0)
+    moving.set(0, 1, by_hand=False, asked=0)  # the same, of another head
+    moving.again()
 
 
 # ---------------------------------------------------------------- what was trained
@@ -847,28 +755,24 @@ def clinic():
         start = f"The row of {tokens[row]} sums to {total:.5f}, not 1"
         return f"{start}; its largest weight, {most:.6f}, is on {on}."
 
-    def check(moving, i, row):
-        weights, losses, (whole, alone) = maps[i], curves[i], stored(CLINIC)["sums"][i]
-        heading, spans, marked, sentences, axes, ends, (curve,), label = moving.read(
-            *(".map thead th", ".map td span @text", ".map tbody tr @class", ".say"),
-            *("svg.losses @text", ".ends td", "path.curve @d", "svg.losses @aria-label"),
-        )
-        assert heading == tokens
-        assert holding("chosen", marked) == [row]
-        compare(spans, formatted(weights, 2))
+    def rest(i, row):
+        losses, (whole, alone) = curves[i], stored(CLINIC)["sums"][i]
         leaks = "differs. It leaks." if alone - whole > 0.001 else "is the same. Nothing leaks."
-        words = f"{names[i]}: word by word the loss {leaks}"
-        compare(sentences, [sentence(weights[row], row), words])
-        assert ["200 steps" in text for text in axes] == [True]
-        compare(ends, formatted([whole, alone, floor], 3))
-        points = floats(re.findall(r"-?\d+\.\d", curve))
         heights = 100 * (1 - losses / curves.max())
-        assert points[1::2] == pytest.approx(heights.tolist(), abs=0.051)
-        assert points[::2] == pytest.approx([n * 240 / 49 for n in range(50)], abs=0.051)
+        curve = torch.stack([torch.arange(50) * 240 / 49, heights], dim=1)
         falls = f"falls from {losses[0]:.5f} to {losses[-1]:.5f}"
-        compare(label, [f"the loss of {names[i]} {falls}"])
+        scale = [f"{curves.max():.4f}", "0", "floor", "loss during 200 steps of training"]
+        return {
+            ".map thead th": tokens,
+            **row_of(maps[i], row),
+            ".say": [sentence(maps[i, row], row), f"{names[i]}: word by word the loss {leaks}"],
+            "svg.losses text @text": scale,
+            ".ends td": formatted([whole, alone, floor], 3),
+            "path.curve @d": near(curve, 0.051),
+            "svg.losses @aria-label": [f"the loss of {names[i]} {falls}"],
+        }
 
-    return Shown([names, tokens], (0, 6), check)
+    return Shown([names, tokens], (0, 6), rest)
 
 
 GROWN = "fig-circuit-grow"
@@ -879,32 +783,28 @@ def grown():
     data = stored(GROWN)
     steps, tokens, words = (data[name] for name in ("steps", "tokens", "words"))
 
-    def check(moving, n):
-        labels, most, sentence, cells, drawn, bar = moving.read(
-            ".heads svg @aria-label",
-            ".heads .most",
-            ".say",
-            ".next td.share",
-            ".heads .cell @--w",
-            ".losses @aria-label",
-        )
-        assert labels == [f"{layer}: a map of {len(tokens)} words" for layer in data["layers"]]
+    def rest(n):
         before, followed, loss = (data[name][n] for name in ("before", "followed", "losses"))
-        compare(most, [f"word before {before:.5f}", f"what followed {followed:.5f}"])
         chances = torch.tensor(data["chances"][n])
-        compare(cells, formatted(torch.stack([chances, torch.tensor(data["rule"])], dim=1), 2))
         best = words[int(chances.argmax())]
-        compare(
-            sentence,
-            [
-                f"After {steps[n]} steps the loss is {loss:.6f} nats. Next, after {tokens[-1]}, "
-                f"the model expects {best}, with {chances.max():.5f}."
-            ],
+        said = (
+            f"After {steps[n]} steps the loss is {loss:.6f} nats. Next, after {tokens[-1]}, "
+            f"the model expects {best}, with {chances.max():.5f}."
         )
-        compare(bar, [f"the loss is {loss:.6f} after {steps[n]} steps"])
-        assert floats(drawn) == [w for weights in data["maps"][n] for row in weights for w in row]
+        size = f"a map of {len(tokens)} words"
+        weights = [weight for table in data["maps"][n] for line in table for weight in line]
+        return {
+            ".heads svg @aria-label": [f"{layer}: {size}" for layer in data["layers"]],
+            ".heads .most": [f"word before {before:.5f}", f"what followed {followed:.5f}"],
+            ".say": [said],
+            ".next td.share": formatted(
+                torch.stack([chances, torch.tensor(data["rule"])], dim=1), 2
+            ),
+            ".heads .cell @--w": near(weights),
+            ".losses @aria-label": [f"the loss is {loss:.6f} after {steps[n]} steps"],
+        }
 
-    return Shown([list(map(str, steps))], (11,), check)
+    return Shown([list(map(str, steps))], (11,), rest)
 
 
 # ---------------------------------------------------------------- documents in one row
@@ -917,22 +817,23 @@ def packed():
     names, document, counts = (stored(PACK)[name] for name in ("tokens", "documents", "positions"))
     maps = torch.tensor(stored(PACK)["weights"])
 
-    def check(moving, mask, place, t):
-        positions, sentence = moving.read(".ends tbody td", ".say")
-        line = maps[mask][place][t]
-        chosen_row(moving, line, t)
-        assert positions == list(map(str, counts[place]))
-        across = line[torch.tensor(document) != document[t]].sum()
+    def rest(mask, place, t):
+        weights = maps[mask][place]
+        across = weights[t, torch.tensor(document) != document[t]].sum()
         whose = f"{names[t]}, of document {document[t] + 1}, puts {across:.6f}"
-        compare(sentence, [f"{whose} of its attention on other documents."])
+        return {
+            **row_of(weights, t),
+            ".ends tbody td": counts[place],
+            ".say": [f"{whose} of its attention on other documents."],
+        }
 
     kinds = [["causal", "causal and segment"], ["count on", "restart"], names]
-    return Shown(kinds, (0, 0, 4), check)
+    return Shown(kinds, (0, 0, 4), rest)
 
 
-# ---------------------------------------------------------------- all of them
+# ---------------------------------------------------------------- without a matrix, or with one
 
-IN_TILES = "fig-without-matrix-tiles"
+IN_TILES, IN_STATE = "fig-without-matrix-tiles", "fig-one-state-notes"
 
 
 def in_tiles():
@@ -940,62 +841,65 @@ def in_tiles():
     data = stored(IN_TILES)
     tokens, (q, k, v) = data["tokens"], (torch.tensor(data[name]) for name in "qkv")
     n, scores = len(tokens), q @ k.mT / 2**0.5
-    sizes, kinds = [1, 2, 3, 4], ["none", "causal"]
+    sizes = [1, 2, 3, 4]
 
-    def tiles(size, causal):
-        """Rows and columns of each tile, in order."""
-        starts = range(0, n, sizes[size])
-        ends = [(top, min(top + sizes[size], n)) for top in starts]
-        pairs = itertools.product(ends, ends)
-        return [(rows, cols) for rows, cols in pairs if not causal or cols[0] < rows[1]]
+    def order(size, causal):
+        """The queries and the keys of each tile."""
+        groups = torch.arange(n).split(sizes[size])
+        pairs = itertools.product(groups, groups)
+        return [(rows, keys) for rows, keys in pairs if not causal or keys[0] <= rows[-1]]
 
     def follow(settings, which, value):
         settings = (*settings[:which], value, *settings[which + 1 :])
-        return (*settings[:2], min(settings[2], len(tiles(*settings[:2]))))
+        return (*settings[:2], min(settings[2], len(order(*settings[:2]))))
 
-    def check(moving, size, causal, done):
-        cells, classes, kept, sentence = moving.read(
-            ".tiles tbody td", ".tiles tbody td @class", ".ends tbody td", ".say"
-        )
-        order = tiles(size, causal)
+    def kept(met):
+        """Largest score and sum, and the output, of each query with the keys that it met."""
+        top = scores.masked_fill(~met, -math.inf).amax(dim=1)
+        total = ((scores - top[:, None]).exp() * met).sum(dim=1)
+        return top, total, attention(q, k, v, mask=met)[0]
+
+    def rest(size, causal, done):
+        tiles = order(size, causal)
         allowed = torch.ones(n, n).tril().bool() if causal else torch.ones(n, n).bool()
-        texts, looks = n * n * [""], n * n * ["closed"]
-        met, before = torch.zeros(2, n, n).bool()
-        for at, ((top, low), (left, right)) in enumerate(order):
-            for t, s in itertools.product(range(top, low), range(left, right)):
-                looks[n * t + s] = "" if at >= done else "true now" if at == done - 1 else "true"
-                if at < done:
-                    met[t, s] = allowed[t, s]
-                    before[t, s] = allowed[t, s] and at < done - 1
-                    texts[n * t + s] = f"{scores[t, s]:.4f}" if allowed[t, s] else "−∞"
-        compare(cells, texts)
-        assert [look or "" for look in classes] == looks
-        rows, raised = [], []
-        for t in range(n):
-            if not met[t].any():
-                rows += ["", "", ""]
-                continue
-            now = scores[t, met[t]]
-            out, _ = attention(q[t : t + 1], k, v, mask=met[t : t + 1])
-            rows += [f"{now.max():.5f}", f"{(now - now.max()).exp().sum():.5f}", vector(out, 2)]
-            if before[t].any() and scores[t, before[t]].max() < now.max():
-                factor = (scores[t, before[t]].max() - now.max()).exp()
-                raised.append(f"{tokens[t]} by {factor:.6f}")
-        compare(kept, rows)
-        words = "No maximum that was there has risen." if done else "Nothing is kept yet."
-        if raised:
-            words = f"A maximum rose; sum and output were multiplied: {', '.join(raised)}."
-        end = " Every output is that of softmax." if done == len(order) else ""
-        compare(sentence, [f"{done} of {len(order)} tiles. {words}{end}"])
-        if end:
-            whole, _ = attention(q, k, v, causal=bool(causal))
-            compare(kept[2::3], [vector(out, 2) for out in whole])
+        reached = torch.full((n, n), len(tiles))  # by which tile
+        for at, (rows, keys) in enumerate(tiles):
+            reached[rows[:, None], keys] = at
+        pairs = zip(reached.flatten(), allowed.flatten(), formatted(scores, 1), strict=True)
+        texts = ["" if at >= done else text if is_open else "−∞" for at, is_open, text in pairs]
+        closed, late = (
+            [i for i, at in enumerate(reached.flatten()) if at >= first]
+            for first in (len(tiles), done)
+        )
+        met, before = (allowed & (reached < end) for end in (done, done - 1))
+        top, total, out = kept(met)
+        was, *_ = kept(before)
+        rows = [
+            [f"{top[t]:.5f}", f"{total[t]:.5f}", vector(out[t], 2)] if met[t].any() else [""] * 3
+            for t in range(n)
+        ]
+        rose = [
+            f"{tokens[t]} by {(was[t] - top[t]).exp():.6f}"
+            for t in range(n)
+            if -math.inf < was[t] < top[t]
+        ]
+        said = "No maximum that was there has risen." if done else "Nothing is kept yet."
+        if rose:
+            said = f"A maximum rose; sum and output were multiplied: {', '.join(rose)}."
+        end = " Every output is that of softmax." if done == len(tiles) else ""
+        return {
+            ".tiles tbody td": texts,
+            ".tiles tbody td @.closed": closed,
+            ".tiles tbody td @.true": [i for i in range(n * n) if i not in late],
+            ".tiles tbody td @.now": [
+                i for i, at in enumerate(reached.flatten()) if at == done - 1
+            ],
+            ".ends tbody td": [text for row in rows for text in row],
+            ".say": [f"{done} of {len(tiles)} tiles. {said}{end}"],
+        }
 
     counts = ["1 tile" if m == 1 else f"{m} tiles" for m in range(n * n + 1)]
-    return Shown([list(map(str, sizes)), kinds, counts], (1, 0, 3), check, follow)
-
-
-IN_STATE = "fig-one-state-notes"
+    return Shown([list(map(str, sizes)), ["none", "causal"], counts], (1, 0, 3), rest, follow)
 
 
 def in_state():
@@ -1003,24 +907,15 @@ def in_state():
     data = stored(IN_STATE)
     names, foods, writes = data["names"], data["foods"], data["writes"]
     k, v = (torch.tensor(data[name], dtype=torch.float64) for name in "kv")
-    rules = ["added", "delta rule"]
 
-    def check(moving, rule, asked, done):
-        cells, reads, notes, chosen, away, (sentence,) = moving.read(
-            ".given td:not(thead td)", ".reads tbody td", ".notes tbody td",
-            ".notes tbody tr @class", ".notes tbody td:last-child @class", ".say",
-        )  # fmt: skip
+    def rest(rule, done, asked):
         keys, values = (
             x[[pair[i] for pair in writes[:done]]][None, None] for i, x in enumerate((k, v))
         )
         ones = torch.ones(1, 1, done, dtype=torch.float64)
         pair = (keys, keys, values)
         _, S = gated_delta_rule(*pair, ones) if rule else linear_attention(*pair)
-        S, held = S[0, 0], dict(writes[:done])
-        read = k @ S
-        compare(cells, formatted(S, 2))
-        wanted = formatted(v[held[asked]], 2) if asked in held else [""] * 4
-        compare(reads, [*wanted, *formatted(read[asked], 2)])
+        read, held = k @ S[0, 0], dict(writes[:done])
         nearest = torch.cdist(read, v).argmin(dim=1).tolist()
         errors = {
             a: float((read[a] - v[b]).square().sum() / v[b].square().sum()) for a, b in held.items()
@@ -1029,28 +924,32 @@ def in_state():
             (foods[held[a]], f"{errors[a]:.5f}", foods[nearest[a]]) if a in held else ("", "", "")
             for a in range(len(names))
         ]
-        compare(notes, [words for row in rows for words in row])
-        assert [look or "" for look in chosen] == [
-            "chosen" if a == asked else "" for a in range(len(names))
-        ]
-        wrong = [a for a in held if nearest[a] != held[a]]
-        assert holding("away", [look or "" for look in away]) == sorted(wrong)
-        words = "Nothing is written. "
+        said = "Nothing is written. "
         if done:
             a, b = writes[done - 1]
             mean = sum(errors.values()) / len(errors)
-            words = f"Last: {names[a]} with {foods[b]}. Mean error {mean:.5f}. "
-        if asked not in held:
-            words += f"Nobody wrote {names[asked]}."
+            said = f"Last: {names[a]} with {foods[b]}. Mean error {mean:.5f}. "
+        if asked in held:
+            right, closest = foods[held[asked]], foods[nearest[asked]]
+            end = "and that is closest." if right == closest else f"but {closest} is closer."
+            said += f"{names[asked]} should read {right}, {end}"
         else:
-            right, near = foods[held[asked]], foods[nearest[asked]]
-            end = "and that is closest." if right == near else f"but {near} is closer."
-            words += f"{names[asked]} should read {right}, {end}"
-        compare([sentence], [words])
+            said += f"Nobody wrote {names[asked]}."
+        wanted = formatted(v[held[asked]], 2) if asked in held else [""] * 4
+        return {
+            ".given tbody td": formatted(S, 2),
+            ".reads tbody td": [*wanted, *formatted(read[asked], 2)],
+            ".notes tbody td": [text for row in rows for text in row],
+            ".notes tbody tr @.chosen": [asked],
+            ".notes tbody td:last-child @.away": sorted(a for a in held if nearest[a] != held[a]),
+            ".say": [said],
+        }
 
     counts = ["1 pair" if m == 1 else f"{m} pairs" for m in range(len(writes) + 1)]
-    return Shown([rules, names, counts], (0, 0, 8), check)
+    return Shown([["added", "delta rule"], counts, names], (0, 8, 0), rest)
 
+
+# ---------------------------------------------------------------- all of them
 
 FIGURES = {  # what each has to show, and the pages where it stands
     ONE: (trained_map, "01_one_head"),
@@ -1058,7 +957,7 @@ FIGURES = {  # what each has to show, and the pages where it stands
     MASK: (playground, "02_masks"),
     HEADS: (heads, "03_many_heads"),
     ROW: (random_row, "04_scaling"),
-    "fig-positions-dial": (dial, "05_positions"),
+    DIAL: (dial, "05_positions"),
     LENS: (lens, "06_block"),
     SINK: (crossed, "07_real_encoder"),
     SAMPLE: (next_token, "08_next_token"),
@@ -1077,7 +976,7 @@ PLACES = [(name, page) for name, (_, *places) in FIGURES.items() for page in pla
 
 @pytest.mark.parametrize(("width", "scheme"), SCREENS)
 @pytest.mark.parametrize(("name", "page"), PLACES)
-def test_every_setting_shows_the_numbers_of_the_library(
+def test_whatever_moves_a_figure_it_shows_the_numbers_of_the_library(
     browser, site, name, page, width, scheme, everything
 ):
     """By mouse or finger, and by keyboard; in all combinations, where they are not too many.
@@ -1085,13 +984,13 @@ def test_every_setting_shows_the_numbers_of_the_library(
     On the second screen the same script computes the same numbers: there fingers move each control
     to a few of its values. The rest is left to ``--everything``.
     """
-    first = (width, scheme) == SCREENS[0]
-    many, values = (MANY, 999) if everything else (NOW, VALUES[0] if first else VALUES[1])
-    with figure(browser, site, name, width, scheme, page) as moving:
+    whole = everything or (width, scheme) == SCREENS[0]
+    many, values = (MANY, 999) if everything else (NOW, VALUES[0] if whole else VALUES[1])
+    with figure(browser, site, name, page, width, scheme) as moving:
         moving.check()
         counts = list(map(len, moving.shown.names))
         by_hand = [parts is not None for _, parts, *_ in moving.controls]  # sliders: by keys
-        if (everything or first) and math.prod(counts) <= many:
+        if whole and math.prod(counts) <= many:
             for settings in itertools.product(*map(range, counts)):
                 for n, value in enumerate(settings):
                     if value != moving.settings[n]:
@@ -1102,13 +1001,14 @@ def test_every_setting_shows_the_numbers_of_the_library(
                 for value in range(0, count, -(-count // values)):
                     moving.set(n, value, by_hand=by_hand[n])
         for n, count in enumerate(counts):  # the other way
-            if by_hand[n]:
-                back = range(moving.settings[n])[::-1] if everything or first else ()
-            else:
+            if not by_hand[n]:
                 back = count - 1, 0
+            else:
+                back = range(moving.settings[n])[::-1] if whole else ()
             for value in back:
                 moving.set(n, value, by_hand=not by_hand[n])
         moving.again()
+        moving.shown.more(moving)
 
 
 def test_figures_that_move_have_the_colours_of_the_others():
