@@ -21,7 +21,8 @@ SETTINGS = [(1280, "light"), (390, "dark"), (1280, "dark"), (390, "light")]
 FOCUS = """() => {
   const at = document.activeElement, box = at.getBoundingClientRect();
   if (at === document.body) return null;
-  const styles = [at, at.nextElementSibling].filter(Boolean).map(e => getComputedStyle(e));
+  const parts = at.matches(".live [type=radio]") ? [] : [at];  // which are not seen themselves
+  const styles = [...parts, at.nextElementSibling].filter(Boolean).map(e => getComputedStyle(e));
   const outlined = s => s.outlineStyle !== "none" && parseFloat(s.outlineWidth) > 0;
   const out = parseFloat(styles[0].outlineWidth) + parseFloat(styles[0].outlineOffset);
   let around = at.parentElement;  // what hides a ring that stands out of it
