@@ -222,8 +222,8 @@ def test_what_cannot_be_read_is_refused_in_words(reader):
         ("  ", "Type the date."),
     ):
         field(reader, "text").fill(text)
-        nothing = {".say": [said], ".iso": ["?"], ".keys": [], "input.text @aria-invalid": ["true"]}
-        reader.shows(nothing)
+        refused = {".say": [said], ".iso": ["?"], ".keys": [], "input.text @aria-invalid": ["true"]}
+        reader.shows(refused)
     field(reader, "text").fill("3 May 1962")
     reader.press(key(reader, 5))
     reader.shows({"input.text @aria-invalid": ["false"]})
