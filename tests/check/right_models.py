@@ -34,7 +34,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """A decoder: ``positions_by`` is rope or table."""
 
-    def __init__(self, positions_by="rope", window=None, sinks=False, layers=2):
+    def __init__(self, positions_by="rope", window=None, sinks=False, layers=1):
         super().__init__()
         self.positions_by, self.window, self.with_sinks = positions_by, window, sinks
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
@@ -97,34 +97,3 @@ class Decoder(nn.Module):
         else:
             weights = scores.softmax(dim=-1)
         return block.out((weights @ v).transpose(1, 2).flatten(2)), new
-
-
-class Convolution(nn.Module):
-    """A causal convolution of width 3, with the last two inputs as its cache."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.wide = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.taps = nn.Parameter(torch.randn(3, WIDTH))
-        self.out = nn.Linear(WIDTH, VOCABULARY)
-
-    def forward(self, tokens, mask=None, segments=None):
-        return self.read(tokens, None, mask, segments)[0]
-
-    def step(self, tokens, past, mask=None):
-        return self.read(tokens, past, mask, None)
-
-    def read(self, tokens, past, mask, segments):
-        x, T = self.embedding(tokens), tokens.shape[1]
-        if mask is not None:
-            x = x * mask[:, -T:, None]
-        past = x.new_zeros(len(x), 2, WIDTH) if past is None else past
-        longer = torch.cat([past, x], dim=1)
-        y = self.taps[2] * x
-        for back in (1, 2):
-            earlier = longer[:, 2 - back : 2 - back + T]
-            if segments is not None:
-                same = F.pad(segments[:, back:] == segments[:, :-back], (back, 0))
-                earlier = earlier * same[..., None]
-            y = y + self.taps[2 - back] * earlier
-        return self.out(torch.tanh(self.wide(y))), longer[:, -2:]
