@@ -13,7 +13,6 @@ from cases import FLOATS, PADDING, ROTATE, TARGET, cases, draw, language_model, 
 from hypothesis import given
 from hypothesis import strategies as st
 from oracle import attention_by_loops
-from tables import for_each
 
 from attn_lib import attention, attention_weights, causal_mask, padding_mask
 
@@ -71,31 +70,26 @@ def surroundings(request):
     torch.set_default_dtype(default)
 
 
-@pytest.mark.usefixtures("surroundings")
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_surroundings_change_nothing(dtype):
-    """Equal to loops under every global setting: no tensor is made in the default dtype."""
-    q, k, v = (draw(n, 5, seed=n, dtype=dtype) for n in (3, 4, 4))
-    mask, attn_bias = draw(3, 4, seed=5) > -1, draw(3, 4, seed=6, dtype=dtype)
-    out, weights = attention(q, k, v, mask=mask, attn_bias=attn_bias, causal=True, softcap=5.0)
-    expected = attention_by_loops(q, k, v, mask=mask, attn_bias=attn_bias, causal=True, softcap=5.0)
-    assert out.dtype == weights.dtype == dtype
-    step = 4 * torch.finfo(dtype).eps
-    for found, exact in zip((out, weights), expected, strict=True):
-        torch.testing.assert_close(found.double(), exact, rtol=step, atol=step)
-
-
 LAYER = layer_of(d_k=4, rotate=ROTATE)  # made before the surroundings change
 CALL = {"causal": True, "mask": padding_mask(torch.tensor([5, 3]), 5)}
 EXPECTED = LAYER(draw(2, 5, 6), **CALL).detach()
 
 
 @pytest.mark.usefixtures("surroundings")
-def test_surroundings_do_not_change_a_layer():
+def test_surroundings_change_nothing():
+    """Equal to loops under every global setting: no tensor is made in the default dtype."""
+    for dtype in FLOATS:
+        q, k, v = (draw(n, 5, seed=n, dtype=dtype) for n in (3, 4, 4))
+        options = {"mask": draw(3, 4, seed=5) > -1, "attn_bias": draw(3, 4, seed=6, dtype=dtype)}
+        options |= {"causal": True, "softcap": 5.0}
+        step = 4 * torch.finfo(dtype).eps
+        results = zip(
+            attention(q, k, v, **options), attention_by_loops(q, k, v, **options), strict=True
+        )
+        for found, exact in results:
+            assert found.dtype == dtype
+            torch.testing.assert_close(found.double(), exact, rtol=step, atol=step)
     close(LAYER(draw(2, 5, 6), **CALL), EXPECTED)
-
-
-BIAS, OPEN = draw(5, 5, seed=9), torch.ones(5, 5, dtype=torch.bool)
 
 
 def check_compiled(model, *args, **options):
@@ -110,34 +104,29 @@ def check_compiled(model, *args, **options):
         close(fast, plain)
 
 
-@for_each(
-    ({"num_kv_heads": 1, "d_k": 5, "d_v": 7}, {"mask": OPEN}),
-    ({"d_k": 4, "rotate": ROTATE}, {"attn_bias": BIAS}),
-    ({"softcap": 2.0}, {"mask": OPEN, "attn_bias": BIAS}),
-)
-def test_compiled_is_the_same(options, given_options):
-    x = draw(2, 5, 6).requires_grad_()
-    check_compiled(layer_of(**options).eval(), x, causal=True, **given_options)
+def test_a_compiled_layer_is_the_same():
+    layer = layer_of(num_kv_heads=1, d_k=4, d_v=7, rotate=ROTATE).eval()
+    options = {"mask": torch.ones(5, 5).bool(), "attn_bias": draw(5, 5, seed=9), "causal": True}
+    check_compiled(layer, draw(2, 5, 6).requires_grad_(), **options)
 
 
 def test_a_compiled_language_model_is_the_same():
     """It cannot look at the tokens, and does not."""
-    check_compiled(language_model(num_layers=1), TARGET, mask=PADDING["left"][1])
+    model = language_model(num_layers=1, attention={"softcap": 2.0})
+    check_compiled(model, TARGET, mask=PADDING["left"][1])
 
 
-class Stored(torch.nn.Module):
+class Masking(torch.nn.Module):
+    """Masked by lengths, or by a mask that is stored."""
+
     def __init__(self):
         super().__init__()
         self.layer = layer_of()
         self.register_buffer("mask", causal_mask(5))
 
-    def forward(self, x):
-        return self.layer(x, mask=self.mask)
-
-
-class Padded(Stored):
-    def forward(self, x, lengths):
-        return self.layer(x, mask=padding_mask(lengths, x.shape[1]))
+    def forward(self, x, lengths=None):
+        mask = self.mask if lengths is None else padding_mask(lengths, x.shape[1])
+        return self.layer(x, mask=mask)
 
 
 def test_exported_for_any_length_with_causal_and_a_mask():
@@ -150,7 +139,7 @@ def test_exported_for_any_length_with_causal_and_a_mask():
 
 
 def test_exported_for_any_length_with_a_padding_mask():
-    model, T = Padded(), torch.export.Dim("T", min=2)
+    model, T = Masking(), torch.export.Dim("T", min=2)
     given, shapes = (draw(2, 5, 6), torch.tensor([5, 3])), {"x": {1: T}, "lengths": None}
     program = torch.export.export(model, given, dynamic_shapes=shapes)
     x, lengths = draw(2, 11, 6, seed=1), torch.tensor([4, 11])
@@ -160,7 +149,7 @@ def test_exported_for_any_length_with_a_padding_mask():
 def test_compiled_for_symbolic_shapes_refuses_no_right_mask():
     """A stored mask keeps its sizes: ``5 in (1, T)`` was once False for a symbolic T that is 5."""
     options, x = {"fullgraph": True, "dynamic": True, "backend": "eager"}, draw(2, 5, 6)
-    stored, layer = Stored(), layer_of()
+    stored, layer = Masking(), layer_of()
     close(torch.compile(stored, **options)(x), stored(x))
     compiled = torch.compile(layer, **options)
     for T in (5, 7, 11):
