@@ -29,23 +29,17 @@ def data(tmp_path, monkeypatch):
     return copy
 
 
-def test_the_weather_is_whole():
-    values, dates, names, _ = datasets.weather()
+def test_the_weather_is_whole_and_its_years_are_split_in_order():
+    days = datasets.weather()
     first, last = (datetime.date.fromisoformat(date) for date in ("2012-01-01", "2015-12-31"))
-    days = [first + datetime.timedelta(days=n) for n in range((last - first).days + 1)]
-    assert [*dates] == [day.isoformat() for day in days]
-    assert (tuple(values.shape), values.dtype) == ((1461, 4), torch.float64)
-    by_name = dict(zip(names, values.T, strict=True))
+    every = [first + datetime.timedelta(days=n) for n in range((last - first).days + 1)]
+    assert [*days.dates] == [day.isoformat() for day in every]
+    assert (tuple(days.values.shape), days.values.dtype) == ((1461, 4), torch.float64)
+    by_name = dict(zip(days.names, days.values.T, strict=True))
     assert (by_name["high"] >= by_name["low"]).all()
-    assert (by_name["rain"] >= 0).all()
     assert by_name["wind"].min() == 0.4
     wettest = by_name["rain"].argmax()
-    assert (dates[wettest], by_name["rain"][wettest]) == ("2015-03-15", 55.9)
-
-
-def test_the_years_are_split_in_order_and_without_overlap():
-    days = datasets.weather()
-    assert list(days.split) == ["train", "validation", "test"]
+    assert (days.dates[wettest], by_name["rain"][wettest]) == ("2015-03-15", 55.9)
     years = {name: {date[:4] for date in days.dates[part]} for name, part in days.split.items()}
     assert years == {"train": {"2012", "2013"}, "validation": {"2014"}, "test": {"2015"}}
     indices = [i for part in days.split.values() for i in range(part.start, part.stop)]
@@ -178,12 +172,12 @@ def read(text, locale):
 
 @pytest.fixture(scope="module")
 def train_dates():
-    return datasets.dates(20_000)
+    return datasets.dates(12_000)
 
 
 @pytest.fixture(scope="module")
 def held_out():
-    return datasets.dates(10_000, split="test")
+    return datasets.dates(2_000, split="test")
 
 
 def test_every_date_means_what_its_iso_says(train_dates, held_out):
@@ -205,7 +199,7 @@ def test_locales_and_formats_are_equally_likely(train_dates):
         assert abs(count - n * share) < 4 * (n * share * (1 - share)) ** 0.5
 
     for name in datasets.DATE_LOCALES:
-        check(train_dates.locales.count(name), 20_000, 0.1)
+        check(train_dates.locales.count(name), 12_000, 0.1)
     german = datasets.dates(2000, locales=("de",)).texts
     for shape in (r"(\d\d\.){2}\d\d", r"(\d\d\.){2}\d{4}", r"\d+\. .*", r"\w+, .*", r"\w+ \d{4}"):
         check(sum(bool(re.fullmatch(shape, text)) for text in german), 2000, 0.2)
@@ -292,17 +286,6 @@ def test_the_test_images_are_those_of_the_original_files(tmp_path):
     assert (read.images.dtype, read.labels.dtype) == (torch.uint8, torch.int64)
 
 
-def test_all_images_for_training_come_from_a_folder(tmp_path, monkeypatch):
-    generator, labels = torch.Generator().manual_seed(0), torch.arange(13) % 10
-    images = torch.randint(256, (13, 28, 28), generator=generator, dtype=torch.uint8)
-    for name, values, sizes in (("images-idx3", images, (28, 28)), ("labels-idx1", labels, ())):
-        digest = write_original(tmp_path, f"train-{name}-ubyte", values, sizes=sizes)
-        monkeypatch.setitem(datasets._FASHION_SUMS, f"train-{name}-ubyte", digest)
-    found = datasets.fashion(folder=tmp_path)
-    assert torch.equal(found.images, images)
-    assert torch.equal(found.labels, labels)
-
-
 REMEDY = "install Debian's package dataset-fashion-mnist and name /usr/share/datasets/"
 REMEDY += "fashion-mnist, or take the file from github.com/zalandoresearch/fashion-mnist"
 
@@ -336,9 +319,3 @@ def test_the_photographs_are_colours_first():
     assert all(p.is_contiguous() for p in found.values())
     red, _, blue = found["rocket"][:, :60].float().mean((1, 2))
     assert blue > 1.5 * red  # the sky
-
-
-def test_data_of_others_come_with_their_licence():
-    clothes, pictures = (files.packaged(f"{n}.txt").decode() for n in ("fashion", "photographs"))
-    assert re.search("MIT License.*Copyright © 2017 Zalando SE", clothes, re.DOTALL)
-    assert {f"{name}.jpg" for name in datasets.photographs()} <= set(pictures.split())

@@ -1,6 +1,7 @@
 """Whole models against PyTorch's parts; caches, generation, and a part taken out."""
 
 import itertools
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from torch import nn
 
 from attn_lib import Cache, causal_mask, padding_mask, positions
 from attn_lib.generation import generate
+from attn_lib.layers import MultiHeadAttention
 from attn_lib.masks import to_blocked
 from attn_lib.models import DecoderLM, SentenceEncoder, Transformer
 
@@ -68,16 +70,12 @@ def test_a_language_model_equals_one_composed_of_torchs_parts(order, side):
     check_real(model(TARGET, mask=mask), model, torch_stack(model.decoder)(x, **options), mask)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("source_side", PADDING)
-@pytest.mark.parametrize("target_side", ["none", "right"])
+@for_each(*itertools.product(ORDERS, PADDING, ["none", "right"]))
 def test_a_transformer_equals_one_composed_of_torchs_parts(order, source_side, target_side):
     model = translator(norm_at=ORDERS[order], activation="relu")
     source_mask, target_mask = PADDING[source_side][0], PADDING[target_side][1]
-    context = torch_stack(model.encoder)(
-        embedded_by_hand(model.source, SOURCE, source_mask),
-        src_key_padding_mask=blocked(source_mask),
-    )
+    source = embedded_by_hand(model.source, SOURCE, source_mask)
+    context = torch_stack(model.encoder)(source, src_key_padding_mask=blocked(source_mask))
     x = torch_stack(model.decoder)(
         embedded_by_hand(model.target, TARGET, target_mask),
         context,
@@ -101,17 +99,20 @@ def test_models_pass_their_options_on():
     options |= {"attention": {"scale": 2.0}, "max_len": 5}
     model = DecoderLM(vocab_size=13, **SIZES, **options)
     pair = Transformer(source_vocab_size=19, target_vocab_size=13, **SIZES, **options)
-    stacks = (model.decoder, pair.encoder, pair.decoder)
-    blocks = [block for stack in stacks for block in stack.blocks]
-    for block in blocks:
-        attentions = [block.attention, *([] if block.cross is None else [block.cross])]
-        rates = [block.dropout.p, block.feed_forward.dropout.p, *(a.dropout for a in attentions)]
-        norms = [part.eps for part in block.modules() if isinstance(part, nn.LayerNorm)]
-        assert rates == [0.25] * (2 + len(attentions))
-        assert norms == [1e-3] * (1 + len(attentions))
-        assert (block.norm_at, block.attention.scale) == ("after", 2.0)
-        assert block.cross is None or block.cross.scale == 1 / 2**0.5  # not those of the attention
-    assert [block.cross is not None for block in blocks] == [False] * 4 + [True] * 2
+    for stack in (model.decoder, pair.encoder, pair.decoder):
+        for block in stack.blocks:
+            attentions = [part for part in block.modules() if isinstance(part, MultiHeadAttention)]
+            assert len(attentions) == (2 if stack is pair.decoder else 1)
+            rates = {
+                block.dropout.p,
+                block.feed_forward.dropout.p,
+                *(a.dropout for a in attentions),
+            }
+            norms = [part.eps for part in block.modules() if isinstance(part, nn.LayerNorm)]
+            assert (rates, norms) == ({0.25}, [1e-3] * (1 + len(attentions)))
+            scales = [2.0, 1 / 2**0.5]  # options of the attention are not the cross-attention's
+            assert [a.scale for a in attentions] == scales[: len(attentions)]
+            assert block.norm_at == "after"
     for embedding, words in ((model.embedding, 13), (pair.source, 19), (pair.target, 13)):
         assert embedding.dropout.p == 0.25
         assert embedding.vectors.num_embeddings == words
@@ -165,7 +166,7 @@ def written_by_full_passes(call, tokens, n, *, temperature=0.0, mask=None, gener
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", ["none", "left"])
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_generate_equals_full_passes(kind, side, temperature):
     (call, _), mask = writer(kind, side), PADDING[side][1]
     seeds = [torch.Generator().manual_seed(5) for _ in range(2)]
@@ -365,26 +366,32 @@ def test_what_cannot_be_written_on_is_named(options):
     generate(language_model(), options.pop("tokens"), **options)
 
 
-@raises_for_each(
-    ({"vocab_size": 0, "max_len": 5}, ValueError, "vocab_size must be at least 1, got 0"),
-    ({"vocab_size": 13, "max_len": 0}, ValueError, "max_len must be at least 1, got 0"),
-)
-def test_bad_sizes_of_models_are_named(sizes):
-    DecoderLM(**sizes, **SIZES)
-
-
 # ---------------------------------------------------------------- what an attack found
 
 
 @raises_for_each(
-    ({"logit_softcap": float("inf")}, ValueError, "^logit_softcap must be finite, got inf$"),
-    ({"logit_softcap": 0.0}, ValueError, "^logit_softcap must be positive, got 0.0$"),
-    ({"embedding_scale": float("nan")}, ValueError, "^embedding_scale must be finite, got nan"),
-    ({"layer_scale": float("nan")}, ValueError, "^layer_scale must be finite, got nan$"),
-    ({"tied": 1}, TypeError, "^tied must be True or False, got 1$"),
+    (
+        DecoderLM,
+        {"logit_softcap": float("inf")},
+        ValueError,
+        "^logit_softcap must be finite, got i",
+    ),
+    (DecoderLM, {"logit_softcap": 0.0}, ValueError, "^logit_softcap must be positive, got 0.0$"),
+    (
+        DecoderLM,
+        {"embedding_scale": math.nan},
+        ValueError,
+        "^embedding_scale must be finite, got n",
+    ),
+    (DecoderLM, {"layer_scale": math.nan}, ValueError, "^layer_scale must be finite, got nan$"),
+    (DecoderLM, {"tied": 1}, TypeError, "^tied must be True or False, got 1$"),
+    (DecoderLM, {"vocab_size": 0}, ValueError, "^vocab_size must be at least 1, got 0"),
+    (DecoderLM, {"max_len": 0}, ValueError, "^max_len must be at least 1, got 0"),
+    (SentenceEncoder, {"vocab_size": 0}, ValueError, "^vocab_size must be at least 1, got 0"),
+    (SentenceEncoder, {"max_len": 0}, ValueError, "^max_len must be at least 1, got 0"),
 )
-def test_numbers_are_refused_when_the_model_is_made(options):
-    DecoderLM(vocab_size=7, max_len=5, **SIZES, **options)
+def test_numbers_are_refused_when_the_model_is_made(kind, options):
+    kind(**{"vocab_size": 7, "max_len": 5, **SIZES, **options})
 
 
 def test_a_text_without_a_token_is_named():
