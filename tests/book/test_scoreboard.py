@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 BOARD = json.loads(scoreboard.RECORD.read_text())
 NOTES = json.loads(scored.NOTES.read_text())
-# learned positions, windows, a state, an encoder as a decoder; test_audit.py asks Llama and GptOss
+# learned positions, windows, a state, an encoder as a decoder; test_audit.py asks Llama
 FOUR = "gpt2 gemma3_text qwen3_next bert".split()
 
 
