@@ -149,28 +149,13 @@ def test_dropout_leaves_the_returned_weights_alone():
     assert torch.equal(same, weights)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_options_may_reach_the_limits_of_the_dtype(dtype):
-    limits = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32)
-    q, k = torch.zeros(1, 2, dtype=dtype), torch.zeros(3, 2, dtype=dtype)
-    even = torch.full((1, 3), 1 / 3, dtype=dtype)
-    for options in ({"scale": limits.max}, {"softcap": limits.max}, {"softcap": limits.tiny}):
-        weights = attention_weights(q, k, **options)
-        assert weights.dtype == dtype
-        assert torch.equal(weights, even)
-
-
-@pytest.mark.parametrize(("T", "S"), [(0, 3), (3, 0), (1, 1)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_empty_and_single(T, S, causal):
-    q, k, v = draw(2, T, 5), draw(2, S, 5), draw(2, S, 7)
-    out, weights = attention(q, k, v, causal=causal)
-    assert out.shape == (2, T, 7)
-    assert weights.shape == (2, T, S)
-    if S == 0:
-        assert torch.equal(out, torch.zeros(2, T, 7, dtype=torch.float64))
-    if S == 1:
-        assert torch.equal(out, v)
+def test_empty_and_single(causal):
+    for T, S in ((0, 3), (3, 0), (1, 1)):
+        q, k, v = draw(2, T, 5), draw(2, S, 5), draw(2, S, 7)
+        out, weights = attention(q, k, v, causal=causal)
+        assert weights.shape == (2, T, S)
+        assert torch.equal(out, v if T == S else torch.zeros(2, T, 7, dtype=torch.float64))
 
 
 def test_runs_on_meta_tensors():
