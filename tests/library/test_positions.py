@@ -69,7 +69,7 @@ def test_learned_positions_may_be_given(dtype):
         TypeError,
         r"int64 or int32, got torch\.bool$",
     ),
-    ((1, 8, 4), {}, ValueError, r"T at most 7, got \(1, 8, 4\)"),
+    ((1, 8, 4), {}, ValueError, r" with T at most 7, got \(1, 8, 4\)"),
     ((2, 3, 5), {"positions": torch.arange(3)}, ValueError, r"got \(2, 3, 5\)$"),
 )
 def test_positions_without_a_vector_are_named(shape, options):

@@ -202,6 +202,7 @@ DECODER, CROSS = {"num_layers": 1, "cross_attention": False}, {"cross_attention"
 REAL = padding_mask(torch.tensor([4, 4]), 4)
 SAY_CAUSAL = "^a cache needs causal=True: otherwise earlier tokens would have to attend to later "
 SAY_CAUSAL += "ones; if that is meant, say causal=False$"
+NORM_AT = "must be before, after, inside or both, got 'first'$"
 
 
 @raises_for_each(
@@ -213,7 +214,7 @@ SAY_CAUSAL += "ones; if that is meant, say causal=False$"
     (TransformerDecoder, DECODER, {"context": X}, ValueError, "has no cross-attention: context"),
     (TransformerDecoder, {"num_layers": 1}, {}, ValueError, "has cross-attention: context must"),
     (TransformerEncoder, {"num_layers": 2}, {"cache": Cache()}, ValueError, SAY_CAUSAL),
-    (TransformerBlock, {"norm_at": "first"}, {}, ValueError, "after, inside or both, got 'first'$"),
+    (TransformerBlock, {"norm_at": "first"}, {}, ValueError, NORM_AT),
 )
 def test_calls_that_do_not_fit_the_block_are_named(kind, options, call):
     kind(**BLOCK, **options).double()(X, **call)
