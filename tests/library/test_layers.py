@@ -176,7 +176,7 @@ def test_equals_torch_with_the_same_weights(constants, width, masked):
 
 
 @raises_for_each(
-    ({"kdim": 5, "vdim": 4}, ValueError, "^keys and values .* same width, got kdim=5 and vdim=4$"),
+    ({"kdim": 5, "vdim": 4}, ValueError, "^keys and values must .* width, got kdim=5 and vdim=4$"),
     ({"add_bias_kv": True}, ValueError, "^add_bias_kv and add_zero_attn have no counterpart here$"),
     ({"add_zero_attn": True}, ValueError, "add_zero_attn"),
 )
