@@ -330,30 +330,22 @@ class Ours:
         return layer.o_proj((out * z.sigmoid()).flatten(2))
 
 
-def qwen3_next_layer():
-    config = Qwen3NextConfig(
-        hidden_size=23, num_hidden_layers=2, layer_types=["linear_attention"] * 2,
-        linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=5,
-        linear_value_head_dim=7, linear_conv_kernel_dim=3,
-    )  # fmt: skip
-    return config, Qwen3NextGatedDeltaNet(config, 0)
+OF_LAYERS = {"hidden_size": 23, "num_hidden_layers": 2, "linear_conv_kernel_dim": 3}
+OF_LAYERS |= {"layer_types": ["linear_attention"] * 2}
+SHARED = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
+SHARED |= {"linear_key_head_dim": 5, "linear_value_head_dim": 7}
+ALIKE = {"linear_num_heads": 3, "linear_head_dim": 5}
 
 
-def kimi_linear_layer():
-    config = KimiLinearConfig(
-        hidden_size=23, num_hidden_layers=2, layer_types=["linear_attention"] * 2,
-        linear_num_heads=3, linear_head_dim=5, linear_conv_kernel_dim=3,
-    )  # fmt: skip
-    return config, KimiLinearDeltaAttention(config, 0)
-
-
-LAYERS = {"qwen3_next": qwen3_next_layer, "kimi_linear": kimi_linear_layer}
-
-
-@pytest.fixture(params=LAYERS)
+@pytest.fixture(params=["qwen3_next", "kimi_linear"])
 def theirs(request):
     torch.manual_seed(0)
-    config, layer = LAYERS[request.param]()
+    if request.param == "qwen3_next":
+        config = Qwen3NextConfig(**OF_LAYERS, **SHARED)
+        layer = Qwen3NextGatedDeltaNet(config, 0)
+    else:
+        config = KimiLinearConfig(**OF_LAYERS, **ALIKE)
+        layer = KimiLinearDeltaAttention(config, 0)
     for p in layer.parameters():
         torch.nn.init.normal_(p, std=0.4)
     return request.param, config, layer
