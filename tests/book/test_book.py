@@ -103,14 +103,6 @@ def test_every_rule_is_shown_able_to_fail():
     assert {rule for rule, _ in PLANTED} == {*pages.RULES}
 
 
-def test_a_reason_excuses_what_is_unusual():
-    notebook = pages.read(pages.NOTEBOOKS[0])
-    cell = third(notebook)
-    cell.source += "\ntorch.allclose(out, other, atol=1e9)"
-    cell.metadata["reason"] = "two processors round it differently"
-    assert pages.unusual_with_reason(notebook) == []
-
-
 # ---------------------------------------------------------------- the book as a whole
 
 
