@@ -1,7 +1,7 @@
 """Whether a mistake in what the book uses turns some page red.
 
     pip install mutmut==3.8.1
-    python tests/mutation/mutate_book.py [--mutants 60] [--seed 0]
+    python tests/mutation/mutate_book.py [--mutants 60]
     python tests/mutation/mutate_book.py masks.causal_mask functional.attention
     python tests/mutation/mutate_book.py --mistakes [module.function ...]
 
@@ -110,7 +110,7 @@ def walk(path: Path, planned: list[tuple[int, Mutant]]) -> list[str | None]:
 # ---------------------------------------------------------------- small changes
 
 
-def in_library(pages: dict[str, dict], seed: int) -> Iterator[tuple[Mutant, dict[str, int]]]:
+def in_library(pages: dict[str, dict]) -> Iterator[tuple[Mutant, dict[str, int]]]:
     """Changes of lines of the library that pages run, with the first cell of each such page."""
     run = {line for page in pages.values() for line in page["lines"]}
     found = []
@@ -118,8 +118,7 @@ def in_library(pages: dict[str, dict], seed: int) -> Iterator[tuple[Mutant, dict
         if file != "_checks.py" and not file.startswith("exercises/"):
             lines = {int(x.rpartition(":")[2]) for x in run if x.startswith(f"{file}:")}
             found += small_changes(file, (LIBRARY / file).read_text(), lines)
-    for number in np.random.default_rng(seed).permutation(len(found)):
-        file, before, after = mutated(*found[number])
+    for file, before, after in mutated(found):
         line, old, new = difference(before, after)
         place = function_at(ast.parse(before), line)
         cells = first_cells(pages, "lines", f"{file}:{line}")
@@ -134,45 +133,44 @@ def in_library(pages: dict[str, dict], seed: int) -> Iterator[tuple[Mutant, dict
             yield mutant, cells
 
 
-def in_pages(seed: int) -> Iterator[tuple[Mutant, dict[str, int]]]:
+def in_pages() -> Iterator[tuple[Mutant, dict[str, int]]]:
     """Changes of the pages' cells, all but the first, which installs the library in Colab."""
     found = []
     for path in sorted(BOOK.glob("*.ipynb")):
         for number, cell in list(enumerate(code_cells(path)))[1:]:
             # only what stands in a function is changed
             source = "def cell():\n" + textwrap.indent(cell.source, "    ", lambda line: True)
-            found += [(*change, number, cell.id) for change in small_changes(path.name, source)]
-    for n in np.random.default_rng(seed).permutation(len(found)):
-        *change, number, cell = found[n]
-        file, *texts = mutated(*change)
+            found += small_changes((path.name, number), source)
+    for (file, number), *texts in mutated(found):
         before, after = (textwrap.dedent(text.partition("\n")[2]) for text in texts)
         _, old, new = difference(before, after)
         label = f"book/{file}, cell {number}:\n  - {old}\n  + {new}"
-        if (cell, old, new) not in equivalent():
-            yield Mutant(file, str(number), after, label), {file: number}
+        yield Mutant(file, str(number), after, label), {file: number}
 
 
 def equivalent() -> set[tuple[str, str, str]]:
-    """The function or the cell, the line before and after, of changes that nobody can see."""
+    """The function, the line before and after, of changes that nobody can see."""
     with Path(__file__).with_name("equivalent_mutants.csv").open() as file:
         return {(row["function"], row["before"], row["after"]) for row in csv.DictReader(file)}
 
 
-def small_changes(file: str, source: str, lines: set[int] | None = None) -> list:
-    """(file, parsed source, mutation) of each small change of a source, or of these lines."""
+def small_changes(place: object, source: str, lines: set[int] | None = None) -> list:
+    """(place, parsed source, mutation) of each small change of a source, or of these lines."""
     # not at the top: mutmut is not pinned, and only this needs it
     from mutmut.mutation.file_mutation import create_mutations
 
-    tree, mutations, *_ = create_mutations(file, source, lines)
-    return [(file, tree, mutation) for mutation in mutations]
+    tree, mutations, *_ = create_mutations("", source, lines)
+    return [(place, tree, mutation) for mutation in mutations]
 
 
-def mutated(file: str, tree, mutation) -> tuple[str, str, str]:
-    """The file, the source as it is, and with the change."""
+def mutated(found: list) -> Iterator[tuple]:
+    """The place, the source as it is, and with the change, in an order that stays."""
     from mutmut.mutation.file_mutation import deep_replace
 
-    changed = deep_replace(tree, mutation.original_node, mutation.mutated_node)
-    return file, tree.code, changed.code
+    for number in np.random.default_rng(0).permutation(len(found)):
+        place, tree, mutation = found[number]
+        changed = deep_replace(tree, mutation.original_node, mutation.mutated_node)
+        yield place, tree.code, changed.code
 
 
 def difference(before: str, after: str) -> tuple[int, str, str]:
@@ -255,7 +253,6 @@ def main() -> int:
     parser.add_argument("functions", nargs="*", metavar="module.function")
     parser.add_argument("--mistakes", action="store_true")
     parser.add_argument("--mutants", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()
     names = set(chosen.functions)
     os.environ |= {"ATTN_LIB_PROGRESS": "0", "TOKENIZERS_PARALLELISM": "false"}
@@ -270,7 +267,7 @@ def main() -> int:
     wanted = sorted(names or called(pages))
     gross = [(replaced(name), first_cells(pages, "functions", name)) for name in wanted]
     half = 0 if given else chosen.mutants // 2
-    small = [*islice(in_library(pages, chosen.seed), half), *islice(in_pages(chosen.seed), half)]
+    small = [*islice(in_library(pages), half), *islice(in_pages(), half)]
     further = sorted({page for _, cells in listed for page in cells} - pages.keys())
     found = iter(verdicts(gross + listed + small, [*pages, *further]))
     parts = {"grossly wrong functions": (gross, 100), "mistakes": (listed, 100)}
