@@ -48,10 +48,6 @@ def filled(number=None):
     )
 
 
-def unscaled_causal(q, k, v):
-    return (q @ k.mT).masked_fill(~past_of(q, k), -math.inf).softmax(-1) @ v
-
-
 def broken(q, k, v):
     raise RuntimeError("shape of nothing")
 

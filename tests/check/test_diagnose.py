@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from planted.functions import causal, grouped, plain, windowed
-from planted.functions import masked_and_causal as by_torch
+from planted.functions import causal, grouped, plain, side_by_side, windowed, with_bias
 from planted.functions import top_left_of_torch as top_left
+from planted.heads import SIDES
 from planted.plants import edited
 from subjects import (
     WITHOUT,
@@ -30,7 +30,6 @@ from subjects import (
     sdpa,
     torch_layer,
     unscaled,
-    unscaled_causal,
 )
 from tables import for_each
 from torch import nn
@@ -339,15 +338,12 @@ def test_large_fills_are_right(number):
 TILED = "%s.repeat(1, n_rep, 1, 1)"
 
 
-def side_by_side(attend, transposed, heads=4):
-    """Heads side by side; merged without a transpose, or with one."""
-
-    def fn(q, k, v):
-        q, k, v = (x.unflatten(2, (heads, -1)).transpose(1, 2) for x in (q, k, v))
-        out = attend(q, k, v)
-        return (out.transpose(1, 2) if transposed else out).reshape(len(q), q.shape[2], -1)
-
-    return fn
+def sides(attend, *mistakes, counted=""):
+    """Heads side by side, counted by a parameter or always four, with planted mistakes."""
+    edits = [SIDES[f"heads_{mistake}_without_transpose"] for mistake in mistakes]
+    if counted:
+        edits += [("4", counted.partition("=")[0]), ("k, v):", f"k, v, {counted}):")]
+    return edited(side_by_side, [("F.scaled_dot_product_attention", attend), *edits])
 
 
 def test_grouped_heads_that_nobody_mentioned_are_not_passed_over():
@@ -359,26 +355,6 @@ def test_grouped_heads_that_nobody_mentioned_are_not_passed_over():
     check_report(*row(grouped, [], held, WITHOUT.format(fewer)))
     check_report(*row(grouped, [], "there are 6 heads, as heads= is not passed", kv_heads=3))
     assert "key heads" not in str(diagnose(causal))  # which refuses them
-
-
-def own(q, k, v, H):
-    """Heads are split by a view."""
-    B, T, width = q.shape
-    q, k, v = (x.reshape(B, H, -1, width // H) for x in (q, k, v))
-    return ((q @ k.mT / (width // H) ** 0.5).softmax(-1) @ v).reshape(B, T, width)
-
-
-def own_right(q, k, v, n_heads):
-    return side_by_side(F.scaled_dot_product_attention, True, n_heads)(q, k, v)
-
-
-def with_default(q, k, v, H=4):
-    return side_by_side(F.scaled_dot_product_attention, False, H)(q, k, v)
-
-
-def split_by_view(q, k, v, H):
-    parts = (x.reshape(len(x), H, x.shape[1], -1) for x in (q, k, v))
-    return F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
 
 
 def changed(old, new):
@@ -427,11 +403,6 @@ def by_requirement(q, k, v):
 
 
 # ---------------------------------------------------------------- what no known mistake explains
-
-
-def decays(q, k, v):
-    distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
-    return (q @ k.mT / math.sqrt(q.shape[-1]) - 0.3 * distance.abs()).softmax(dim=-1) @ v
 
 
 def wrong_beside_a_mask(q, k, v, mask=None):
@@ -507,6 +478,7 @@ NEEDED = "Assumed.*needs a mask"
 BLOCKED = "Assumed.*what the mask means: True = closed"
 NEVER = "Not checked.*parameters that were never passed: "
 SPLIT = ["heads_split_without_transpose"]
+ZEROS = "masked_and_causal"  # in rows without a key
 BOTH_REPAIRS = r"split and merged.*Repair:.*, and out\.transpose\(1, 2\)\.reshape\(B, T, H \* d\)"
 CLOSED = ["closed_key_reaches_output"]
 SEEN = (
@@ -543,13 +515,12 @@ UNEXPLAINED = {
     "unit vectors as values, query 69 differs by": lambda q, k, v: (
         plain(q, k, v) * (1.0 - 0.5 * first(q, 2).flip(0)[:, None])
     ),
-    "6 keys in another order": decays,
+    "6 keys in another order": with_bias,
     "not linear in v": changed("weights, v)", "weights, v).round(decimals=1)"),
     "values of zero": changed("weights, v)", "weights, v) + 0.5"),
     "the whole output is NaN": changed("weights, v)", "weights, v) * math.nan"),
-    "as low as": changed("weights, v)", "1.1 * weights - 0.2 / k.size(-2), v)"),
-    "With 70 keys whose values are all 1, the output is 1.25, not 1[.]": changed(
-        "weights, v)", "weights, 1.25 * v)"
+    "With 70 keys whose values are all 1, the output is 0.9, not 1[.].*as low as": changed(
+        "weights, v)", "1.1 * weights - 0.2 / k.size(-2), v)"
     ),
 }
 
@@ -609,6 +580,7 @@ REPORTED = {
     "True = closed": row(masked("blocked", "BTS"), [], BLOCKED, "the mask's shape: BTS"),
     "additive": row(masked("additive", "BS"), [], ADDED, "the mask's shape: BS"),
     "one for all": row(masked("blocked", "TS"), [], BLOCKED, "the mask's shape: TS"),
+    "of heads": row(masked("additive", "BHTS"), [], ADDED, mask_shape="BHTS"),
     "needed": row(
         lambda q, k, v, mask: (scores_of(q, k) + mask).softmax(-1) @ v,
         [],
@@ -629,22 +601,31 @@ REPORTED = {
     "a usual fill": row(filled(-20.0), SMALL, mask_means="attend"),
     "a larger one": row(filled(-1e3), SMALL),
     # a parameter for the number of heads is given it
-    "split by a view": row(split_by_view, SPLIT, WITHOUT.format(BOTH_REPAIRS), heads=4),
-    "split and merged by a view": row(own, SPLIT, BOTH_REPAIRS, "H=4 is passed in each call"),
-    "two heads": row(own_right, [], "n_heads=2 is passed in each call", heads=2),
-    "a default for heads": row(with_default, MERGE, "there are 4 heads: H=4"),
-    # two mistakes
-    "over the wrong axis too": row(
-        lambda q, k, v: (q @ k.mT).softmax(-2) @ v, ["scale_missing", "softmax_over_queries"]
+    "split by a view": row(sides("plain", "split"), SPLIT, WITHOUT.format(BOTH_REPAIRS), heads=4),
+    "split and merged by a view": row(
+        sides("plain", "split", "merged", counted="H"),
+        SPLIT,
+        BOTH_REPAIRS,
+        "H=4 is passed in each call",
     ),
+    "two heads": row(
+        sides("plain", counted="n_heads"), [], "n_heads=2 is passed in each call", heads=2
+    ),
+    "a default for heads": row(
+        sides("plain", "merged", counted="H=4"), MERGE, "there are 4 heads: H=4"
+    ),
+    # two mistakes
     "the merge too": row(
-        side_by_side(unscaled_causal, False), [*MERGE, "scale_missing"], causal=True, heads=4
+        sides("(lambda q, k, v: causal(q * q.shape[-1] ** 0.5, k, v))", "merged"),
+        [*MERGE, "scale_missing"],
+        causal=True,
+        heads=4,
     ),
     # one mistake
     # rows without a key are zeros of torch, or NaN: the merge moves them into other rows
-    "not merged, zeros": row(side_by_side(by_torch, False), MERGE, causal=True, heads=4),
-    "not merged, NaN": row(side_by_side(causal, False), MERGE, causal=True, heads=4),
-    "merged, zeros": row(side_by_side(by_torch, True), [], causal=True, heads=4),
+    "not merged, zeros": row(sides(ZEROS, "merged"), MERGE, causal=True, heads=4),
+    "not merged, NaN": row(sides("causal", "merged"), MERGE, causal=True, heads=4),
+    "merged, zeros": row(sides(ZEROS), [], causal=True, heads=4),
     "two gradients": row(
         lambda q, k, v: plain(q.detach(), k.detach(), v), ["gradient_detached_weights"]
     ),
@@ -671,7 +652,7 @@ REPORTED = {
     "a mask that raises": row(
         lambda q, k, v, mask=None: sdpa(q, k, v, mask and 1), [None], "mask raises", **BY_KEYS
     ),
-    "unknown heads": row(side_by_side(by_torch, True), [None], "pass heads=", causal=True),
+    "unknown heads": row(sides(ZEROS), [None], "pass heads=", causal=True),
     "NaN in half precision": row(
         not_a_number, [None], "In float16 with a mask some rows that may attend to something"
     ),

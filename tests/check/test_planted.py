@@ -82,5 +82,5 @@ def test_what_is_planted_shares_no_code_with_the_library():
     files = Path(planted.__file__).parent.glob("*.py")
     texts = {path.name: path.read_text() for path in files}
     ours = {name for name, text in texts.items() if "attn_lib" in text}
-    assert ours == {"right_functions.py", "right_layers.py"}
+    assert ours == {"right.py"}
     assert not any("attn_check" in text for text in texts.values())

@@ -40,8 +40,8 @@ def grouped(q, k, v):
 
 
 def side_by_side(q, k, v):
-    """Three heads side by side: (B, T, H · d)."""
-    q, k, v = (t.unflatten(-1, (3, -1)).transpose(1, 2) for t in (q, k, v))
+    """Four heads side by side: (B, T, H · d)."""
+    q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v)
     return out.transpose(1, 2).flatten(2)
 

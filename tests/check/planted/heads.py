@@ -5,19 +5,19 @@ from planted.layers import CausalSelfAttention, CrossAttention, Llama
 from planted.plants import edit
 from planted.rotations import HALVES
 
-SPLIT = "t.unflatten(-1, (3, -1)).transpose(1, 2)"
+SPLIT = "t.unflatten(-1, (4, -1)).transpose(1, 2)"
 MERGE = "out.transpose(1, 2).flatten(2)"
 SIDES = {
-    "heads_split_without_transpose": (SPLIT, "t.reshape(len(t), 3, t.shape[1], -1)"),
+    "heads_split_without_transpose": (SPLIT, "t.reshape(len(t), 4, t.shape[1], -1)"),
     "heads_merged_without_transpose": (MERGE, "out.reshape(len(out), out.shape[2], -1)"),
-    "heads_not_moved": [(SPLIT, "t.unflatten(-1, (3, -1))"), (MERGE, "out.flatten(2)")],
+    "heads_not_moved": [(SPLIT, "t.unflatten(-1, (4, -1))"), (MERGE, "out.flatten(2)")],
     "heads_interleaved": [
-        (SPLIT, "t.unflatten(-1, (-1, 3)).permute(0, 3, 1, 2)"),
+        (SPLIT, "t.unflatten(-1, (-1, 4)).permute(0, 3, 1, 2)"),
         (MERGE, "out.permute(0, 2, 3, 1).flatten(2)"),
     ],
     "heads_reversed": (MERGE, "torch.cat(list(out.unbind(1))[::-1], dim=-1)"),
 }
-edit(side_by_side, "function", SIDES, layout="BTd", heads=3)
+edit(side_by_side, "function", SIDES, layout="BTd", heads=4)
 ALL = {
     "heads_averaged": ("scores, dim=-1)", "scores, dim=-1).mean(dim=1, keepdim=True)"),
     "one_head_only": ("matmul(weights, v)", "matmul(weights[:, :1], v)"),

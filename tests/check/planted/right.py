@@ -1,30 +1,28 @@
-"""Right layers that look unusual, as they are found in the wild and in libraries."""
+"""Right attentions that look unusual, as they are found in the wild and in libraries."""
 
 import warnings
 from importlib import import_module
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from planted.plants import RIGHT
 
 
-class Matrices(nn.Module):
-    """Four parameters (out, in), no bias; the axis of heads is left where it is."""
+def grown_mask():
+    memo = {"mask": torch.ones(2, 2, dtype=torch.bool).tril()}
 
-    def __init__(self, width=12, heads=3):
-        super().__init__()
-        self.num_heads = heads
-        for name in ("into_q", "into_k", "into_v", "outward"):
-            setattr(self, name, nn.Parameter(torch.randn(width, width) / width**0.5))
+    def attend(q, k, v):
+        T, S = q.shape[-2], k.shape[-2]
+        if S > len(memo["mask"]):
+            memo["mask"] = torch.ones(S, S, dtype=torch.bool).tril()
+        rows = torch.arange(S - T, S).clamp(min=0)
+        keep = memo["mask"][rows, :S] & (torch.arange(S - T, S) >= 0)[:, None]
+        s = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~keep, -torch.inf)
+        return s.softmax(-1) @ v
 
-    def forward(self, x, context=None):
-        pairs = zip("qkv", (x, *[x if context is None else context] * 2), strict=True)
-        three = (torch.einsum("oi,bti->bto", getattr(self, f"into_{n}"), s) for n, s in pairs)
-        q, k, v = (t.unflatten(-1, (self.num_heads, -1)) for t in three)
-        weights = (torch.einsum("bqhc,bkhc->bqhk", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
-        out = torch.einsum("bqhk,bkhc->bqhc", weights, v)
-        return torch.einsum("oi,bti->bto", self.outward, out.flatten(2))
+    return attend
 
 
 class SmallHead(nn.Module):
@@ -84,6 +82,12 @@ class FourLinears(nn.Module):
 
 
 # ---------------------------------------------------------------- libraries
+
+
+def attn_lib_function():
+    from attn_lib import attention
+
+    return lambda q, k, v, mask=None: attention(q, k, v, mask=mask)
 
 
 def attn_lib_layer():
@@ -158,18 +162,21 @@ def seeded(kind):
     return kind().eval()
 
 
-MATRICES = {"q": "into_q", "k": "into_k", "v": "into_v", "out": "outward"}
-CROSS = {"causal": False, "arguments": "x, context=context", "projections": MATRICES}
+SDPA = F.scaled_dot_product_attention
+GROUPED = {"arguments": "q, k, v", "options": {"enable_gqa": True}, "heads": 4, "kv_heads": 2}
 LLAMA = {"causal": True, "rope_base": 10_000.0, "heads": 4, "kv_heads": 2}
 PADDING = {"mask_means": "additive", "mask_shape": "B11S", "heads": 3}
 RIGHT |= {
-    "bare matrices": (lambda: seeded(Matrices), CROSS),
+    "a mask that grows": (grown_mask, {"causal": True}),
     "committee": (lambda: seeded(Committee), {"causal": True}),
     "committee in training": (lambda: seeded(Committee).train(), {}),
     "no parameters": (DotProduct, {"arguments": "query=q, memory=k, content=v"}),
     "four linears": (lambda: FourLinears(3, 12), {}),
+    "torch's function": (lambda: SDPA, {"arguments": "q, k, v, mask"}),
+    "torch's function, grouped": (lambda: SDPA, GROUPED),
     "torch, sequence first": (lambda: of_torch(), {"layout": "TBd"}),
     "torch with dropout": (lambda: of_torch(batch_first=True, dropout=0.1, bias=False), {}),
+    "attn_lib's function": (attn_lib_function, {"mask_means": "attend"}),
     "attn_lib": (attn_lib_layer, {"mask_means": "attend"}),
     "hugging face llama": (hugging_face_llama, {**LLAMA, "module": lambda fn: fn.layer}),
     "hugging face bert": (lambda: hugging_face(*BERT), PADDING),
