@@ -8,9 +8,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from planted.functions import distances, masked, plain
+from planted.functions import behind, distances, masked, plain
 from planted.layers import CausalSelfAttention, CrossAttention
 from planted.plants import edited
+from planted.properties import EXCHANGED
+from planted.right import FourLinears
 from subjects import WITHOUT, Separate, check_report, row, scores_of
 from torch import nn
 
@@ -165,26 +167,20 @@ class Concat(nn.Module):
 
     def forward(self, x):
         parts = (f(x).unflatten(-1, (3, 4)).transpose(1, 2) for f in (self.w_q, self.w_k, self.w_v))
-        return self.get_submodule(self.out)(plain(*parts).transpose(1, 2).flatten(2))
+        return getattr(self, self.out)(plain(*parts).transpose(1, 2).flatten(2))
 
 
-class Listed(Concat):
-    """Projections in a list, as the Annotated Transformer's, but in an order of its own."""
-
-    def __init__(self):
-        super().__init__("proj")
-        self.all = nn.ModuleList([self.w_k, self.w_q, self.w_v, self.proj])
-        del self.w_k, self.w_q, self.w_v, self.proj
-        self.out = "all.3"
-
-    w_k, w_q, w_v = (property(lambda self, i=i: self.all[i]) for i in range(3))
+# a list, as the Annotated Transformer's, but in an order of its own
+IN_ORDER = ("zip(self.linears,", "zip((self.linears[i] for i in (1, 0, 2)),")
+OF_X = ("query, key, value, mask=None):", "x, mask=None):\n        query = key = value = x")
+LISTED = edited(FourLinears, [IN_ORDER, OF_X])(3, 12).eval()
 
 
 def test_of_a_list_the_rest_is_not_guessed_where_one_is_named():
     with pytest.raises(ValueError, match="no projections of queries, keys and values are found"):
-        diagnose(Listed(), projections={"q": "all.1"})
-    named = {"q": "all.1", "k": "all.0", "v": "all.2", "out": "all.3"}
-    assert diagnose(Listed(), projections=named).ok
+        diagnose(LISTED, projections={"q": "linears.1"})
+    named = dict(zip(["k", "q", "v", "out"], (f"linears.{i}" for i in range(4)), strict=True))
+    assert diagnose(LISTED, projections=named).ok
 
 
 class Convolved(Concat):
@@ -210,11 +206,6 @@ class WithoutBatchFirst(nn.Module):
 
     def forward(self, x):
         return self.attn(x, x, x, need_weights=False)[0]
-
-
-def over_the_first_axis(q, k, v):
-    weights = (torch.einsum("tbhd,sbhd->bhts", q, k) / math.sqrt(q.shape[-1])).softmax(-1)
-    return torch.einsum("bhts,sbhd->tbhd", weights, v)
 
 
 def divided_before(q, k, v):
@@ -291,11 +282,8 @@ REPORTED = {
         r"Repair:.*once.*scaled_dot_product_attention.*\(scale_twice\)",
         **BEHIND,
     ),
-    "positions for the batch": row(
-        WithoutBatchFirst(), ["batch_exchanged"], "Repair:.*batch_first", layout="BTd"
-    ),
     "positions first": row(WithoutBatchFirst(), [], f"{IF_YOU_MEAN}.*the layout is TBd"),
-    "of heads": row(over_the_first_axis, [], f"{IF_YOU_MEAN}.*the layout is TBHd"),
+    "of heads": row(edited(behind, EXCHANGED), [], f"{IF_YOU_MEAN}.*the layout is TBHd"),
     # projections that are named join those that are found, and win
     "w_concat": row(Concat(), []),
     "a name": row(Concat("mixer"), [], projections={"q": "w_q", "out": "mixer"}),
