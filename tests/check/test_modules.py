@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from planted.functions import plain
+from planted.functions import grouped, plain
 from planted.functions import top_left_of_torch as top_left
 from planted.layers import CrossAttention, Layer
 from planted.plants import built, edited
@@ -16,7 +16,6 @@ from subjects import (
     check_report,
     closing,
     row,
-    scores_of,
     sdpa,
     torch_layer,
 )
@@ -134,21 +133,11 @@ class DroppingByHead(Dropping):
         return torch.stack(outs, dim=1)
 
 
-class AnyDropout(Separate):
-    def __init__(self, way):
-        super().__init__()
-        self.way = way
-
-    def attend(self, q, k, v):
-        p, weights = 0.3 * self.training, scores_of(q, k).softmax(-1)
-        return {
-            "torch": torch.dropout(weights, 0.3, self.training) @ v,
-            "by name": F.scaled_dot_product_attention(q, k, v, dropout_p=p),
-            "by place": F.scaled_dot_product_attention(q, k, v, None, p),
-        }[self.way]
-
-
 USED = "F.dropout(weights[..., :S], self.dropout, self.training)"
+SUM = 'out = torch.einsum("bhts,bshd->bthd", used, v)'
+SDPA = """p = 0.3 * self.training
+        out = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), {})
+        out = out.transpose(1, 2)"""
 OWN = "weights * {} if self.training else weights"
 
 
@@ -207,18 +196,10 @@ class KeysAndValuesByHead(Separate):
         return self.merged(closing(lambda scores, pad: scores - 10.0 * pad)(q, k, v, pad))
 
 
-# ---------------------------------------------------------------- which form a mistake has
-
-
 def tiled(role):
     """Keys or values of two heads for four heads of queries, in the wrong order."""
-
-    def fn(q, k, v):
-        wide = {"k": k.repeat_interleave(2, 1), "v": v.repeat_interleave(2, 1)}
-        wide[role] = {"k": k, "v": v}[role].repeat(1, 2, 1, 1)
-        return plain(q, wide["k"], wide["v"])
-
-    return Separate(32, 4, 2, attend=fn)
+    edits = [(f"{role}.repeat_interleave(n_rep, dim=1)", f"{role}.repeat(1, n_rep, 1, 1)")]
+    return Separate(32, 4, 2, attend=edited(grouped, edits))
 
 
 # ---------------------------------------------------------------- one module, one report
@@ -275,9 +256,11 @@ REPORTED = {
         "Holds.*in training, dropout is applied to the weights",
         "Not checked.*what becomes of the weights after dropout, in training",
     ),
-    "dropout of torch": row(AnyDropout("torch"), [], OFF),
-    "dropout by name": row(AnyDropout("by name"), [], OFF),
-    "dropout by place": row(AnyDropout("by place"), [], OFF),
+    "dropout of torch": row(
+        edited_layer((USED, "torch.dropout(weights, 0.3, self.training)")), [], OFF
+    ),
+    "dropout by name": row(edited_layer((SUM, SDPA.format("dropout_p=p"))), [], OFF, arguments="x"),
+    "dropout by place": row(edited_layer((SUM, SDPA.format("None, p"))), [], OFF, arguments="x"),
     "dropout of its own": row(
         edited_layer((USED, OWN.format("(torch.rand_like(weights) > 0.2) / 0.8"))),
         [],
