@@ -240,35 +240,13 @@ def of_a_list_each(x, cache):
     return with_a_list(x, [] if cache is None else cache)
 
 
-EARLIER = {
-    "batch": OfEqualBatch().step,
-    "helper": through_a_helper,
-    "global": of_a_global_module,
-}
-
-
-def in_steps(step):
-    layer = getattr(step, "__self__", KEEPING if step is of_a_global_module else LAYER)
-    return diagnose(layer, causal=True, step=step)
-
-
-@pytest.mark.parametrize("name", EARLIER)
-def test_a_cache_of_an_earlier_sequence(name):
-    (failure,) = in_steps(EARLIER[name]).failures
-    assert failure.mistake == "cache_of_earlier_sequence"
-    assert "as a second sequence, cache=None in its first call" in failure.example
-    assert KEEPING.past is None
-    assert of_a_default.__defaults__ == ([],)
-
-
 def test_a_module_that_kept_a_sequence_before_it_was_diagnosed():
     """With gradients, which copy.deepcopy refuses; it stays as it was."""
     layer = Keeping()
     layer.step(torch.randn(2, 3, 12), None)
     before = layer.past
     assert before[0].grad_fn is not None
-    (failure,) = in_steps(layer.step).failures
-    assert failure.mistake == "cache_of_earlier_sequence"
+    assert diagnose(layer, causal=True, step=layer.step).mistakes == EARLIER
     assert layer.past is before
     assert before[0].shape[2] == 3
 
@@ -319,13 +297,18 @@ def stepped(step, mistakes, *patterns, **options):
 
 NOT_CAUSAL = Stepwise(plain)
 HELD, UNCHECKED = "Holds.*cache.*Not checked", "Not checked.*cache.*step="
-OPEN, EARLIER_ONE = "Holds.*neither disturbs the other", ["cache_of_earlier_sequence"]
+OPEN = "Holds.*neither disturbs the other"
+EARLIER = ["cache_of_earlier_sequence"]
+SECOND = "as a second sequence, cache=None in its first call"
 FIRST_WRONG = "Notes.*the first is wrong from the second's first call on"
 STEPS = {
     "open at once": stepped(InPieces().step, [], OPEN),
     "a list each": stepped(of_a_list_each, [], OPEN),
     "one at a time": stepped(Emptied().step, [], FIRST_WRONG, WITHOUT.format("neither disturbs")),
-    "a second one raises": stepped(Raising().step, EARLIER_ONE, "Error: the cache is full"),
+    "a second one raises": stepped(Raising().step, EARLIER, "Error: the cache is full"),
+    "kept for a batch": stepped(OfEqualBatch().step, EARLIER, SECOND),
+    "kept by a default": stepped(through_a_helper, EARLIER, SECOND),
+    "kept globally": row(KEEPING, EARLIER, SECOND, causal=True, step=of_a_global_module),
     # forms of mistakes
     "from the top left": stepped(
         InPieces(top_left).step, ["cache_mask"], "aligned at the first key"
@@ -352,6 +335,8 @@ STEPS = {
 @pytest.mark.parametrize("name", STEPS)
 def test_what_is_said_of_steps(name):
     check_report(*STEPS[name])
+    assert KEEPING.past is None
+    assert of_a_default.__defaults__ == ([],)
 
 
 # ---------------------------------------------------------------- a rotation by itself

@@ -97,27 +97,6 @@ def attn_lib_layer():
     return MultiHeadAttention(16, 4, num_kv_heads=2)
 
 
-def hugging_face_llama():
-    from transformers.models.llama import modeling_llama as llama
-
-    config = llama.LlamaConfig(
-        hidden_size=32, num_attention_heads=4, num_key_value_heads=2, attn_implementation="eager"
-    )
-    torch.manual_seed(0)
-    layer = llama.LlamaAttention(config, layer_idx=0).eval()
-    table = llama.LlamaRotaryEmbedding(config)
-
-    def attend(hidden_states):
-        T = hidden_states.shape[1]
-        turned = table(hidden_states, torch.arange(T)[None])
-        late = torch.full((T, T), torch.finfo(hidden_states.dtype).min).triu(1)
-        mask = late.to(hidden_states.dtype)[None, None]
-        return layer(hidden_states, position_embeddings=turned, attention_mask=mask)
-
-    attend.layer = layer
-    return attend
-
-
 def x_transformers():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it still uses torch.jit.script
@@ -135,6 +114,24 @@ def hugging_face(model, config, attention, sizes, **options):
     made = getattr(module, config)(**sizes, attn_implementation="eager")
     torch.manual_seed(0)
     return getattr(module, attention)(made, **options).eval()
+
+
+def hugging_face_llama():
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2}
+    layer = hugging_face("llama", "LlamaConfig", "LlamaAttention", sizes, layer_idx=0)
+    table = LlamaRotaryEmbedding(layer.config)
+
+    def attend(hidden_states):
+        T = hidden_states.shape[1]
+        turned = table(hidden_states, torch.arange(T)[None])
+        late = torch.full((T, T), torch.finfo(hidden_states.dtype).min).triu(1)
+        mask = late.to(hidden_states.dtype)[None, None]
+        return layer(hidden_states, position_embeddings=turned, attention_mask=mask)
+
+    attend.layer = layer
+    return attend
 
 
 def bart():
