@@ -40,19 +40,18 @@ MASKS = {
     ],
 }
 edit(masked, "function", MASKS, **ATTEND)
-edit(
-    masked, "function", {"mask_first_head": ("~mask", "~mask[:, :1]")}, mask_shape="BHTS", **ATTEND
-)
-batch = {"mask_of_the_batch": ("~mask", "~mask.any(0, keepdim=True)")}
-edit(masked, "function", batch, mask_shape="B1TS", **ATTEND)
 ROWS = "(torch.arange(q.size(0) * q.size(1)) % q.size(0)).view(q.shape[:2])"
-tiled = {"mask_tiled_over_heads": ("~mask", f"~mask.expand(len(q), *mask.shape[1:])[{ROWS}, 0]")}
-edit(masked, "function", tiled, mask_shape="B1TS", **ATTEND)
-two_axes = (
-    "if mask is not None:\n        mask = mask[:, None, None, :] if mask.dim() == 2 else mask"
-)
-rank = {"mask_guessed_by_rank": ("if mask is not None:", two_axes)}
-edit(masked, "function", rank, mask_shape="TS", **ATTEND)
+RANK = "if mask is not None:\n        mask = mask[:, None, None, :] if mask.dim() == 2 else mask"
+BY_SHAPE = {
+    "BHTS": {"mask_first_head": ("~mask", "~mask[:, :1]")},
+    "B1TS": {
+        "mask_of_the_batch": ("~mask", "~mask.any(0, keepdim=True)"),
+        "mask_tiled_over_heads": ("~mask", f"~mask.expand(len(q), *mask.shape[1:])[{ROWS}, 0]"),
+    },
+    "TS": {"mask_guessed_by_rank": ("if mask is not None:", RANK)},
+}
+for shape, mistakes in BY_SHAPE.items():
+    edit(masked, "function", mistakes, mask_shape=shape, **ATTEND)
 PADDED = {
     "mask_on_queries": ("[:, None, None, :]", "[:, None, :, None]"),
     "padding_zeroed": [

@@ -7,6 +7,10 @@ from planted.plants import edit
 # ---------------------------------------------------------------- functions
 
 SCORES = "torch.matmul(q, k.transpose(-2, -1)) / math.sqrt(q.size(-1))"
+AVERAGED = (
+    "torch.cat([s.softmax(-1) for s in scores.tensor_split({0}, -1)], dim=-1)"
+    " / min({0}, scores.size(-1))"
+)
 FUNCTION = {
     "batch_leak": ("matmul(q, k", "matmul(q - q.mean(dim=0, keepdim=True), k"),
     "inplace_arguments": (SCORES, "torch.matmul(q.mul_(q.size(-1) ** -0.5), k.transpose(-2, -1))"),
@@ -24,6 +28,7 @@ FUNCTION = {
     "gradient_wrong": ("weights, v", "0.5 * weights + 0.5 * weights.detach(), v"),
     "dropout_in_evaluation": ("(weights, v", "(F.dropout(weights, p=0.1), v"),
     "size_of_one": ("(weights, v)", "(weights, v).squeeze()"),
+    "parts_averaged": ("F.softmax(scores, dim=-1)", AVERAGED.format(2)),
 }
 edit(plain, "function", FUNCTION)
 RETURNED = {
@@ -33,10 +38,8 @@ RETURNED = {
 }
 edit(with_weights, "function", RETURNED, causal=True)
 EXCHANGED = [("bthd,bshd->bhts", "tbhd,sbhd->bhts"), ("bhts,bshd->bthd", "bhts,sbhd->tbhd")]
-edit(behind, "einsum", {"batch_exchanged": EXCHANGED}, layout="BTHd")
 edit(Layer, "layer", {"batch_exchanged": EXCHANGED}, layout="BTd", arguments="x")
 STRIDED = "value.as_strided(v.shape, torch.empty(v.shape).stride())).to"
-edit(behind, "einsum", {"not_contiguous": ("value).to", STRIDED)}, layout="BTHd")
 SMALL = ("block=16", "block=4")
 WHOLE = "[:, :, : max(k.shape[2] // block, 1) * block].split(block, dim=2)"
 BLOCKS = {
@@ -47,14 +50,10 @@ BLOCKS = {
 edit(online_softmax, "function", BLOCKS)
 stale = [("out * shrink", "out"), ("total * shrink", "total")]
 edit(online_softmax, "stale", {"online_softmax_not_rescaled": stale})
-AVERAGED = (
-    "torch.cat([s.softmax(-1) for s in scores.tensor_split({0}, -1)], dim=-1)"
-    " / min({0}, scores.size(-1))"
-)
-HALVES = {"parts_averaged": ("F.softmax(scores, dim=-1)", AVERAGED.format(2))}
-edit(plain, "function", HALVES)
 EIGHT = "(torch.arange(q.shape[1]) < max(q.shape[1] // 8, 1) * 8)[:, None]"
-BLOCKS = {
+EINSUM = {
+    "batch_exchanged": EXCHANGED,
+    "not_contiguous": ("value).to", STRIDED),
     "parts_averaged": ("scores.softmax(-1)", AVERAGED.format(4)),
     "block_remainder_dropped": ("scores.softmax(-1)", f"scores.softmax(-1) * {EIGHT}"),
     "online_softmax_last_sum": (
@@ -62,10 +61,11 @@ BLOCKS = {
         "(e := (scores - scores.amax(-1, True)).exp()) / e.split(16, -1)[-1].sum(-1, True)",
     ),
 }
-edit(behind, "einsum", BLOCKS, layout="BTHd")
+edit(behind, "einsum", EINSUM, layout="BTHd")
 
 # ---------------------------------------------------------------- four projections
 
+LAST = "self.out_proj(out.flatten(2))"
 Q, K, V = "self.q_proj(x)", "self.k_proj(memory)", "self.v_proj(memory)"
 USED = "used = F.dropout(weights[..., :S], self.dropout, self.training)"
 LAYER = {
@@ -75,19 +75,17 @@ LAYER = {
     "gradient_detached_weights": (USED, "used = weights.detach()"),
     "gradient_missing_projection": (K, "memory @ self.k_proj.weight.data.mT + self.k_proj.bias"),
     "batch_leak": (Q, f"{Q} * (1.0 + {Q}.mean(0, keepdim=True))"),
+    "size_of_one": (LAST, f"{LAST}.squeeze(0)"),
 }
 edit(Layer, "layer", LAYER)
-always = {"dropout_in_evaluation": (USED, "used = F.dropout(weights, self.dropout)")}
-edit(Layer, "layer", always, {"dropout": 0.3})
-LAST = "self.out_proj(out.flatten(2))"
-edit(Layer, "layer", {"size_of_one": (LAST, f"{LAST}.squeeze(0)")})
-early = {
+DROPPED = {
+    "dropout_in_evaluation": (USED, "used = F.dropout(weights, self.dropout)"),
     "dropout_before_softmax": [
         (USED, "used = weights"),
         ("softmax(scores,", "softmax(F.dropout(scores, self.dropout, self.training),"),
-    ]
+    ],
 }
-edit(Layer, "layer", early, {"dropout": 0.3})
+edit(Layer, "layer", DROPPED, {"dropout": 0.3})
 RETURNED = {
     "weights_after_dropout": ("(out, weights)", "(out, used)"),
     "weights_averaged": ("(out, weights)", "(out, weights.mean(1))"),
