@@ -538,7 +538,6 @@ REPORTED = {
         Multi(16, 4, qk_norm=lambda _, d: nn.RMSNorm(d)), [], qk_norm="rms"
     ),
     "a window": row(SEVEN, [], "it is meant to have a window of 7", causal=True),
-    "a window is causal": row(windowed, [], window=3),
     "norms and RoPE": row(Multi(16, 4, **ROTARY, **NORMED), [], "RoPE.*10000.*rms", arguments="x"),
     "a mask that is compared": row(closes(lambda m: m < -1e4), [], ADDED),
     "uniform rows": row(filled(), [], "Notes.*attends to all positions equally"),
@@ -598,7 +597,6 @@ REPORTED = {
         plain_with, ["mask_ignored"], WITHOUT.format(NEVER), arguments="q, k, v, attn_bias=mask"
     ),
     "never passed to torch": row(torch_layer(), [], f"{NEVER}.*need_weights"),
-    "a usual fill": row(filled(-20.0), SMALL, mask_means="attend"),
     "a larger one": row(filled(-1e3), SMALL),
     # a parameter for the number of heads is given it
     "split by a view": row(sides("plain", "split"), SPLIT, WITHOUT.format(BOTH_REPAIRS), heads=4),

@@ -263,20 +263,15 @@ class Raising(InPieces):
 # ---------------------------------------------------------------- steps
 
 
-class OfTheLatest(InPieces):
-    """Its cache holds the latest piece alone."""
-
-    def step(self, x, cache):
-        out, pair = super().step(x, cache)
-        return out, tuple(part[:, :, -x.shape[1] :] for part in pair)
+def of_the_latest(x, cache):
+    out, pair = LAYER.step(x, cache)
+    return out, tuple(part[:, :, -x.shape[1] :] for part in pair)
 
 
-class Drifting(InPieces):
+def drifting(x, cache):
     """Right in the first piece; in later ones ever more wrong."""
-
-    def step(self, x, cache):
-        out, pair = super().step(x, cache)
-        return out * (1.0 + 0.01 * (pair[0].shape[2] - 3) ** 2), pair
+    out, pair = LAYER.step(x, cache)
+    return out * (1.0 + 0.01 * (pair[0].shape[2] - 3) ** 2), pair
 
 
 class Stepwise(InPieces):
@@ -314,7 +309,7 @@ STEPS = {
         InPieces(top_left).step, ["cache_mask"], "aligned at the first key"
     ),
     "not causal": stepped(InPieces(where_lengths_agree).step, ["cache_mask"], "has no causal mask"),
-    "the latest": stepped(OfTheLatest().step, ["cache_stale"], "keeps only the latest piece"),
+    "the latest": stepped(of_the_latest, ["cache_stale"], "keeps only the latest piece"),
     # where steps are given
     "a module": stepped(Stepwise(), [], HELD, WITHOUT.format(UNCHECKED), arguments="x"),
     "not causal, so no steps": row(
@@ -327,7 +322,7 @@ STEPS = {
     "an error": stepped(lambda x, cache: broken(x, x, x), [None], "Error: shape of nothing"),
     "None": stepped(lambda x, cache: (Separate()(x), None), [None], "returned None as the cache"),
     "a shape": stepped(lambda x, cache: (x[:, :1], cache), [None], "another shape"),
-    "ever more wrong": stepped(Drifting().step, [None], "example 0, position 3, channels"),
+    "ever more wrong": stepped(drifting, [None], "example 0, position 3, channels"),
     "numbers": stepped(lambda x, cache: (x * 0.0 + 0.5, ()), [None], "differ from the whole"),
 }
 
