@@ -2,6 +2,7 @@
 
 import ast
 import csv
+import doctest
 import functools
 import importlib.util
 import inspect
@@ -114,16 +115,6 @@ def test_photographs_are_theirs_who_took_them_and_under_their_licences():
     assert len(figures_under_another(page)) == len([*pages.figures(page)]) - 1
 
 
-def terms(name: str) -> str:
-    """The MIT licence, without whose it is."""
-    text = " ".join((ROOT / name).read_text().split())
-    return re.sub("[“”]", '"', text).partition("Permission is hereby granted")[2]
-
-
-def test_the_words_of_the_licence_are_the_same_twice():
-    assert terms("LICENSE") == terms("attn_lib/data/fashion.txt") != ""
-
-
 LICENCES = r"\b(?:Apache|MIT|BSD|GPL|CC0|CC BY)\b"
 # of what is not the book's own: the licences that may stand in a sentence about it
 OF_OTHERS = {
@@ -166,18 +157,13 @@ def test_licences_of_weights_agree():
 
 
 def documented():
-    """Every public function, class and method, by its name."""
+    """What has a docstring, by its name."""
     for package in (attn_lib, attn_check):
         for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if info.name.endswith("__main__"):
-                continue
-            module = importlib.import_module(info.name)
-            for thing in vars(module).values():
-                if getattr(thing, "__module__", None) == info.name and callable(thing):
-                    own = vars(thing).values() if inspect.isclass(thing) else []
-                    for one in (thing, *filter(inspect.isfunction, own)):
-                        if not one.__name__.startswith("_") and one.__doc__:
-                            yield f"{info.name}.{one.__qualname__}", one
+            if not info.name.endswith("__main__"):
+                module = importlib.import_module(info.name)
+                for found in doctest.DocTestFinder().find(module):
+                    yield found.name, found.docstring
 
 
 ARGUMENT = re.compile(r"(?m)^    \*{0,2}(\w+): (.*(?:\n        .*)*)")
@@ -224,7 +210,7 @@ def _stands(name: str, words: str, default) -> bool:
 def test_defaults_are_those_of_the_signature():
     found = dict(documented())
     assert len(found) > 100
-    wrong = {name: wrong_defaults(thing.__doc__, thing) for name, thing in found.items()}
+    wrong = {n: wrong_defaults(doc, pkgutil.resolve_name(n)) for n, doc in found.items()}
     assert {name: names for name, names in wrong.items() if names} == {}
     doc = "A layer.\n\nArgs:\n    scale: multiplies the scores; default 1/d_k.\n"
     doc += "    dropout: a probability; default 0.1.\n    is_causal: not one.\n"
