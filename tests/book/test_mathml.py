@@ -144,10 +144,8 @@ def test_every_formula_says_the_same_by_another_converter():
 
 
 @raises_for_each(
-    (r"\alhpa x", ValueError, r"\\alhpa, which book/_ext/mathml.py lacks"),
     (r"\mathrm{y}", ValueError, r"has \\mathrm"),
     (r"a + \boxed{x}", ValueError, r"has \\boxed"),
-    (r"\frac{1}", ValueError, "is not finished"),
     (r"\sqrt", ValueError, "cannot be read"),
     (r"{x", ValueError, "the braces of"),
 )
@@ -212,26 +210,7 @@ TYPED = {
     r"q_1 k_1 + \dots + q_{d_k} k_{d_k}": "q₁ k₁ + … + q_(d_k) k_(d_k)",
     r"\sqrt[4]{64} \approx 10{,}000\; \frac{5}{11} \log 8": "⁴√64 ≈ 10,000 5/11 log 8",
 }
-LINES = [tex for tex in ALL if not re.search(r"\\begin|\\cr|\\\\|\\qquad", tex)]
-
-
-def signs(text: str) -> Counter:
-    """The letters, the digits, and the signs that one cannot do without."""
-    apart = unicodedata.normalize("NFKD", text.replace("ᵀ", "⊤").replace("ˉ", ""))
-    return Counter(sign for sign in apart if sign.isalnum() or sign in "=<>≤≥≈≠→∑∏∂∞⊤∇∈⊙×±+…")
-
-
-def mistyped(tex: str, text: str) -> bool:
-    """Whether the text has another sign than the formula has, by docutils, or a word of TeX."""
-    said = "".join(ElementTree.fromstring(by_docutils(tex)).itertext())  # noqa: S314
-    return signs(text) != signs(said) or bool(re.search(r"[\\{}]", text))
 
 
 def test_a_formula_is_typed_as_one_would():
     assert {tex: mathml.as_text(tex) for tex in TYPED} == TYPED
-
-
-def test_every_formula_can_be_typed():
-    assert len(LINES) > 300
-    assert [tex for tex in LINES if mistyped(tex, mathml.as_text(tex))] == []
-    assert all(mistyped("x^2", wrong) for wrong in ("x²x", "x²+", "x²{"))
