@@ -7,6 +7,7 @@ import ast
 import functools
 import itertools
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import colab
@@ -16,6 +17,7 @@ import pictures
 import yaml
 from idle import TOLERANCES, always_holds, compares, name_of
 from number_sources import printed
+from pybtex.database import parse_string
 from sitting import minutes_said, tags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -361,10 +363,20 @@ def links_listed(notebook) -> list[str]:
 
 
 @functools.cache
+def bibliography(text: str) -> list[dict[str, str]]:
+    """The fields of each entry, and its key; a field that it lacks is empty."""
+    entries = parse_string(text, "bibtex").entries.items()  # refuses a key that stands twice
+    return [
+        defaultdict(str, key=key, author=" and ".join(map(str, e.persons["author"])), **e.fields)
+        for key, e in entries
+    ]
+
+
+@functools.cache
 def works() -> dict[str, str]:
     """By the address of each work of the bibliography: whose it is, and its year."""
-    entries = (BOOK / "references.bib").read_text().split("\n@")
-    return {field(e, "url"): f"{field(e, 'author')} {field(e, 'year')}" for e in entries}
+    entries = bibliography((BOOK / "references.bib").read_text())
+    return {entry["url"]: f"{entry['author']} {entry['year']}" for entry in entries}
 
 
 def unlisted_links(text: str) -> list[str]:
@@ -382,11 +394,6 @@ def unlisted_links(text: str) -> list[str]:
         wrong += [first] * (first not in whose.partition(" and ")[0])
         found += [f"{url} is not by {name}" for name in wrong]
     return found
-
-
-def field(entry: str, name: str) -> str:
-    """A field of an entry of the bibliography, or nothing."""
-    return "".join(re.findall(rf"^  {name} = {{(.*)}}", entry, re.MULTILINE))
 
 
 def fetched(notebook) -> list[str]:
