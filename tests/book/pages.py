@@ -16,6 +16,7 @@ import number_sources
 import pictures
 import yaml
 from idle import TOLERANCES, always_holds, compares, name_of
+from markdown_it import MarkdownIt
 from number_sources import printed
 from pybtex.database import parse_string
 from sitting import minutes_said, tags
@@ -164,10 +165,12 @@ def safe_source(notebook) -> list[str]:
 
 def safe_markdown(text: str) -> list[str]:
     """Raw HTML, and pictures from elsewhere: both can make a page call another server."""
-    text = without_code(text)
-    faults = [f"raw HTML {tag!r}" for tag in re.findall(r"<(?:/?[A-Za-z]|!)[^>]*>", text)]
-    elsewhere = re.findall(r"!\[[^]]*\]\((\w+:[^)]*)", text)
-    return faults + [f"a picture from {url}" for url in elsewhere]
+    blocks = MarkdownIt().parse(text)
+    parts = [part for block in blocks for part in (block, *(block.children or []))]
+    faults = [f"raw HTML {part.content!r}" for part in parts if part.type.startswith("html")]
+    faults += ["a link in <>, which no rule reads" for part in parts if part.markup == "autolink"]
+    sources = [part.attrs["src"] for part in parts if part.type == "image"]
+    return faults + [f"a picture from {source}" for source in sources if ":" in source]
 
 
 # ---------------------------------------------------------------- exercises
@@ -246,11 +249,6 @@ def numbers_bound(notebook) -> list[str]:
     given = " ".join(line for line in lines if " <- given: " in line)
     links = "".join(f"]({url})" for url in re.findall(r"https?://[^\s\"]+", given))
     return number_sources.page_faults(notebook) + unlisted_links(links)
-
-
-def without_code(text: str) -> str:
-    text = re.sub(r"^```.*?^```", " ", text, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"`[^`\n]*`", " ", text)
 
 
 # ---------------------------------------------------------------- conclusions

@@ -14,6 +14,7 @@ import onnx
 import pages
 import torch
 import torch.nn.functional as F
+from mdit_py_plugins.anchors.index import slugify
 
 import attn_check
 import attn_lib
@@ -293,7 +294,7 @@ def stems(text: str) -> set[str]:
 def headings(text: str) -> dict[str, set[str]]:
     """From the anchors of a page's headings to their words."""
     titles = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", text))
-    return {re.sub(r"[^\w\- ]", "", t.lower()).strip().replace(" ", "-"): stems(t) for t in titles}
+    return {slugify(title): stems(title) for title in titles}
 
 
 def nearest(words: set[str], targets: dict[str, set[str]]) -> list[str]:
