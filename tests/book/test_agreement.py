@@ -316,39 +316,39 @@ def about(reference: bool) -> dict[str, set[str]]:
     }
 
 
-def misled(text: str, name: str, listed: dict[str, str] = LEADS) -> list[str]:
-    """Links whose words are those of another page or heading, or of several."""
-    found = []
-    for words, page, anchor in LINK.findall(text):
-        target = page or name
-        if target not in WORDS or not page + anchor:
-            continue
-        there = headings(WORDS[target]) if anchor else about(target.startswith("attn_"))
-        label = re.sub("[`*]", "", words).lower()
-        key = re.sub(r"^\d\d_", "", target) + f"#{anchor}" * bool(anchor)
-        if nearest(stems(words), there) != [anchor or target]:
-            found += [words] * (label not in listed.get(key, "").split("|"))
-    return found
+def links():
+    """Of each link within the book: its words, and the page and the heading that it leads to."""
+    for name, text in WORDS.items():
+        for words, page, anchor in LINK.findall(text):
+            if page + anchor and (page or name) in WORDS:
+                yield re.sub("[`*]", "", words).lower(), page or name, anchor
+
+
+def near(words: str, page: str, anchor: str) -> bool:
+    """Whether no other page, or other heading of the page, is as near to the words."""
+    there = headings(WORDS[page]) if anchor else about(page.startswith("attn_"))
+    return nearest(stems(words), there) == [anchor or page]
+
+
+def listed(words: str, page: str, anchor: str) -> bool:
+    key = re.sub(r"^\d\d_", "", page) + f"#{anchor}" * bool(anchor)
+    return words in LEADS.get(key, "").split("|")
 
 
 def test_a_link_leads_to_what_its_words_are_nearest_to():
-    wrong = {name: misled(text, name) for name, text in WORDS.items()}
-    assert {name: words for name, words in wrong.items() if words} == {}
-    listed = {words for name, text in WORDS.items() for words in misled(text, name, {})}
-    listed = {re.sub("[`*]", "", words).lower() for words in listed}
-    assert listed == {words for told in LEADS.values() for words in told.split("|")}
+    far = {link for link in links() if not near(*link)}
+    assert {link for link in far if not listed(*link)} == set()
+    told = {words for labels in LEADS.values() for words in labels.split("|")}
+    assert {words for words, *_ in far} == told
 
 
 def test_nearly_every_other_target_is_seen():
     changed = seen = 0
-    for name, text in WORDS.items():
-        for link in (link for link in LINK.finditer(text) if link[2] in WORDS or link[3]):
-            target = link[2] or name
-            others = sorted(headings(WORDS[target]) if link[3] else WORDS)[::5]
-            for other in {*others} - {target, link[3], ""}:
-                wrong = link[0].replace(link[3] or f"{target}.", other + "." * (not link[3]))
-                changed += 1
-                seen += misled(wrong, name) != []
+    for words, page, anchor in links():
+        for other in {*sorted(headings(WORDS[page]) if anchor else WORDS)[::5]} - {page, anchor}:
+            wrong = (words, page, other) if anchor else (words, other, "")
+            changed += 1
+            seen += not (near(*wrong) or listed(*wrong))
     assert seen > 0.95 * changed > 1000
 
 
