@@ -112,17 +112,18 @@ def misnamed(text: str) -> list[str]:
     ]
 
 
-def test_titles_are_those_of_the_bibliography():
-    wrong = {name: wrong_titles(text) for name, text in SOURCES.items()}
-    assert {name: titles for name, titles in wrong.items() if titles} == {}
-    text = "[Holtzman et al. (2019)](https://arxiv.org/abs/1904.09751), *The Curious Case*"
-    assert wrong_titles(text.replace("Case", "Cases")) == ["The Curious Cases"]
-
-
-def test_a_link_leads_to_the_work_that_it_names():
-    wrong = {name: misnamed(text) for name, text in SOURCES.items()}
-    assert {name: names for name, names in wrong.items() if names} == {}
-    assert misnamed("[OLMo 2](https://arxiv.org/abs/2408.00118)") == ["OLMo"]
+@for_each(
+    (
+        wrong_titles,
+        "[A](https://arxiv.org/abs/1904.09751), *The Curious Cases*",
+        "The Curious Cases",
+    ),
+    (misnamed, "[OLMo 2](https://arxiv.org/abs/2408.00118)", "OLMo"),
+)
+def test_titles_and_names_are_those_of_the_bibliography(faults, planted, fault):
+    wrong = {name: faults(text) for name, text in SOURCES.items()}
+    assert {name: found for name, found in wrong.items() if found} == {}
+    assert faults(planted) == [fault]
 
 
 # ---------------------------------------------------------------- sections
