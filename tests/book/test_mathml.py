@@ -76,15 +76,12 @@ def test_every_formula_of_a_page_is_mathml(site, name):
 
 # ---------------------------------------------------------------- what a formula says
 
-SAME = str.maketrans("'¯‾ˉ_˜·∣‖", "′‾‾‾‾~⋅|∥")  # drawn alike
+SAME = str.maketrans("ˉ_", "‾‾")  # drawn alike
 # what docutils cannot read, or reads as something else
 FOR_DOCUTILS = {
     r"\\(t?frac)(\d)(\d)": r"\\\1{\2}{\3}",
-    r"\\tfrac(\d) ": r"\\tfrac\1",
-    r"\\(cd)ots|\\dots(?= \+)": r"\\cdots",
+    r"\\dots(?= \+)": r"\\cdots",
     r"\\dots": r"\\ldots",
-    r"\\big(?=[\\()])": "",
-    r"\\cr\b": r"\\\\",
     r"(\w)'": r"\1^\\prime ",
 }
 
@@ -100,7 +97,7 @@ def leaves(part: ElementTree.Element) -> list:
     if kind in ("math", "mrow", "mstyle", "mpadded"):
         return primed(row)
     if kind in ("mtd", "msqrt"):
-        return [(kind, *primed(row))]
+        return [(kind, *row)]
     if kind == "msub" and inside[0][0][0] == "msup":  # what is above and below, in one step
         (_, base, above), below = inside[0][0], inside[1]
         return [("msubsup", base, tuple(below), above)]
