@@ -169,16 +169,8 @@ def documented():
 
 ARGUMENT = re.compile(r"(?m)^    \*{0,2}(\w+): (.*(?:\n        .*)*)")
 # what None stands for, in words; test_what_none_stands_for executes them
-STANDS_FOR = {
-    "scale": {"1/sqrt(d_k)"},
-    "d_k": {"d_model / H", "8", "found out"},
-    "d_v": {"d_k"},
-    "d_context": {"d_model"},
-    "num_kv_heads": {"H"},
-    "kv_heads": {"H"},
-    "S": {"T"},
-    "offset": {"S − T"},
-}
+STANDS_FOR = {"scale": "1/sqrt(d_k)", "d_k": "d_model / H", "d_v": "d_k", "d_context": "d_model"}
+STANDS_FOR |= {"num_kv_heads": "H", "S": "T", "offset": "S − T"}
 
 
 def wrong_defaults(doc: str, thing) -> list[str]:
@@ -200,7 +192,7 @@ def wrong_defaults(doc: str, thing) -> list[str]:
 def _stands(name: str, words: str, default) -> bool:
     """Whether words say what a default is; of None, what it stands for."""
     if default is None:
-        return words in STANDS_FOR.get(name, {words})
+        return words == STANDS_FOR.get(name, words)
     try:
         value = ast.literal_eval(words.replace(",", ""))
     except (ValueError, SyntaxError):
