@@ -102,12 +102,6 @@ def test_bad_models_are_named(options):
     VisionTransformer(**{**IMAGE, **SIZES, **options})
 
 
-@pytest.mark.parametrize("name", ["patch_size", "in_channels", "d_model"])
-def test_bad_sizes_of_patches_are_named(name):
-    with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0$"):
-        PatchEmbedding(**{"patch_size": 2, "in_channels": 3, "d_model": 5, name: 0})
-
-
 @pytest.mark.parametrize("shape", [(2, 2, 10, 10), (2, 2, 15, 20), (2, 2, 15), (2, 15, 15, 2)])
 def test_images_of_another_size_are_named(shape):
     with pytest.raises(ValueError, match=rf"\(B, 2, 15, 15\), got {re.escape(str(shape))}"):
