@@ -57,21 +57,28 @@ def test_it_is_adam_as_published(lr, rates):
     assert not history.requires_grad
 
 
-def test_the_same_seed_gives_the_same_run_dropout_included():
-    def dropped(model, generator):  # nothing random but dropout
-        return model(torch.ones(7, 3, dtype=torch.float64)).square().mean()
+def test_a_seed_gives_the_same_batches_and_the_same_dropout():
+    """Batches are drawn by a generator of their own, which starts at the seed, 0 by default."""
 
-    def run(seed, outside):
-        model = nn.Sequential(linear(), nn.Dropout(0.5))
+    def run(outside, **given):
+        seen, model = [], nn.Sequential(nn.Dropout(0.5), linear())
+
+        def loss(model, generator):  # nothing in it is random but dropout
+            seen.append(torch.rand(7, 3, generator=generator, dtype=torch.float64))
+            return model(torch.ones_like(seen[-1])).square().mean()
+
         torch.manual_seed(outside)
         before = torch.get_rng_state()
-        history = train(model, dropped, steps=11, lr=0.01, seed=seed)
+        history = train(model, loss, steps=3, lr=0.01, **given)
         assert torch.equal(torch.get_rng_state(), before)  # the global state is left alone
+        generator = torch.Generator().manual_seed(given.get("seed", 0))
+        batches = torch.rand(3, 7, 3, generator=generator, dtype=torch.float64)
+        assert torch.equal(torch.stack(seen), batches)
         return history
 
-    first = run(3, outside=1)
-    assert torch.equal(first, run(3, outside=2))
-    assert not torch.equal(first, run(4, outside=1))
+    first = run(outside=1)
+    assert torch.equal(first, run(outside=2, seed=0))
+    assert not torch.equal(first, run(outside=1, seed=5))
 
 
 def test_the_random_state_of_the_model_s_own_gpu_is_kept_too(monkeypatch):
@@ -93,28 +100,6 @@ def test_the_random_state_of_the_model_s_own_gpu_is_kept_too(monkeypatch):
         model.weight = made(model.weight.detach())
         train(model, squares, steps=1, lr=0.01)
     assert kept == [[], [there]]
-
-
-def test_the_batches_do_not_depend_on_what_dropout_draws():
-    """They are drawn by a generator of their own, which starts at the seed, 0 by default."""
-
-    def batches(model, **options):
-        seen = []
-
-        def loss(model, generator):
-            seen.append(torch.rand(7, 3, generator=generator, dtype=torch.float64))
-            return model(seen[-1]).square().mean()
-
-        train(model, loss, steps=3, lr=0.01, **options)
-        return torch.stack(seen)
-
-    def expected(seed):
-        generator = torch.Generator().manual_seed(seed)
-        return torch.rand(3, 7, 3, generator=generator, dtype=torch.float64)
-
-    dropped = nn.Sequential(nn.Dropout(0.5), linear())
-    assert torch.equal(batches(dropped), expected(0))
-    assert torch.equal(batches(dropped, seed=5), expected(5))
 
 
 @pytest.mark.parametrize("outer", [True, False])

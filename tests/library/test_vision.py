@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from cases import draw
-from tables import raises_for_each
+from tables import for_each, raises_for_each
 from torch import nn
 
 from attn_lib.vision import PatchEmbedding, VisionTransformer, attention_rollout, resample_positions
@@ -18,7 +18,7 @@ SIZES = {"d_model": 12, "num_heads": 3, "d_ff": 19, "num_layers": 2}
 def model_of(num_classes=7, **options):
     torch.manual_seed(0)
     image = {"image_size": 15, "patch_size": 5, "in_channels": 2, "num_classes": num_classes}
-    return VisionTransformer(**image, **SIZES, **options).double().eval()
+    return VisionTransformer(**image | SIZES | options).double().eval()
 
 
 # ---------------------------------------------------------------- patches
@@ -35,13 +35,6 @@ def test_a_patch_is_a_square_times_a_matrix():
     for n, (row, column) in enumerate(itertools.product(range(rows), range(columns))):
         square = images[1, :, row * p : (row + 1) * p, column * p : (column + 1) * p]
         torch.testing.assert_close(out[1, n], W @ square.flatten() + b)
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 10, 15), (2, 2, 11, 15), (2, 2, 10, 14), (2, 10, 15)])
-def test_images_that_cannot_be_cut_are_named(shape):
-    message = rf"\(B, 2, height, width\) with sides that 5 divides, got \({shape[0]}, .*{shape[-1]}"
-    with pytest.raises(ValueError, match=message):
-        PatchEmbedding(patch_size=5, in_channels=2, d_model=7)(torch.zeros(shape))
 
 
 # ---------------------------------------------------------------- the model
@@ -88,9 +81,6 @@ def test_options_reach_the_blocks_and_dropout_what_enters_them():
     assert torch.equal(plain(images), plain.train()(images))
 
 
-IMAGE = {"image_size": 15, "patch_size": 5, "in_channels": 1, "num_classes": 3}
-
-
 @raises_for_each(
     ({"patch_size": 4}, ValueError, "patch_size=4 must divide image_size=15"),
     ({"image_size": 0}, ValueError, "image_size must be at least 1, got 0"),
@@ -99,13 +89,22 @@ IMAGE = {"image_size": 15, "patch_size": 5, "in_channels": 1, "num_classes": 3}
     ({"pool": "max"}, ValueError, "pool must be 'class' or 'mean', got 'max'"),
 )
 def test_bad_models_are_named(options):
-    VisionTransformer(**{**IMAGE, **SIZES, **options})
+    model_of(**options)
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 10, 10), (2, 2, 15, 20), (2, 2, 15), (2, 15, 15, 2)])
-def test_images_of_another_size_are_named(shape):
-    with pytest.raises(ValueError, match=rf"\(B, 2, 15, 15\), got {re.escape(str(shape))}"):
-        model_of()(torch.zeros(shape))
+SIDES = r"\(B, 2, height, width\) with sides that 5 divides"
+
+
+@for_each(
+    *(("patches", shape, SIDES) for shape in [(2, 3, 10, 15), (2, 2, 11, 15), (2, 2, 10, 14)]),
+    ("patches", (2, 10, 15), SIDES),
+    *(("model", shape, r"\(B, 2, 15, 15\)") for shape in [(2, 2, 10, 10), (2, 2, 15, 20)]),
+    *(("model", shape, r"\(B, 2, 15, 15\)") for shape in [(2, 2, 15), (2, 15, 15, 2)]),
+)
+def test_images_of_another_size_are_named(part, shape, wanted):
+    model = model_of()
+    with pytest.raises(ValueError, match=rf"^images must be {wanted}, got {re.escape(str(shape))}"):
+        (model if part == "model" else model.patches)(torch.zeros(shape))
 
 
 # ---------------------------------------------------------------- resampling
