@@ -82,6 +82,10 @@ def random_mask(*shape, seed=0):
 
 def by_loops(layer, x, context, mask, attn_bias, causal):
     """Each head on its own, its matrices cut out by hand, through the loop oracle."""
+    if layer.window is not None:
+        places = range(x.shape[1])
+        near = torch.tensor([[0 <= i - j < layer.window for j in places] for i in places])
+        mask = near if mask is None else mask & near
     outs, shape = [], (len(x), layer.num_heads, -1, -1)
     given = {"mask": mask, "attn_bias": attn_bias}
     wide = {name: part.expand(shape) for name, part in given.items() if part is not None}
@@ -99,8 +103,9 @@ def by_loops(layer, x, context, mask, attn_bias, causal):
             q = project(layer.q_proj, x[b], h, layer.d_k)
             k = project(layer.k_proj, context[b], kv, layer.d_k)
             v = project(layer.v_proj, context[b], kv, layer.d_v)
-            masks = {name: given[b, h] for name, given in wide.items()}
-            heads.append(attention_by_loops(q, k, v, **masks, **options)[0])
+            own = {name: given[b, h] for name, given in wide.items()}
+            own |= {} if layer.sinks is None else {"sink": layer.sinks[h].item()}
+            heads.append(attention_by_loops(q, k, v, **own, **options)[0])
         outs.append(layer.out_proj(torch.cat(heads, dim=-1)))
     return torch.stack(outs)
 

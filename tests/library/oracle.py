@@ -6,9 +6,12 @@ import torch
 
 
 def attention_by_loops(
-    q, k, v, *, mask=None, attn_bias=None, scale=None, softcap=None, causal=False
+    q, k, v, *, mask=None, attn_bias=None, scale=None, softcap=None, causal=False, sink=-math.inf
 ):
-    """(out, weights) of one head; q (T, d_k), k (S, d_k), v (S, d_v), mask and attn_bias (T, S)."""
+    """(out, weights) of one head; q (T, d_k), k (S, d_k), v (S, d_v), mask and attn_bias (T, S).
+
+    ``sink`` is a score without a key: a term of the denominator.
+    """
     q, k, v = q.double().tolist(), k.double().tolist(), v.double().tolist()
     T, S = len(q), len(k)
     width = len(v[0]) if v else 0
@@ -28,9 +31,9 @@ def attention_by_loops(
                 score += float(attn_bias[t, s])
             if score != -math.inf:
                 scores[s] = score
-        top = max(scores.values(), default=0.0)
+        top = max(sink, *scores.values()) if scores else 0.0
         powers = {s: math.exp(score - top) for s, score in scores.items()}
-        total = math.fsum(powers.values())
+        total = math.fsum(powers.values()) + math.exp(sink - top)
         row = [powers[s] / total if s in powers else 0.0 for s in range(S)]
         rows.append(row)
         outs.append([math.fsum(row[s] * v[s][j] for s in range(S)) for j in range(width)])

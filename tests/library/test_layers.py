@@ -18,7 +18,7 @@ from attn_lib import Cache, attention, functional, fused, interop, layers
 from attn_lib.cache import one_pass
 from attn_lib.layers import FeedForward, MultiHeadAttention, merge_heads, split_heads
 from attn_lib.masks import causal_mask, padding_mask, to_additive, window_mask
-from attn_lib.positions import alibi_bias, sinusoidal
+from attn_lib.positions import alibi_bias
 from attn_lib.recording import record_attention
 
 ROTATES = {"d_k": 4, "rotate": ROTATE}
@@ -131,24 +131,50 @@ def test_a_broken_example_is_seen_and_breaks_no_other(dtype, broken):
     st.sampled_from([None, 5]),
     st.sampled_from([None, "mask", "attn_bias", "both"]),
     st.booleans(),
-    st.sampled_from([None, 2.0]),
+    st.fixed_dictionaries(
+        {"softcap": st.sampled_from([None, 2.0]), "window": st.sampled_from([None, 1, 3, 9])}
+        | {"bias": st.booleans(), "sinks": st.booleans()}
+    ),
     st.booleans(),
+    st.sampled_from([nullcontext, torch.no_grad, torch.inference_mode]),
     st.integers(0, 1000),
 )
-def test_equals_plain_loops(widths, d_context, masked, causal, softcap, constants, seed):
+def test_equals_plain_loops(widths, d_context, masked, causal, options, training, mode, seed):
+    """Also where a head or an example is without keys; in every mode, recorded or not."""
+    if options["window"]:
+        d_context, causal = None, True
     sizes = dict(zip(("num_heads", "d_k", "d_v", "num_kv_heads"), widths, strict=False))
-    layer = layer_of(seed, **sizes, softcap=softcap, bias=constants, d_context=d_context)
+    layer = layer_of(seed, **sizes, **options, d_context=d_context).train(training)
+    if layer.sinks is not None:
+        layer.sinks.data.copy_(draw(layer.num_heads, seed=seed + 3))
     x, context = draw(2, 4, 6, seed=seed), d_context and draw(2, 7, 5, seed=seed + 1)
     source = x if context is None else context
     T, S, mask, attn_bias = 4, source.shape[1], None, None
     if masked in ("mask", "both"):
-        mask = random_mask(2, 1, T, S, seed=seed)
+        mask = random_mask(2, [1, layer.num_heads][seed % 2], T, S, seed=seed)
+        mask[0, ..., 1] = mask[1, 0] = False
     if masked in ("attn_bias", "both"):
         attn_bias = draw(2, layer.num_heads, T, S, seed=seed + 2)
-    found = layer(x, context, mask=mask, attn_bias=attn_bias, causal=causal)
+    given = {"mask": mask, "attn_bias": attn_bias, "causal": causal}
+    with mode():
+        found = layer(x, context, **given)
+        with record_attention(layer):
+            assert torch.equal(layer(x, context, **given), found)
     with torch.no_grad():
-        expected = by_loops(layer, x, source, mask, attn_bias, causal)
+        expected = by_loops(layer, x, source, **given)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("length", [1, 4, 40])
+def test_a_recording_shows_a_sink_as_one_more_key(length):
+    layer, x = layer_of(sinks=True), draw(2, length, 6)
+    layer.sinks.data.copy_(draw(3, seed=4))
+    with record_attention(layer) as maps:
+        out = layer(x, causal=True)
+    torch.testing.assert_close(out, by_loops(layer, x, x, None, None, True))
+    torch.testing.assert_close(maps[""].sum(-1), torch.ones(2, 3, length).double())
+    joined = merge_heads(maps[""][..., 1:] @ split_heads(layer.v_proj(x), 3))
+    torch.testing.assert_close(layer.out_proj(joined), out)
 
 
 # ---------------------------------------------------------------- against PyTorch's layer
@@ -443,19 +469,6 @@ def test_bad_calls_are_named(options, changes):
 # ---------------------------------------------------------------- windows
 
 
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"softcap": 2.0}, {"sinks": True}])
-@pytest.mark.parametrize("window", [1, 2, 3, 7, 9])
-def test_a_window_counts_the_token_itself(window, options):
-    """Beside a mask written out pair by pair."""
-    layer, plain, x = layer_of(window=window, **options), layer_of(**options), draw(2, 7, 6)
-    near = torch.tensor([[0 <= i - j < window for j in range(7)] for i in range(7)])
-    torch.testing.assert_close(layer(x, causal=True), plain(x, mask=near))
-    real = padding_mask(torch.tensor([7, 4]), 7).flip(-1)
-    attn_bias = draw(7, 7, seed=1)
-    found = layer(x, causal=True, mask=real, attn_bias=attn_bias)
-    torch.testing.assert_close(found, plain(x, mask=real & near, attn_bias=attn_bias))
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 def test_a_cache_hands_out_what_a_window_reaches_and_keeps_little_more(mode):
     handed_out = []
@@ -506,40 +519,6 @@ def test_what_a_window_dropped_is_not_made_up():
         layer.window = window
         layer(draw(1, 1, 6), causal=True, cache=cache)
     assert cache.length == 11
-
-
-# ---------------------------------------------------------------- sinks
-
-
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1}, {"softcap": 2.0}, {"d_v": 5}])
-@pytest.mark.parametrize("length", [1, 4, 40])
-@pytest.mark.parametrize("biased", [False, True])
-def test_a_sink_is_one_more_term_of_the_denominator(options, length, biased):
-    """Beside the weights without it, each multiplied by its share: for every head its own."""
-    layer, x = layer_of(sinks=True, **options), draw(3, length, 6)
-    layer.sinks = nn.Parameter(draw(3, seed=4))
-    mask = padding_mask(torch.tensor([length, length // 2, 1]), length)
-    attn_bias = draw(1, 3, length, length, seed=7) if biased else None
-    given = {"mask": mask, "attn_bias": attn_bias, "causal": True}
-    q = split_heads(layer.q_proj(x), 3)
-    k, v = (split_heads(part(x), layer.num_kv_heads) for part in (layer.k_proj, layer.v_proj))
-    k, v = (part.repeat_interleave(3 // layer.num_kv_heads, dim=1) for part in (k, v))
-    scores = q @ k.mT * layer.scale
-    if layer.softcap is not None:
-        scores = layer.softcap * (scores / layer.softcap).tanh()
-    scores = scores + attn_bias if biased else scores
-    powers = scores.exp().masked_fill(~(causal_mask(length) & mask), 0.0)
-    weights = powers / (powers.sum(-1, keepdim=True) + layer.sinks.exp()[:, None, None])
-    expected, out = layer.out_proj(merge_heads(weights @ v)), layer(x, **given)
-    torch.testing.assert_close(out, expected)
-    weight, parameters = draw(3, length, 6, seed=6), list(layer.parameters())
-    sums = ((y * weight).sum() for y in (out, expected))
-    grads = [torch.autograd.grad(y, parameters, retain_graph=True) for y in sums]
-    torch.testing.assert_close(*grads)
-    with record_attention(layer) as maps:
-        layer(x, **given)
-    torch.testing.assert_close(maps[""][..., 1:], weights.detach())
-    torch.testing.assert_close(maps[""].sum(-1), torch.ones(3, 3, length).double())
 
 
 # ---------------------------------------------------------------- rotations
@@ -596,32 +575,6 @@ def test_pytorch_110213_a_finite_bias_closes_nothing(dtype):
     values = layer.v_proj(x).mean(-2, keepdim=True).expand(2, 4, 6)
     torch.testing.assert_close(layer(x[:, 1:], x, attn_bias=lowest), layer.out_proj(values))
     assert not attention(q, v, v, attn_bias=lowest * math.inf)[0].any()
-
-
-MASKED = {
-    "nothing": {},
-    "causal": {"causal": True},
-    "padding": {"mask": padding_mask(torch.tensor([5, 3, 0]), 5).expand(3, 3, 5, 5)},
-    "a whole head": {"mask": (torch.arange(3) != 1)[:, None, None].expand(3, 3, 5, 5)},
-    "attn_bias": {"attn_bias": draw(3, 3, 5, 5, seed=2)},
-    "all": {"mask": random_mask(3, 3, 5, 5), "attn_bias": draw(3, 3, 5, 5, seed=3), "causal": True},
-}
-
-
-@both_paths
-@pytest.mark.parametrize("masked", MASKED)
-def test_pytorch_163997_every_mode_gives_the_numbers_of_the_loops(masked, softcap):
-    """Rows 2.4, 2.5, 2.8, 2.11, 2.14, 2.38, 2.40: train or eval, with or without weights."""
-    layer, x, options = layer_of(softcap=softcap), draw(3, 5, 6), MASKED[masked]
-    expected = by_loops(layer, x, x, *(options.get(n) for n in ("mask", "attn_bias", "causal")))
-    modes = [nullcontext, torch.no_grad, torch.inference_mode]
-    for training, mode in itertools.product([True, False], modes):
-        layer.train(training)
-        with mode():
-            alone = layer(x, **options)
-            with record_attention(layer):
-                assert torch.equal(layer(x, **options), alone)
-        torch.testing.assert_close(alone, expected, rtol=1e-10, atol=1e-12)
 
 
 @both_paths
@@ -757,21 +710,17 @@ def test_E08_a_layer_keeps_no_tensor_of_a_call(softcap):
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_transformers_33095_padding_on_the_left_is_padding_on_the_right(causal):
-    """Rows 2.36: real tokens give the same numbers, by rotation, by slope, or by counting."""
-    right, padding, table = padding_mask(torch.tensor([3, 5]), 7), draw(1, 7, 6), sinusoidal(7, 6)
-    x, real, out = {}, {"right": right[:, 0, 0], "left": right[:, 0, 0].flip(-1)}, {}
-    for side, places in real.items():
-        x[side] = padding.repeat(2, 1, 1)
-        x[side][places] = draw(8, 6, seed=1)
-    for way in ("rotary", "alibi", "counted", "published"):
-        layer = layer_of(d_k=4, rotate=ROTATE if way == "rotary" else None)
-        attn_bias = alibi_bias(3, 7).double()[None] if way == "alibi" else None
-        for side, places in real.items():
-            where = {"counted": places.cumsum(-1) - 1, "published": torch.arange(7)}.get(way)
-            inside = x[side] if where is None else x[side] + table[where.clamp(min=0)]
+    """Rows 2.36: real tokens give the same numbers, by rotation or by slope."""
+    right, padding, out = padding_mask(torch.tensor([3, 5]), 7)[:, 0, 0], draw(1, 7, 6), []
+    for rotate, attn_bias in ((ROTATE, None), (None, alibi_bias(3, 7).double()[None])):
+        layer = layer_of(d_k=4, rotate=rotate)
+        for places in (right, right.flip(-1)):
+            x = padding.repeat(2, 1, 1)
+            x[places] = draw(8, 6, seed=1)
             mask = places[:, None, None]
-            out[side] = layer(inside, mask=mask, causal=causal, attn_bias=attn_bias)[places]
-        assert torch.allclose(out["left"], out["right"], atol=1e-10) == (way != "published"), way
+            out.append(layer(x, mask=mask, causal=causal, attn_bias=attn_bias)[places])
+    torch.testing.assert_close(out[0], out[1], atol=1e-10, rtol=0)
+    torch.testing.assert_close(out[2], out[3], atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj", "out_proj"])

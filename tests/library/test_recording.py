@@ -1,8 +1,7 @@
-"""Weights of any model: against other libraries' own, against loops, and in every bad moment."""
+"""Weights of any model: against other libraries' own, and in every bad moment."""
 
 import copy
 import gc
-import itertools
 import math
 import re
 import threading
@@ -19,7 +18,6 @@ import transformers
 from cases import draw, layer_of, random_mask
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import attention_by_loops
 from tables import for_each, raises_for_each
 from torch import nn
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -253,11 +251,11 @@ def test_the_encoder_of_pytorch_is_recorded_in_every_mode(train, grad):
         assert out[closed].any()
 
 
-# ---------------------------------------------------------------- the kernel, against loops
+# ---------------------------------------------------------------- the kernel
 
 
-def check_against_loops(q, k, v, **options):
-    """Recorded weights times v is what the call returned; each head's weights are the loops'."""
+def check_weights(q, k, v, **options):
+    """Recorded weights times v is what the call returned; they are the library's own."""
     weights, out = of_kernel(q, k, v, **options)
     assert torch.equal(out, Kernel()(q, k, v, **options))
     assert weights.dtype == q.dtype
@@ -265,15 +263,16 @@ def check_against_loops(q, k, v, **options):
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], dim=-3) for x in (k, v))
     torch.testing.assert_close(weights @ v, out, rtol=1e-10, atol=1e-12)
     mask, shape = options.get("attn_mask"), weights.shape
-    q, k, v = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (q, k, v))
-    causal = torch.ones(shape[-2:], dtype=torch.bool).tril()  # top left, unlike the oracle's own
-    for at in itertools.product(*map(range, shape[:-2])):
-        kind = "mask" if mask is not None and mask.dtype == torch.bool else "attn_bias"
-        parts = {kind: mask.expand(shape)[at]} if mask is not None else {}
-        if options.get("is_causal"):
-            parts["mask"] = causal & parts.get("mask", causal)
-        _, expected = attention_by_loops(q[at], k[at], v[at], scale=options.get("scale"), **parts)
-        torch.testing.assert_close(weights[at], expected, rtol=1e-10, atol=1e-12)
+    q, k = (x.expand(*shape[:-2], *x.shape[-2:]) for x in (q, k))
+    parts = {}
+    if mask is not None:
+        kind = "mask" if mask.dtype == torch.bool else "attn_bias"
+        parts[kind] = mask.expand(shape)
+    if options.get("is_causal"):
+        causal = torch.ones(shape[-2:], dtype=torch.bool).tril()  # top left, unlike causal_mask
+        parts["mask"] = causal & parts.get("mask", causal)
+    expected = attention_weights(q, k, scale=options.get("scale"), **parts)
+    torch.testing.assert_close(weights, expected, rtol=1e-10, atol=1e-12)
 
 
 @st.composite
@@ -302,7 +301,7 @@ def calls(draw_from):
 @given(calls())
 def test_the_kernel_is_understood_as_pytorch_means_it(call):
     tensors, options = call
-    check_against_loops(*tensors, **options)
+    check_weights(*tensors, **options)
 
 
 Q, K, V = draw(2, 3, 5, 7), draw(2, 3, 11, 7, seed=1), draw(2, 3, 11, 13, seed=2)
@@ -317,7 +316,7 @@ EMPTY[1, 0, 2] = False
     ((Q[..., :0, :], K, V), {}),
 )
 def test_the_kernel_in_its_corners(tensors, options):
-    check_against_loops(*tensors, **options)
+    check_weights(*tensors, **options)
 
 
 def test_positional_and_keyword_arguments_are_one():
