@@ -136,11 +136,12 @@ def visit(page, address, width=1280, scheme="light"):
     page.clock.fast_forward("01:00:00")
 
 
-def gathered(site, name, parts, like="notation"):
-    """A page of the site, like another, whose article is made of parts of others."""
-    html = (site / f"book/{like}.html").read_text()
+def gathered(site, name, parts):
+    """A page of the site whose article is made of parts of others."""
+    html, page = (site / "book/notation.html").read_text(), site / f"book/{name}.html"
     start, end = re.search("(?s)<article[^>]*>(.*)</article>", html).span(1)
-    (site / f"book/{name}.html").write_text(html[:start] + "".join(parts) + html[end:])
+    page.write_text(html[:start] + "".join(parts) + html[end:])
+    return page
 
 
 def set_scheme(page, scheme):

@@ -480,7 +480,6 @@ def test_grouped_heads_use_the_same_head_wherever_it_is_said():
     texts = [text for name, text in SOURCES.items() if name != "mistakes.py"]
     told = [code for text in texts for code in head_used(text)]
     assert len(told) >= 4
-    groups = torch.arange(2).repeat_interleave(3).tolist()
-    wrong = {c for c in told if [eval(c, {"h": h, "H": 6, "H_kv": 2}) for h in range(6)] != groups}  # noqa: S307
-    assert wrong == set()
+    assert {*told} == {"h // (H / H_kv)"}
+    assert [h // (6 / 2) for h in range(6)] == torch.arange(2).repeat_interleave(3).tolist()
     assert head_used("query head h reads the state of head h % H_kv.") == ["h % H_kv"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 import line_figures
 import pages
 import pytest
-from browsing import contrast, loaded, opened, styled
+from browsing import contrast, gathered, loaded, opened, styled
 
 from attn_lib import plotting
 
@@ -63,10 +63,7 @@ def figures(site) -> list[str]:
 @pytest.fixture(scope="module")
 def dark(browser, site, figures):
     """All of them on one page in the dark."""
-    html = (site / "book/01_one_head.html").read_text()
-    start, end = re.search("(?s)<article[^>]*>(.*)</article>", html).span(1)
-    shown = site / "book/figures.html"
-    shown.write_text(html[:start] + "".join(figures) + html[end:])
+    shown = gathered(site, "figures", figures)
     with opened(browser, site.as_uri()) as page:
         page.route("**/*.js*", lambda call: call.abort())
         page.goto(shown.as_uri())

@@ -2,10 +2,11 @@
 
 import functools
 
+import pytest
 import torch
 import torch.nn.functional as F
-from subjects import Separate, scores_of, sdpa
-from tables import for_each, raises_for_each
+from subjects import Separate, check_report, row, scores_of, sdpa
+from tables import raises_for_each
 from torch import nn
 
 from attn_check import diagnose
@@ -60,21 +61,25 @@ class NormedTogether(Separate):
         return self.out_proj(out.transpose(1, 2).flatten(-2))
 
 
-@for_each(
-    (functools.partial(scaled, scale=8**-0.5), {}, []),
-    (functools.partial(scaled, scale=1.0), {}, ["scale_missing"]),
-    (functools.partial(at_first, scale=8**-0.5), {}, ["state_between_calls"]),
-    (within_three, {"window": 3}, []),
-    (within_three, {"window": 4}, ["window_one_less"]),
-    (doubled(-2, 1), {}, ["size_of_one"]),
-    (doubled(-1, 70), {}, [None]),
-    (WidthAlone(), {}, []),
-    (NormedTogether(), {}, []),
-    (NormedTogether("k"), {"qk_norm": "rms"}, ["qk_norm_missing"]),
-)
-def test_it_is_judged(fn, adapter, mistakes):
-    report = diagnose(fn, **adapter)
-    assert report.mistakes == mistakes, report
+REPORTED = {
+    "in a partial": row(functools.partial(scaled, scale=8**-0.5), []),
+    "wrong in a partial": row(functools.partial(scaled, scale=1.0), ["scale_missing"]),
+    "a state in a partial": row(
+        functools.partial(at_first, scale=8**-0.5), ["state_between_calls"]
+    ),
+    "a window alone": row(within_three, [], window=3),
+    "a narrower window alone": row(within_three, ["window_one_less"], window=4),
+    "twice for one query": row(doubled(-2, 1), ["size_of_one"]),
+    "twice as wide at one length": row(doubled(-1, 70), [None]),
+    "the width of a head alone": row(WidthAlone(), []),
+    "heads normed together": row(NormedTogether(), []),
+    "keys alone normed together": row(NormedTogether("k"), ["qk_norm_missing"], qk_norm="rms"),
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_one_report(name):
+    check_report(*REPORTED[name])
 
 
 @raises_for_each(
