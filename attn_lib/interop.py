@@ -310,7 +310,7 @@ def from_transformers(
         return _decoders.decoder_lm(config, model.state_dict())
     if config.hidden_act != "gelu":
         raise ValueError(f"the activation must be gelu, got {config.hidden_act!r}")
-    if kind == "bert" and (config.is_decoder or getattr(config, "add_cross_attention", False)):
+    if kind == "bert" and config.is_decoder:
         raise ValueError("is_decoder has no counterpart: a SentenceEncoder is not causal")
     size = getattr(config, "image_size", None)
     if isinstance(size, list | tuple) and len(set(size)) > 1:

@@ -28,7 +28,7 @@ def witness(kind="bert", **options):
     """Random weights, none of them special: an initialisation would leave biases at zero."""
     torch.manual_seed(0)
     config, sizes = MODELS[kind]
-    model = transformers.AutoModel.from_config(config(**SIZES, **sizes, **options))
+    model = transformers.AutoModel.from_config(config(**{**SIZES, **sizes, **options}))
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(torch.randn(p.shape) * 0.4)
@@ -116,6 +116,10 @@ def test_equals_models_of_images_at_another_size(kind, size):
     torch.testing.assert_close(ours.features(images), expected, atol=tolerance, rtol=0)
 
 
+def test_a_square_may_be_said_by_both_sides():
+    assert interop.from_transformers(witness("vit", image_size=(15, 15))).image_size == 15
+
+
 @every_kind
 def test_every_activation_but_its_own_is_refused(kind):
     """One that is taken for another is off by less than a test of small weights would see."""
@@ -126,18 +130,16 @@ def test_every_activation_but_its_own_is_refused(kind):
             interop.from_transformers(model)
 
 
-def of_wide_images():
-    config = transformers.ViTConfig(**SIZES, image_size=(8, 32), patch_size=4)
-    return transformers.ViTModel(config)
-
-
 @for_each(
     (lambda: nn.Linear(2, 2), "must be of type bert, vit, dinov2, llama, qwen3, .*, got None$"),
     (
         lambda: witness(is_decoder=True),
         "^is_decoder has no counterpart: a SentenceEncoder is not ca",
     ),
-    (of_wide_images, "^the images must be square, got a model of 8 x 32 pixels$"),
+    (
+        lambda: witness("vit", image_size=(8, 32), patch_size=4),
+        "^the images must be square, got a model of 8 x 32 pixels$",
+    ),
     (
         lambda: witness().to("meta"),
         "^model is on the meta device and has no weights: load it first$",

@@ -392,6 +392,11 @@ def test_feed_forward_drops_in_training_only():
     assert torch.equal(layer(x), layer.down.bias.expand(2, 3, 4))
 
 
+def test_feed_forward_has_no_gate_unless_asked():
+    layer, x = FeedForward(d_model=4, d_ff=8), draw(2, 3, 4, dtype=torch.float32)
+    torch.testing.assert_close(layer(x), layer.down(torch.nn.functional.gelu(layer.up(x))))
+
+
 def test_initial_projections_differ():
     layer = layer_of(d_k=2)
     weights = [linear.weight for linear in (layer.q_proj, layer.k_proj, layer.v_proj)]
@@ -419,6 +424,8 @@ def test_empty_and_single(B, T, S, causal, softcap):
     ({"num_heads": 2.0}, TypeError, "num_heads must be an integer, got 2.0"),
     ({"num_kv_heads": 2}, ValueError, "num_kv_heads=2 must divide num_heads=3"),
     ({"d_k": 0}, ValueError, "d_k must be at least 1"),
+    ({"d_v": 0}, ValueError, "d_v must be at least 1"),
+    ({"d_context": 0}, ValueError, "d_context must be at least 1"),
     ({"num_kv_heads": 0}, ValueError, "num_kv_heads must be at least 1"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .0, 1., got 1.5"),
     ({"window": 0}, ValueError, "window must be at least 1, got 0"),
@@ -436,12 +443,14 @@ def test_bad_layers_are_named(options):
 
 
 @raises_for_each(
+    ({"d_model": 0}, ValueError, "^d_model must be at least 1, got 0"),
+    ({"d_ff": 0}, ValueError, "^d_ff must be at least 1, got 0"),
     ({"activation": "tanh"}, ValueError, "gelu, gelu_tanh, relu, silu, got 'tanh'"),
     ({"dropout": 1.5}, ValueError, "dropout must be in .*got 1.5"),
     ({"gated": 1}, TypeError, "^gated must be True or False, got 1$"),
 )
 def test_bad_feed_forward_is_named(options):
-    FeedForward(d_model=4, d_ff=8, **options)
+    FeedForward(**{"d_model": 4, "d_ff": 8, **options})
 
 
 NO_MASK = "^context must be floating point, got bool: pass a mask"

@@ -353,6 +353,7 @@ ON_THE_LEFT = "^the last token of every row must be real: put the padding on the
     ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
     ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
     ({"mask": PADDING["right"][1]}, ValueError, ON_THE_LEFT),
+    ({"mask": padding_mask(torch.tensor([4, 5]), 5)}, ValueError, ON_THE_LEFT),
     ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
     ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
 )
@@ -395,6 +396,25 @@ def test_a_text_without_a_token_is_named():
     assert model.encode(["12", "3"]).isfinite().all()
     with pytest.raises(ValueError, match=r"^a text must have at least one token, got none for ''$"):
         model.encode(["12", ""])
+
+
+def test_a_translation_longer_than_max_len_is_named_before_it_is_written():
+    model = translator(max_len=7)
+    write = partial(model.decode, context=model.encode(SOURCE))
+    with pytest.raises(ValueError, match="need a model with max_len of at least 13, got 7"):
+        generate(write, TARGET, max_new_tokens=9)
+
+
+def test_what_models_start_with():
+    """Vectors as large as positions, BERT's eps; and no biases where none are wanted."""
+    embedding = DecoderLM(vocab_size=300, max_len=300, **SIZES).embedding
+    for table in (embedding.vectors.weight, embedding.positions.table):
+        assert 0.018 < table.std() < 0.022
+    assert DecoderLM(vocab_size=7, max_len=5, **SIZES, bias=False).output.bias is None
+    encoder = SentenceEncoder(vocab_size=7, max_len=5, **SIZES)
+    assert {part.eps for part in encoder.modules() if isinstance(part, nn.LayerNorm)} == {1e-12}
+    with pytest.raises(ValueError, match=r"^a sentence must have at most 5 tokens, got 6$"):
+        encoder.embed(torch.zeros(6, dtype=torch.int64))
 
 
 def test_models_run_on_the_meta_device():
