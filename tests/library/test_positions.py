@@ -61,7 +61,12 @@ def test_learned_positions_may_be_given(dtype):
 @raises_for_each(
     ((2, 3, 4), {"start": 5}, ValueError, "^positions must be 0 to 6, got 5 to 7$"),
     ((2, 3, 4), {"start": -1}, ValueError, "^positions must be 0 to 6, got -1 to 1$"),
-    ((2, 3, 4), {"positions": torch.tensor([3, -1, 7])}, ValueError, "0 to 6, got -1 to 7$"),
+    (
+        (2, 3, 4),
+        {"positions": torch.tensor([3, -1, 7])},
+        ValueError,
+        "^positions must be 0 to 6, got -1 to 7$",
+    ),
     ((2, 3, 4), {"positions": torch.ones(1, 2).long()}, ValueError, r"in T=3, got shape \(1, 2\)$"),
     (
         (2, 3, 4),
@@ -83,6 +88,13 @@ def test_the_default_base_is_ten_thousand():
     assert apply_rope(x.to("meta"), places.to("meta")).is_meta
 
 
+def test_alibi_grows_with_the_distance_to_earlier_keys():
+    distance = torch.tensor([[2, 1, 0, 0, 0], [3, 2, 1, 0, 0], [4, 3, 2, 1, 0]])
+    assert torch.equal(
+        alibi_bias(2, 3, 5), -distance * torch.tensor([2.0**-4, 2.0**-8]).view(2, 1, 1)
+    )
+
+
 def test_alibi_has_the_published_slopes():
     assert (-alibi_bias(8, 2)[:, 1, 0]).tolist() == [2.0**-h for h in range(1, 9)]
     twelve = (-alibi_bias(12, 2)[:, 1, 0]).tolist()
@@ -101,7 +113,9 @@ def rotated(*shape, T=2, dtype=torch.float32):
     (lambda: rotated(2, 4, dtype=torch.int64), TypeError, "torch.int64"),
     (lambda: rotated(2, 0), ValueError, "even width d_k, got 0"),
     (lambda: LearnedPositions(max_len=4, d_model=-1), ValueError, "d_model=-1"),
+    (lambda: LearnedPositions(max_len=-1, d_model=4), ValueError, "max_len=-1"),
     (lambda: alibi_bias(2, 2, -1), ValueError, "S=-1"),
+    (lambda: alibi_bias(2, -1, 2), ValueError, "T=-1"),
 )
 def test_bad_input_is_named(call):
     call()

@@ -420,6 +420,7 @@ def test_inputs_are_normalised_colours():
     black_and_white = [[-2.1179, -2.0357, -1.8044], [2.2489, 2.4286, 2.6400]]
     expected = torch.tensor(black_and_white).float()[..., None, None].expand_as(out)
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
+    assert torch.equal(pretrained.dinov2_inputs(images[0]), out[0])
     with pytest.raises(TypeError, match=r"must be uint8, got torch\.float32"):
         pretrained.dinov2_inputs(images.float())
     for grey in (images[:, :1], images[0, :, 0]):

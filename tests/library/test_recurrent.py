@@ -217,17 +217,23 @@ CHANNELS = RIGHT["beta"][..., None].expand(-1, -1, -1, D_K)
     ({"mask": ONES[:, 0, 0].bool()}, ValueError, "padding_mask"),
     ({"mask": ONES}, TypeError, "bool"),
     ({"chunk_size": 0}, ValueError, "chunk_size"),
-    ({"scale": math.inf}, ValueError, "scale"),
+    ({"scale": math.inf}, ValueError, "^scale must be finite"),
 )
 def test_what_does_not_fit_is_refused(change):
     gated_delta_rule(**RIGHT | change)
+
+
+def test_a_scale_is_one_of_the_queries():
+    k, v = RIGHT["k"], RIGHT["v"]
+    scaled, larger = linear_attention(RIGHT["q"], k, v, scale=0.3), RIGHT["q"] * 0.3
+    assert close(scaled, linear_attention(larger, k, v, scale=1.0))
 
 
 X, WEIGHT = torch.randn(2, 5, 3), torch.randn(3, 4)
 
 
 @raises_for_each(
-    ({"x": X[0]}, ValueError, "^x must have 3 axes and weight 2, got"),
+    ({"x": X[0]}, ValueError, r"3 axes and weight 2, got \(5, 3\) and \(3, 4\)$"),
     ({"x": X.int()}, TypeError, "^x must"),
     ({"weight": WEIGHT[None]}, ValueError, "^x must have 3 axes and weight 2, got"),
     ({"weight": WEIGHT.T}, ValueError, "^weight must have shape"),
@@ -236,6 +242,7 @@ X, WEIGHT = torch.randn(2, 5, 3), torch.randn(3, 4)
     ({"bias": torch.zeros(4)}, ValueError, "^bias must have shape"),
     ({"bias": torch.zeros(3).double()}, TypeError, "^bias must have the dtype of x"),
     ({"state": torch.zeros(2, 4, 3)}, ValueError, "^state must have shape"),
+    ({"state": torch.zeros(2, 3, 3).double()}, TypeError, "^state must have the dtype of x"),
     ({"mask": ONES[..., :5].bool().to("meta")}, ValueError, "^mask"),
 )
 def test_what_does_not_fit_a_convolution_is_refused(change):
