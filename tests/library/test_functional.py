@@ -33,7 +33,7 @@ def test_half_precision_is_as_exact_as_its_rounding(case):
     """Error at most twice that of rounding the exact answer to the dtype."""
     q, k, v, options = case
     out, weights = attention(q, k, v, **options)
-    assert out.dtype == weights.dtype == q.dtype
+    assert out.dtype == weights.dtype == attention_weights(q, k, **options).dtype == q.dtype
     for found, exact in zip((out, weights), attention_by_loops(q, k, v, **options), strict=True):
         floor = (exact.to(q.dtype).double() - exact).abs().max()
         # a float32 computation inside adds its own error, far below half precision
@@ -186,6 +186,7 @@ BAD = [  # changes to a good call, error, what its message must name
     ({"v": draw(2, 3, 7)}, ValueError, ROW_PER_KEY),
     ({"v": draw(1, 4, 7)}, ValueError, r"\(1, 4, 7\)"),
     ({"q": torch.ones(2, 3, 5).long()}, TypeError, KINDS),
+    ({"k": torch.ones(2, 4, 5).long()}, TypeError, "^k must be floating point"),
     ({"v": torch.ones(2, 4, 7).long()}, TypeError, "torch.int64"),
     ({"k": draw(2, 4, 5).float()}, TypeError, "float64 and torch.float32"),
     ({"v": draw(2, 4, 7).float()}, TypeError, "torch.float32"),

@@ -10,12 +10,13 @@ from tables import for_each, raises_for_each
 from attn_lib.positions import LearnedPositions, alibi_bias, apply_rope, sinusoidal
 
 
+@pytest.mark.parametrize("base", [50.0, 0.5])
 @pytest.mark.parametrize("d_model", [1, 2, 5, 8])
-def test_sinusoidal_equals_the_formula(d_model):
-    table = sinusoidal(7, d_model, base=50.0)
+def test_sinusoidal_equals_the_formula(d_model, base):
+    table = sinusoidal(7, d_model, base=base)
     for p in range(7):
         for column in range(d_model):
-            angle = p / 50.0 ** (2 * (column // 2) / d_model)
+            angle = p / base ** (2 * (column // 2) / d_model)
             expected = math.cos(angle) if column % 2 else math.sin(angle)
             assert table[p, column] == pytest.approx(expected, abs=1e-6)
 

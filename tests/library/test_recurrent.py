@@ -200,27 +200,56 @@ def test_planted_mistakes_are_seen(name, old, new, monkeypatch):
 RIGHT = drawn()
 ONES = torch.ones(B, 1, 1, T)
 CHANNELS = RIGHT["beta"][..., None].expand(-1, -1, -1, D_K)
+NARROW = {"q": RIGHT["q"][..., :0], "k": RIGHT["k"][..., :0], "state": RIGHT["state"][:, :, :0]}
 
 
 @raises_for_each(
-    ({"q": RIGHT["q"].int()}, TypeError, "floating point"),
+    ({"q": RIGHT["q"].int()}, TypeError, "^q must be floating point"),
+    ({"k": RIGHT["k"].int()}, TypeError, "^k must be floating point"),
+    ({"v": RIGHT["v"].int()}, TypeError, "^v must be floating point"),
+    ({"beta": RIGHT["beta"].int()}, TypeError, "^beta must be floating point"),
+    ({"k": RIGHT["k"].to("meta")}, ValueError, "^k must be on the device of q, got meta and cpu$"),
+    ({"beta": RIGHT["beta"].to("meta")}, ValueError, "^beta must be on the device of q"),
     ({"q": RIGHT["q"][0]}, ValueError, "4 axes"),
     ({"k": RIGHT["k"].float()}, TypeError, "dtype of q"),
     ({"k": RIGHT["k"][:, :2]}, ValueError, "fit together"),
     ({"v": RIGHT["v"][:, :, :3]}, ValueError, "fit together"),
+    (NARROW, ValueError, r"^q \(B, H, T, d_k\), k .* must fit together, got shapes"),
     ({"q": RIGHT["q"][:, :4]}, ValueError, "multiple"),
     ({"beta": CHANNELS}, ValueError, "beta must have shape"),
     ({"log_decay": RIGHT["log_decay"].mT}, ValueError, "log_decay must have shape"),
-    ({"log_decay": -RIGHT["log_decay"]}, ValueError, "^log_decay must be at most 0, and not NaN: "),
+    (
+        {"log_decay": RIGHT["log_decay"].clamp(min=0.5)},
+        ValueError,
+        "^log_decay must be at most 0, and not NaN: ",
+    ),
     ({"log_decay": RIGHT["log_decay"] * math.nan}, ValueError, "NaN"),
     ({"state": RIGHT["state"].mT}, ValueError, "state must have shape"),
-    ({"mask": ONES[:, 0, 0].bool()}, ValueError, "padding_mask"),
-    ({"mask": ONES}, TypeError, "bool"),
+    (
+        {"mask": ONES[:, 0, 0].bool()},
+        ValueError,
+        rf"shape \({B}, 1, 1, {T}\), as from padding_mask",
+    ),
+    ({"mask": ONES}, TypeError, "^mask must be a bool tensor"),
     ({"chunk_size": 0}, ValueError, "chunk_size"),
     ({"scale": math.inf}, ValueError, "^scale must be finite"),
 )
 def test_what_does_not_fit_is_refused(change):
     gated_delta_rule(**RIGHT | change)
+
+
+@pytest.mark.parametrize("d_k", [1, 2])
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_narrow_keys_with_a_decay_of_each_channel(d_k, chunk_size):
+    given = drawn(decay="channel")
+    given |= {name: given[name][..., :d_k] for name in ("q", "k", "log_decay")}
+    given |= {"state": given["state"][:, :, :d_k]}
+    assert close(gated_delta_rule(**given, chunk_size=chunk_size), by_loops(**given))
+
+
+def test_shapes_are_known_without_numbers():
+    out, state = gated_delta_rule(**{name: x.to("meta") for name, x in RIGHT.items()})
+    assert (out.shape, state.shape) == ((B, H, T, D_V), (B, H_KV, D_K, D_V))
 
 
 def test_a_scale_is_one_of_the_queries():

@@ -92,6 +92,21 @@ def test_bad_models_are_named(options):
     model_of(**options)
 
 
+@raises_for_each(
+    ({"patch_size": 0}, ValueError, "^patch_size must be at least 1, got 0"),
+    ({"in_channels": 0}, ValueError, "^in_channels must be at least 1, got 0"),
+    ({"d_model": 0}, ValueError, "^d_model must be at least 1, got 0"),
+)
+def test_bad_patches_are_named(options):
+    PatchEmbedding(**{"patch_size": 5, "in_channels": 2, "d_model": 4, **options})
+
+
+def test_the_class_token_starts_as_large_as_positions():
+    model = model_of(d_model=900)
+    assert 0.017 < model.class_token.std() < 0.023
+    assert 0.017 < model.positions.table.std() < 0.023
+
+
 SIDES = r"\(B, 2, height, width\) with sides that 5 divides"
 
 
