@@ -163,7 +163,7 @@ class Cache:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         """A cache of its own, as beam search needs; gradients flow through the copy."""
         other = object.__new__(type(self))
-        other.__dict__ |= self.__getstate__() | {"_entries": {}, "_contexts": dict(self._contexts)}
+        other.__dict__ |= self.__getstate__() | {"_entries": {}}
         for layer, (k, v, filled, dropped) in self._entries.items():
             k, v = k[..., :filled, :].clone(), v[..., :filled, :].clone()
             other._entries[layer] = _Entry(k, v, filled, dropped)

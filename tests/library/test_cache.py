@@ -52,6 +52,16 @@ def test_two_copies_of_a_cache_go_their_own_ways(copier, grad):
         assert cache.length == twin.length == 6
 
 
+@pytest.mark.parametrize("copier", [copy.copy, copy.deepcopy])
+def test_a_copy_that_is_empty_does_not_learn_of_another_context(copier):
+    stack, x = TransformerDecoder(**SIZES, cross_attention=True).eval(), draw(1, 3, 6).float()
+    cache = Cache()
+    twin = copier(cache)
+    for one, seed in ((twin, 1), (cache, 2)):
+        context = draw(1, 4, 6, seed=seed).float()
+        torch.testing.assert_close(stack(x, context, cache=one), stack(x, context))
+
+
 def test_the_cache_of_a_layer_alone_can_be_stored():
     """It knows the layer that has filled it; a stored one belongs to nobody yet."""
     layer, x = layer_of(), draw(1, 5, 6)

@@ -413,6 +413,10 @@ def test_what_models_start_with():
     assert DecoderLM(vocab_size=7, max_len=5, **SIZES, bias=False).output.bias is None
     encoder = SentenceEncoder(vocab_size=7, max_len=5, **SIZES)
     assert {part.eps for part in encoder.modules() if isinstance(part, nn.LayerNorm)} == {1e-12}
+
+
+def test_too_long_a_sentence_is_named_without_a_batch_too():
+    encoder = SentenceEncoder(vocab_size=7, max_len=5, **SIZES)
     with pytest.raises(ValueError, match=r"^a sentence must have at most 5 tokens, got 6$"):
         encoder.embed(torch.zeros(6, dtype=torch.int64))
 

@@ -4,6 +4,7 @@ import csv
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -69,3 +70,9 @@ def test_a_sample_lists_what_survives(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert len(re.findall(r"(?m)^tiny.py:2: .*: SURVIVED$", printed)) == 2
     assert "2 of 4 small changes turn a test red, 85 % wanted" in printed
+
+
+def test_each_declared_mutant_has_its_four_words():
+    with Path(__file__).with_name("equivalent_mutants.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert [row for row in rows if len(row) != 4 or not all(row)] == []
