@@ -97,7 +97,7 @@ def diagnose(
         rope_pairing: ``"half"``, channels i and i + d_k/2, or ``"neighbours"``, 2i and 2i + 1.
         rope_dims: how many channels of each head are rotated, the first ones. Default: all.
         attn_bias: ``attn_bias(T, S)`` gives what is added to the scaled scores inside, (T, S) or
-            (H, T, S), as ALiBi does; for the last T of S positions. Default: none, or what fits.
+            (H, T, S), as ALiBi does; for the last T of S positions. Default: none.
         prenorm: the name of the module's part that norms its input first, as ``"norm"``: then
             what is not normed may be added to the output.
         projections: from roles (q, k, v, out, qkv, kv) to names of a module's parameters, where
@@ -126,17 +126,6 @@ def diagnose(
         ['scale_missing']
         >>> print(report.failures[0].repair)
         scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-
-        A module, whose projections are found by their names, step by step with a cache:
-
-        >>> from attn_lib import Cache, MultiHeadAttention, apply_rope
-        >>> layer = MultiHeadAttention(16, 4, num_kv_heads=2, rotate=apply_rope).eval()
-        >>> def step(x, cache):
-        ...     cache = Cache() if cache is None else cache
-        ...     return layer(x, causal=True, cache=cache), cache
-        >>> options = {"causal": True}
-        >>> diagnose(layer, options=options, causal=True, rope_base=10_000.0, step=step).ok
-        True
 
     Source: the formula of Vaswani et al. (2017); the mistakes: ``attn_check.mistakes``.
     """

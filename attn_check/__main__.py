@@ -11,7 +11,6 @@ import argparse
 import ast
 import importlib
 import inspect
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,7 +26,6 @@ _KINDS |= dict.fromkeys("arguments layout mask-means mask-shape qk-norm prenorm"
 _KINDS["rope-pairing"] = str
 _CAUSAL = {"yes": True, "no": False, "top_left": "top_left"}
 _REPORTS: dict[str | None, Callable] = {None: diagnose, "rope": diagnose_rope, "audit": audit}
-_TAKES = {"rope": ("rope_base", "rope_pairing", "layout", "d_k"), "audit": ("arguments",)}
 
 
 def main(words: list[str] | None = None) -> int:
@@ -45,12 +43,8 @@ def main(words: list[str] | None = None) -> int:
     given = vars(_parser().parse_args(words))
     target, markdown, kind = given.pop("target"), given.pop("markdown"), given.pop("kind")
     adapter = {name: value for name, value in given.items() if value is not None}
-    taken = _TAKES.get(kind, adapter)
-    foreign = [f"--{name.replace('_', '-')}" for name in adapter if name not in taken]
     try:
         subject = _find(target)
-        if foreign:
-            raise ValueError(f"with --{kind}, {', '.join(foreign)} cannot be passed")
         if kind == "audit" and inspect.isfunction(subject):
             needed = [p for p in parameters_of(subject) or () if p.default is p.empty]
             subject = subject if needed else subject()
@@ -60,25 +54,10 @@ def main(words: list[str] | None = None) -> int:
             adapter["options"] = dict(map(_option, adapter["options"]))
         report = _REPORTS[kind](subject, **adapter)
     except Exception as error:  # one line instead of a traceback
-        said = _in_shell(str(error))
-        print(f"{target}: {type(error).__name__}: {said}{_line(error)}", file=sys.stderr)
+        print(f"{target}: {type(error).__name__}: {error}{_line(error)}", file=sys.stderr)
         return 2
-    print(_in_shell(report._repr_markdown_() if markdown else str(report)))
+    print(report._repr_markdown_() if markdown else report)
     return 0 if report.ok else 1
-
-
-def _in_shell(said: str) -> str:
-    """The same, with what is to be passed written as here: mask_means='attend' is a flag."""
-
-    def passed(hint: re.Match) -> str:
-        name, value = hint[1].replace("_", "-"), hint[2].strip("'")
-        known = name in _KINDS or name in ("causal", "options")
-        value = "" if (name, value) == ("causal", "True") else value
-        return f"--{name} {value}".strip() if known else hint[0]
-
-    one = r"(\w+)=('\w*'|\d[\d.]*\d|\w*)"
-    hints = rf"\bpass\s+{one}(?:,?\s+(?:or\s+)?{one})*"
-    return re.sub(hints, lambda some: re.sub(one, passed, some[0]), said)
 
 
 def _find(target: str) -> Any:

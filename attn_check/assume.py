@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
 from itertools import product
 
 import torch
@@ -15,10 +14,9 @@ from attn_check.calls import PAIRINGS
 from attn_check.cases import Exam, opened
 from attn_check.inputs import assume_mask, find_mask
 from attn_check.modules import numbers_of, part_of
-from attn_check.reference import Case, Intent, Layer, compute, cut, repeated, triangle
-from attn_check.report import NOT_JUDGED, numbers
+from attn_check.reference import Case, Intent
 from attn_check.search import Pair, agrees, right
-from attn_check.subject import Given, Subject
+from attn_check.subject import Given
 
 ROPE_BASES = (1e4, 5e5, 1e6, 1e5, 1.5e5, 1.6e5, 5e6, 8e6, 1e7, 1e3, 1e2)  # of published models
 _SCALE = re.compile(r"(scale|temp|tau)[^.]*$")  # a parameter that says, for one or all heads, how
@@ -61,7 +59,6 @@ def _assume_causal(exam: Exam, given: Given) -> None:
             return
         exam.intent = replace(exam.intent, causal=True)
         exam.guessed.append("it is meant to be causal: some keys have no influence")
-        exam.later_keys = _later_keys(exam)
     reached = exam.influence(exam.anew().case("window", 24))
     width = int(reached.sum(dim=-1).max())
     back = torch.arange(24)[:, None] - torch.arange(24)
@@ -71,21 +68,6 @@ def _assume_causal(exam: Exam, given: Given) -> None:
     elif given.causal:
         exam.guessed.clear()
     exam.found.assumed += filter(None, exam.guessed)
-
-
-def _later_keys(exam: Exam) -> str:
-    """To which later keys queries attend, where T and S are equal and where they are not."""
-    texts, probe = [], exam.anew()
-    for T, S in [(6, 6), (4, 7)] if exam.subject.crosses else [(6, 6)]:
-        later = ~triangle(T, S, S - T)
-        reached = exam.influence(probe.case("later keys", T, S)) & later
-        which = "no later key" if not reached.any() else "all later keys"
-        if reached.any() and not reached[later].all():
-            t, s = reached.nonzero()[0].tolist()
-            which = f"{int(reached.sum())} of {int(later.sum())} later keys"
-            which += f", query {t} to key {s} first"
-        texts.append(f"with {T} queries and {S} keys, queries attend to {which}")
-    return f"Seen: {'; '.join(texts)}. As causal= is not passed, it is taken for causal."
 
 
 def _find_inside(exam: Exam) -> Intent:
@@ -146,7 +128,6 @@ def settle(exam: Exam, meant: Intent) -> None:
     gone = (meant.causal != exam.intent.causal, meant.window != exam.intent.window)
     dropped = {text for text, lost in zip(exam.guessed, gone, strict=False) if lost}
     exam.found.assumed = [text for text in exam.found.assumed if text not in dropped]
-    exam.later_keys = exam.later_keys if meant.causal else ""
     inside = []
     if meant.rope_base != exam.intent.rope_base:
         pairs = "halves" if meant.rope_pairing == "half" else "neighbours"
@@ -161,48 +142,6 @@ def settle(exam: Exam, meant: Intent) -> None:
     if inside:
         exam.found.assumed.append(f"it is meant to have {' and '.join(inside)}")
     exam.intent = meant
-
-
-def find_bias(exam: Exam, pairs: list[Pair]) -> bool:
-    """Whether a bias on the scores that no input changes, as ALiBi's, makes every output right."""
-    kept, bare = exam.subject.original, exam.intent  # only a copy is made double
-    if bare.attn_bias or bare.sinks is not None or exam.subject.fresh().module is kept:
-        return False
-    twin = exam.subject.fresh(dtype=torch.float64)
-    for layer in filter(None, exam.layers):
-        measured = cache(partial(_bias, twin, bare, layer))
-        meant = replace(bare, attn_bias=measured)
-        if not pairs or not all(agrees(pair, right(meant, layer), meant) for pair in pairs):
-            continue
-        if measured(5, 5).min() > -8.0:  # else keys are rather closed
-            row = numbers(measured(5, 5)[0, -1] - measured(5, 5)[0, -1, -1])
-            title = f"{NOT_JUDGED}: it adds a bias of its own to the scores: pass attn_bias="
-            text = f"With it, which no input changes, all is right. Head 0, query 4: {row}"
-            exam.found.broken(title, f"{text} (keys 0-3, less key 4).", "")
-            exam.intent, exam.layer = meant, layer
-            return True
-    return False
-
-
-def _bias(subject: Subject, intent: Intent, layer: Layer, T: int, S: int) -> Tensor:
-    """(H, T, S) numbers that are added to the scores, up to one for each row.
-
-    Weights are exp(score) · exp(bias) / sum: times value - output they add up to 0 over the keys,
-    in each example, which settles exp(bias) up to a factor.
-    """
-    exam, width = Exam(subject, intent), len(layer.weights["v"]) // layer.kv_heads
-    case = exam.case("bias", T, S, B=8 + 2 * S // width)
-    run = compute(case, intent, layer, {"mix": lambda r: torch.zeros_like(r.weights @ r.v)})
-    out = torch.as_tensor(exam.out(case)) - run.out  # it raises where there is none
-    joined = layer.weights.get("out", torch.eye(layer.heads * width).double())
-    out = cut(out @ torch.linalg.pinv(joined).mT, layer.heads)
-    powers = (run.scores - run.scores.amax(-1, keepdim=True)).exp()
-    terms = powers[..., None] * (repeated(run, run.v)[:, :, None] - out[..., None, :])
-    closed = (powers == 0.0).all(dim=0)
-    products = torch.einsum("bhtsd,bhtrd->htsr", terms, terms) + closed.double().diag_embed()
-    factors = torch.linalg.eigh(products).eigenvectors[..., 0]
-    factors = factors / factors.gather(-1, factors.abs().argmax(-1, keepdim=True))
-    return factors.clamp(min=1e-13).log().masked_fill(closed, 0.0)
 
 
 def find_limits(exam: Exam, raised: list[Pair], accepted: list[Case]) -> None:

@@ -34,7 +34,6 @@ class Exam:
         self.refuses_cross = False  # queries and keys of different lengths raise
         self.ignores_padded = False  # outputs at padded positions are not compared
         self.guessed: list[str] = []  # what is assumed of causal and window
-        self.later_keys = ""  # which later keys have an influence, where causal is assumed
         self.generator = torch.Generator().manual_seed(11)
         self.heads = subject.heads or (3 if "H" in subject.layout else 1)
         self.kv_heads = subject.kv_heads or self.heads

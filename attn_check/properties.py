@@ -1,7 +1,5 @@
 """What must hold whatever the numbers are; each check asks one thing and settles it."""
 
-import math
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -9,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attn_check.cases import Exam, far_below, with_empty_row, with_other_key, without_padded_rows
-from attn_check.reference import Case, compute
+from attn_check.reference import Case
 from attn_check.report import largest, numbers
 from attn_check.search import compared, reachable
 from attn_check.subject import Answer, quoted
@@ -151,9 +149,6 @@ def check_closed_keys(exam: Exam) -> bool:
             row = replace(one, mask=None, ignored=torch.arange(5)[None] != t)
             text = f"key {s} is closed to query {t}; actual: with another key, expected: without. "
             exam.found.known("closed_key_reaches_output", text + exam.shown(row, after, before))
-            *others, last = exam.found.failures
-            likely = f"{exam.later_keys} {last.likely}".strip()
-            exam.found.failures = [*others, replace(last, likely=likely)]
             return False
     return True
 
@@ -182,12 +177,8 @@ def check_three_inputs(exam: Exam) -> None:
     elif exam.equal(answer.out, expected, case):
         exam.found.holds.append("keys and values are each read from their own input")
     else:
-        text = "Right where the same tensor is passed as both, wrong otherwise."
-        for role, name in (("context", "key"), ("values", "value")):
-            out = exam.out(case.with_tensors(**{role: -2.0 * case.tensors[role] + 1.0}))
-            if out is not None and exam.equal(out, answer.out, case):
-                text += f" Another {name} gives the same output."
         name = "keys and values are not read from their own inputs"
+        text = "Right where the same tensor is passed as both, wrong otherwise."
         exam.found.broken(name, text, exam.shown(case, answer.out, expected))
 
 
@@ -201,28 +192,11 @@ def check_clones(exam: Exam) -> None:
         exam.found.settle(not pairs, held, "projections_cloned", text)
 
 
-def check_fewer_key_heads(exam: Exam) -> None:
-    """Grouped heads that nobody mentioned: whether they are accepted, and what they give."""
-    subject, H = exam.subject, exam.subject.heads or 4
-    named = subject.kv_heads or not (subject.heads or "H" in subject.layout)
-    if subject.projects or named or H % 2 or exam.random or exam.drifts:
-        return
-    twin = Exam(subject.fresh(heads=H, kv_heads=H // 2), exam.intent)
-    case = twin.case(f"{H} heads, {H // 2} of keys", 5)
-    out, expected = twin.out(case), twin.expected(case)
-    if out is not None and exam.equal(out, expected, case):
-        held = f"equal to the reference with {H} query heads and {H // 2} key heads"
-        exam.found.holds.append(held)
-    elif out is not None and out.shape == expected.shape:
-        text = "fewer key heads than query heads: not as grouped; "
-        exam.found.unchecked.append(f"{text}if they are meant, pass kv_heads=")
-
-
 _HALF = (torch.float16, torch.bfloat16)
 
 
 def check_precision(exam: Exam) -> None:
-    """Ask in every dtype, with a mask too, and measure the errors in half precision."""
+    """Ask in every dtype, with a mask too, and look for NaN and infinity."""
     subject, unchecked = exam.subject, exam.found.unchecked
     if subject.dtype != torch.float32:
         stored = str(subject.dtype).removeprefix("torch.")
@@ -231,7 +205,7 @@ def check_precision(exam: Exam) -> None:
     if subject.module is not None and subject.fresh().module is subject.original:
         unchecked.append("half precision, other dtypes: the module cannot be copied")
         return
-    case, errors = exam.case("half", 24, B=4), dict[str, tuple[float, float]]()
+    case, finite = exam.case("half", 24, B=4), dict[str, bool]()
     if not subject.projects:
         case = case.with_tensors(q=10.0 * case.tensors["q"])
     cases = [("", case)] + ([(" with a mask", exam.padded(case))] if subject.takes_mask else [])
@@ -239,24 +213,12 @@ def check_precision(exam: Exam) -> None:
         name = f"{str(dtype).removeprefix('torch.')}{words}"
         out = _in_dtype(exam, one, dtype, name)
         if out is not None and dtype in _HALF:
-            errors[name] = _rounding(exam, out, one, dtype)
-    if not errors:
-        return
-    lost = [name for name, (error, _) in errors.items() if not math.isfinite(error)]
-    coarse = {name: pair for name, pair in errors.items() if pair[0] > pair[1]}
-    if lost:
+            finite[name] = bool(compared(out, one, exam.intent).isfinite().all())
+    if lost := [name for name, is_finite in finite.items() if not is_finite]:
         text = "some rows that may attend to something are NaN or infinite."
         exam.found.broken("NaN or infinity in half precision", f"In {' and '.join(lost)} {text}")
-    elif not coarse:
-        fine = all(error <= 2.0 for error, _ in errors.values())
-        limit = "two rounding steps" if fine else "twice that of attention rounded after each step"
-        exam.found.holds.append(f"half precision: the error is at most {limit}")
-    else:
-        for name, (error, most) in coarse.items():
-            exam.note(
-                f"In {name} the largest error is {error:.2g} rounding steps; that of attention "
-                f"whose every step is rounded to it is {most / 2:.2g}."
-            )
+    elif finite:
+        exam.found.holds.append("half precision gives no NaN, and nothing infinite")
 
 
 def _in_dtype(exam: Exam, case: Case, dtype: torch.dtype, name: str) -> Tensor | None:
@@ -274,19 +236,3 @@ def _in_dtype(exam: Exam, case: Case, dtype: torch.dtype, name: str) -> Tensor |
         elif "output_dtype" not in {note.mistake for note in found.notes}:
             exam.note(text, "output_dtype")
     return answer.out
-
-
-def _rounding(exam: Exam, out: Tensor, case: Case, dtype: torch.dtype) -> tuple[float, float]:
-    """The error in rounding steps, and its limit: twice that of the formula rounded as it goes."""
-
-    def rounded(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        return {name: x.to(dtype).double() for name, x in tensors.items() if x is not None}
-
-    case, layer = replace(case, tensors=rounded(case.tensors)), exam.layer
-    if layer is not None:
-        layer = replace(layer, weights=rounded(layer.weights), biases=rounded(layer.biases))
-    outs = out, *(compute(case, exam.intent, layer, dtype=kept).out for kept in (None, dtype))
-    actual, expected, usual = (compared(x, case, exam.intent) for x in outs)
-    step = torch.finfo(dtype).eps * expected.abs().max().item()
-    error, least = (largest(x, expected) / step for x in (actual, usual))
-    return error, 2.0 * max(least, 2.0)

@@ -262,16 +262,10 @@ _NAMES = list(STEPS)
 _RUNS: WeakKeyDictionary[Case, dict[tuple[Intent, Layer | None], list[Run]]] = WeakKeyDictionary()
 
 
-def compute(
-    case: Case,
-    intent: Intent,
-    layer: Layer | None,
-    change: Change | None = None,
-    dtype: torch.dtype | None = None,
-) -> Run:
-    """The formula for one case, some steps replaced; with a dtype, each is rounded to it."""
+def compute(case: Case, intent: Intent, layer: Layer | None, change: Change | None = None) -> Run:
+    """The formula for one case, some steps replaced."""
     change = change or {}
-    start = min(map(_NAMES.index, change), default=len(STEPS)) if dtype is None else 0
+    start = min(map(_NAMES.index, change), default=len(STEPS))
     # all hypotheses share the runs of the steps before the first that they replace
     runs = _RUNS.setdefault(case, {}).setdefault((intent, layer), [])
     if not runs:
@@ -293,13 +287,11 @@ def compute(
         runs.append(run)
     run = Run(**vars(runs[start]))
     for name in _NAMES[start:]:
-        _go_on(run, name, change.get(name), dtype)
+        _go_on(run, name, change.get(name))
     return run
 
 
-def _go_on(
-    run: Run, name: str, other: Step | None = None, dtype: torch.dtype | None = None
-) -> None:
+def _go_on(run: Run, name: str, other: Step | None = None) -> None:
     names, usual, part = STEPS[name]
     if part not in run.parts:
         if other is not None:
@@ -307,6 +299,4 @@ def _go_on(
         return
     result = (other or usual)(run)
     for key, value in zip(names.split(), result if " " in names else (result,), strict=True):
-        if dtype is not None and isinstance(value, Tensor) and value.is_floating_point():
-            value = value.to(dtype).double()
         setattr(run, key, value)

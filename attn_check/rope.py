@@ -278,6 +278,6 @@ def _other_bases(way: Way) -> Iterator[Guess]:
 
 def _unexplained(way: Way) -> Failure:
     wrong, cases = list(way.wrong()), [case for case, _ in way.answers]
-    title, text = of_rotation(wrong, cases, way.intent.rope_pairing, both="k" in way.roles)
+    title, text = of_rotation(wrong, cases)
     alike = all(y.shape == x.shape for *_, y, x in wrong)
     return Failure(None, title, text, example=way.example(*wrong[0]) if alike else "")

@@ -400,7 +400,7 @@ def ahead(tokens, keep=None):
     ("right", 0, "Decoder: the answer stays the same.", ""),
     ("right()", 0, "Decoder: the answer stays the same.", ""),
     ("ahead --arguments keep=mask", 1, "ahead: the answer changes (causal, left", ""),
-    ("right --window 3", 2, "", "with --audit, --window cannot be passed"),
+    ("right --window 3", 2, "", "unexpected keyword argument 'window'"),
     ("right --arguments keep", 2, "", "ValueError: arguments must name the roles mask"),
 )
 def test_from_a_shell(words, status, out, err, tmp_path, monkeypatch, capsys):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from planted.functions import causal, grouped, plain, side_by_side, windowed, with_bias
+from planted.functions import causal, plain, side_by_side, windowed, with_bias
 from planted.functions import top_left_of_torch as top_left
 from planted.heads import SIDES
 from planted.plants import edited
@@ -346,17 +346,6 @@ def sides(attend, *mistakes, counted=""):
     return edited(side_by_side, [("F.scaled_dot_product_attention", attend), *edits])
 
 
-def test_grouped_heads_that_nobody_mentioned_are_not_passed_over():
-    tiled = edited(grouped, [(f"{t}.repeat_interleave(n_rep, dim=1)", TILED % t) for t in "kv"])
-    fewer = "Not checked.*fewer key heads than query heads"
-    check_report(*row(tiled, [], fewer))
-    check_report(*row(tiled, ["kv_heads_tiled"], kv_heads=3))
-    held = "Holds.*equal to the reference with 4 query heads and 2 key heads"
-    check_report(*row(grouped, [], held, WITHOUT.format(fewer)))
-    check_report(*row(grouped, [], "there are 6 heads, as heads= is not passed", kv_heads=3))
-    assert "key heads" not in str(diagnose(causal))  # which refuses them
-
-
 def changed(old, new):
     return edited(plain, [(old, new)])
 
@@ -379,15 +368,6 @@ def test_each_of_two_mistakes_is_shown_where_it_matters(monkeypatch):
 def only_float(q, k, v):
     assert q.dtype not in (torch.float16, torch.bfloat16)
     return plain(q, k, v)
-
-
-def far_from_float16(q, k, v, mask=None):
-    """Rounded once more where there is a mask."""
-    scores = scores_of(q.float(), k.float()) if q.dtype != torch.float64 else scores_of(q, k)
-    if mask is not None:
-        coarse = torch.bfloat16 if q.dtype == torch.float16 else q.dtype
-        scores = scores.to(coarse).masked_fill(~mask, -math.inf)
-    return (scores.softmax(-1).to(v.dtype)) @ v
 
 
 def unsqueezed(q, k, v, mask=None):
@@ -470,7 +450,6 @@ BEHIND = {"layout": "BHTd", "causal": False, "mask_means": "attend"}
 BY_CELLS = {"mask_shape": "B1TS"}
 MERGED = {axis: closes(lambda m, axis=axis: ~m.any(axis, True)) for axis in (0, -2)}
 BLOCK = nn.TransformerEncoderLayer(12, 3, batch_first=True)
-NOT_IN_HALF = WITHOUT.format("half precision: the error")
 MERGE = ["heads_merged_without_transpose"]
 ADDED = "Assumed.*what the mask means: it is added, 0 or −inf"
 SMALL = ["mask_small_fill"]
@@ -481,14 +460,10 @@ SPLIT = ["heads_split_without_transpose"]
 ZEROS = "masked_and_causal"  # in rows without a key
 BOTH_REPAIRS = r"split and merged.*Repair:.*, and out\.transpose\(1, 2\)\.reshape\(B, T, H \* d\)"
 CLOSED = ["closed_key_reaches_output"]
-SEEN = (
-    "Likely: Seen: with 6 queries and 6 keys, queries attend to 1 of 15 later keys, query 0 to "
-    "key 1 first; with 4 queries and 7 keys, queries attend to no later key. As causal= is not "
-    "passed, it is taken for causal."
-)
-LARGE_SCORES = "off by at most.*not counted, as rounding may give as much there: scores up to"
+SEEN = "Assumed.*it is meant to be causal: some keys have no influence"
+LARGE_SCORES = r"within rounding, it is right in scores up to about 300\."
 UNIT_LENGTH = "matmul(F.normalize(q, dim=-1), F.normalize(k, dim=-1)."
-CLAMPED = "calls, these: scores up to about 300.*it agrees with it.*5 positions"
+CLAMPED = r"in 1 of 12 calls \(scores up to about 300\); within.*right in 3 positions; 5 positions"
 EPSILON = (
     "(scores - scores.amax(-1, True)).exp()\n    weights = weights / (weights.sum(-1, True) + 1e-3)"
 )
@@ -497,31 +472,13 @@ NOT_RIGHT = WITHOUT.format("The output is right, but")
 RECORDED = "output depends on whether gradients are recorded"
 
 
-def first(q, axis):
-    """1 at the first place of an axis, then zeros."""
-    return (torch.arange(q.shape[axis]) == 0).to(q.dtype)
-
-
 UNEXPLAINED = {
-    "the value of key 69 reaches no row": lambda q, k, v: plain(
-        q, *(t[..., : max(k.shape[-2] - 1, 2), :] for t in (k, v))
+    "values of 0 give 0.5[.].*values of 1 give 1.5[.]": changed("weights, v)", "weights, v) + 0.5"),
+    "In 14 of these calls some of the output is NaN": changed(
+        "weights, v)", "weights, v) * math.nan"
     ),
-    "Three times larger queries, 6 of them without a mask": changed(
-        "matmul(q", "matmul(F.normalize(q, dim=-1)"
-    ),
-    "head 0 of 3 differs by up to": lambda q, k, v: (
-        plain(q, k, v) * (1.0 + 2.0 * first(q, 1)[:, None, None])
-    ),
-    "unit vectors as values, query 69 differs by": lambda q, k, v: (
-        plain(q, k, v) * (1.0 - 0.5 * first(q, 2).flip(0)[:, None])
-    ),
-    "6 keys in another order": with_bias,
-    "not linear in v": changed("weights, v)", "weights, v).round(decimals=1)"),
-    "values of zero": changed("weights, v)", "weights, v) + 0.5"),
-    "the whole output is NaN": changed("weights, v)", "weights, v) * math.nan"),
-    "With 70 keys whose values are all 1, the output is 0.9, not 1[.].*as low as": changed(
-        "weights, v)", "1.1 * weights - 0.2 / k.size(-2), v)"
-    ),
+    "values of 1 give 0.9[.]": changed("weights, v)", "1.1 * weights - 0.2 / k.size(-2), v)"),
+    "No known mistake that was tried": with_bias,
 }
 
 
@@ -542,9 +499,6 @@ REPORTED = {
     "a mask that is compared": row(closes(lambda m: m < -1e4), [], ADDED),
     "uniform rows": row(filled(), [], "Notes.*attends to all positions equally"),
     "other rows": row(neither_nan_nor_uniform, [], "Notes.*neither"),
-    "rounded where there is a mask": row(
-        far_from_float16, [], "Notes.*In float16 with a mask", NOT_IN_HALF, mask_means="attend"
-    ),
     "a module in double": row(Separate().double(), [], "gradients to the projections"),
     "a module in half": row(Separate().half(), [], "gradients to the projections"),
     "what raises in half": row(only_float, []),
@@ -563,7 +517,7 @@ REPORTED = {
     ),
     "a prefix": row(with_a_prefix, CLOSED, SEEN, NO_WINDOW),
     "a prefix, where nothing is assumed": row(
-        with_a_prefix, CLOSED, WITHOUT.format("Seen:"), causal=True
+        with_a_prefix, CLOSED, WITHOUT.format("some keys have no"), causal=True
     ),
     "rows without keys": row(
         causal, [], NO_WINDOW, "calls, rows that may attend to nothing left out", causal=True
@@ -636,10 +590,10 @@ REPORTED = {
     "both inputs": row(ReadsOne("both"), [], heads=3),
     # no known one
     "wrong beside a mask": row(
-        wrong_beside_a_mask, [None], r"it agrees with it within \S+e-\d+ in", "without a", **BEHIND
+        wrong_beside_a_mask, [None], "values of 1 give 2.", "right in 3 positions", **BEHIND
     ),
     "a third example": row(third_example, [None], mask_means="attend"),
-    "keys alone": row(ReadsOne("key"), [None], "Another value gives the same output.", heads=3),
+    "keys alone": row(ReadsOne("key"), [None], "wrong otherwise", heads=3),
     "one query is not masked": row(
         lambda q, k, v, mask=None: sdpa(q, k, v, mask if q.shape[2] > 1 else None),
         [None],
@@ -659,7 +613,6 @@ REPORTED = {
     "an epsilon": row(
         changed("F.softmax(scores, dim=-1)", EPSILON),
         [None],
-        WITHOUT.format("it agrees with it within"),
         LARGE_SCORES,
     ),
     "clamped scores": row(
@@ -727,7 +680,7 @@ RIGHT, FOUND = ": no mistake found", ": one mistake found"
     ("my_attention:Layer(7,2)", 2, r"AssertionError.*my_attention.py, line 7: assert d_model"),
     ("my_attention:Layer(dim,2)", 2, "dim is not a constant"),
     ("my_attention:1+1", 2, "neither a name nor a call"),
-    ("my_attention:rotate --rope --window 3", 2, "--window cannot be passed"),
+    ("my_attention:rotate --rope --window 3", 2, "unexpected keyword argument 'window'"),
     ("my_attention:attend --options causal", 2, "KEY=VALUE"),
     ("my_attention:absent", 2, "absent"),
     ("nowhere:wrong", 2, "nowhere"),
@@ -747,22 +700,6 @@ def test_the_command_says_the_same():
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "")
     assert MISTAKES["scale_ignored"].likely[:40] in done.stdout
-
-
-HINTS = {
-    "True = closed; if not, pass mask_means='attend'": "if not, pass --mask-means attend",
-    "pass layout=, mask_means= or mask_shape=, if known": "pass --layout, --mask-means or --mask-s",
-    "meant to be causal, pass causal=True.": "pass --causal.",
-    "or pass rope_base=500000, if": "or pass --rope-base 500000, if",
-    "such masks are meant, pass\n    mask_shape='B1TS'.": "pass\n    --mask-shape B1TS.",
-    "it has one, pass step=": "pass step=",  # for which there is no flag
-    "Repair: attention(q, scale=1.0)": "scale=1.0",
-}
-
-
-@pytest.mark.parametrize("said", HINTS)
-def test_a_hint_is_written_as_a_shell_takes_it(said):
-    assert HINTS[said] in __main__._in_shell(said)
 
 
 def test_the_usage_and_the_exit_status_are_explained(capsys):

@@ -293,7 +293,6 @@ class Capped(Separate):
 IF_MEANT = "if you mean what is assumed below"
 ROPE = "RoPE inside, with base 10000, pairing neighbours, of 4 channels"
 NO_BIAS = WITHOUT.format("a bias of its own")
-ROW = by_distance(5)[0, 4]
 
 
 @for_each(
@@ -333,15 +332,13 @@ def curved():
     return layer
 
 
-OWN_BIAS = r"^\w+: not judged: it adds a bias of its own to the scores: pass attn_bias=\."
 OWN_PARTS = r"^Capped: not judged: it has parts that are not known here \(rotary_dim\): pass rope_d"
 JUDGED = WITHOUT.format("not judged")
 
 
 @pytest.mark.usefixtures("alone")
 @for_each(
-    # which bias is meant, its sign too, only the author knows
-    row(adding(by_distance), [None], OWN_BIAS, f"{(ROW - ROW[4])[0]:.4g}", causal=False),
+    row(adding(by_distance), [None], "a bias of its own, as ALiBi .pass attn_bias=", causal=False),
     row(adding(lambda T: -10.0 * (apart(T) < 0)), [None], JUDGED, causal=False),  # closes keys
     row(Separate(24, attend=changing), [None], JUDGED, causal=False),  # what the inputs change
     row(adding(lambda T: 1.5 * slopes(T)), [None], NO_BIAS, causal=False, attn_bias=slopes),
