@@ -10,6 +10,9 @@ from tables import raises_for_each
 from torch import nn
 
 from attn_check import diagnose
+from attn_check.reference import Case, Intent, compute
+from attn_check.search import agrees, allowed, by_size, explain, right
+from attn_check.subject import Answer
 
 
 def scaled(q, k, v, scale):
@@ -88,3 +91,47 @@ def test_one_report(name):
 )
 def test_it_is_refused(fn):
     diagnose(fn)
+
+
+# ---------------------------------------------------------------- the search, asked by itself
+
+
+def drawn(B=2, S=3):
+    """A call, and the answer that is right."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, B, 2, S, 4, dtype=torch.float64, generator=random)
+    case = Case("drawn", {"q": q, "k": k, "v": v}, heads=2, kv_heads=2)
+    return case, Answer(compute(case, Intent(), None).out)
+
+
+def test_what_a_hypothesis_agrees_with():
+    (case, answer), meant = drawn(), Intent()
+    base = right(meant, None)
+    assert agrees((case, answer), base, meant)
+    assert agrees((case, Answer(answer.out[:1])), base, meant) is False
+    assert agrees((case.with_tensors(q=torch.zeros(2, 2, 3, 9)), Answer()), base, meant) is True
+    assert agrees((case.with_tensors(q=torch.zeros(2, 2, 3, 9)), answer), base, meant) is False
+
+
+@pytest.mark.parametrize("expected", [[], [0.0], [torch.nan], [torch.inf], [-torch.inf]])
+def test_what_is_allowed_where_nothing_is_finite(expected):
+    case, _ = drawn()
+    assert allowed(case, torch.tensor(expected)) == case.tolerance
+
+
+def test_what_tells_something_comes_first():
+    pairs = [drawn(B, S) for B, S in ((1, 3), (2, 1), (2, 4), (2, 2))]
+    sizes = [(case.batch, case.lengths[1]) for case, _ in sorted(pairs, key=by_size)]
+    assert sizes == [(2, 2), (2, 4), (2, 1), (1, 3)]
+
+
+def test_how_deep_a_search_goes():
+    (case, answer), meant = drawn(), Intent()
+    found = [explain([(case, answer)], meant, [None], depth=n, tries=range(9)) for n in (1, 2, 3)]
+    assert [len(hypotheses) for hypotheses in found] == [1, 0, 0]
+    assert found[0][0].mistakes == ()
+    wrong = Answer(answer.out.flip(1) * 1.01)  # by no known mistake alone
+    for n, rest in ((1, 3), (2, 2), (3, 0)):  # one form explains it, one of two, two together
+        left = iter(range(3))
+        assert explain([(case, wrong)], meant, [None], depth=n, tries=left) == []
+        assert len([*left]) == rest
