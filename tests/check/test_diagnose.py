@@ -335,9 +335,6 @@ def test_large_fills_are_right(number):
 # ---------------------------------------------------------------- heads
 
 
-TILED = "%s.repeat(1, n_rep, 1, 1)"
-
-
 def sides(attend, *mistakes, counted=""):
     """Heads side by side, counted by a parameter or always four, with planted mistakes."""
     edits = [SIDES[f"heads_{mistake}_without_transpose"] for mistake in mistakes]

@@ -106,11 +106,11 @@ def drawn(B=2, S=3):
 
 def test_what_a_hypothesis_agrees_with():
     (case, answer), meant = drawn(), Intent()
-    base = right(meant, None)
+    base, torn = right(meant, None), case.with_tensors(q=torch.zeros(2, 2, 3, 9))
     assert agrees((case, answer), base, meant)
     assert agrees((case, Answer(answer.out[:1])), base, meant) is False
-    assert agrees((case.with_tensors(q=torch.zeros(2, 2, 3, 9)), Answer()), base, meant) is True
-    assert agrees((case.with_tensors(q=torch.zeros(2, 2, 3, 9)), answer), base, meant) is False
+    assert agrees((torn, Answer()), base, meant) is True
+    assert agrees((torn, answer), base, meant) is False
 
 
 @pytest.mark.parametrize("expected", [[], [0.0], [torch.nan], [torch.inf], [-torch.inf]])
