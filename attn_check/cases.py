@@ -34,6 +34,7 @@ class Exam:
         self.refuses_cross = False  # queries and keys of different lengths raise
         self.ignores_padded = False  # outputs at padded positions are not compared
         self.guessed: list[str] = []  # what is assumed of causal and window
+        self.added: Change = {}  # a residual that is meant
         self.generator = torch.Generator().manual_seed(11)
         self.heads = subject.heads or (3 if "H" in subject.layout else 1)
         self.kv_heads = subject.kv_heads or self.heads
@@ -72,7 +73,7 @@ class Exam:
 
     def expected(self, case: Case, change: Change | None = None) -> Tensor:
         """The reference's output."""
-        return compute(case, self.intent, self.layer, change).out
+        return compute(case, self.intent, self.layer, {**self.added, **(change or {})}).out
 
     def equal(self, actual: Tensor, expected: Tensor, case: Case) -> bool:
         """Whether two outputs agree in all rows that may attend to something."""

@@ -359,7 +359,7 @@ FORMS: dict[str, Forms] = {
         lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, r.S - r.T)),
         lambda r: _meant(not r.intent.causal) and both(r.reach, triangle(r.T, r.S, 0)),
     ),
-    "causal_sees_one_ahead": _of("causal", lambda r: r.below(1)),
+    "causal_sees_one_ahead": _of("causal", lambda r: r.below(1), lambda r: triangle(r.T, r.S, 1)),
     "causal_excludes_self": _of("causal", lambda r: r.below(-1)),
     "causal_reversed": _of("causal", lambda r: ~r.below(-1), lambda r: ~r.below()),
     "causal_top_left": _of("causal", lambda r: triangle(r.T, r.S, 0)),

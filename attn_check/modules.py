@@ -1,7 +1,7 @@
 """Reading a module: which of its weights project what, and how many heads it has."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 
@@ -17,6 +17,13 @@ _OF_NORMS = {"q": {"q", "query", "queries"}, "k": {"k", "key", "keys"}}
 _WORDS = {"q": "queries", "k": "keys", "v": "values"}
 _HEADS = "the number of heads is {}, as no attribute says it: if it is another, pass heads="
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
+# orders of the rows of a packed matrix: (H_kv, heads of a group, d) of their numbers
+_ORDERS: dict[str, Callable[[Tensor, int, int], Tensor] | None] = {
+    "in this order": None,
+    "head by head": lambda rows, groups, d: rows.view(groups, -1, d),
+    "head by head, channel by channel": lambda rows, groups, d: rows.view(groups, d, -1).mT,
+    "channel by channel": lambda rows, groups, d: rows.view(d, -1, groups).transpose(0, 2),
+}
 _LINEAR = (nn.Linear, nn.MultiheadAttention, *_CONVOLUTIONS)
 Names = dict[str, list[str]]  # of parameters, by role
 Tensors = dict[str, Tensor]  # by role, or all parameters by name
@@ -47,9 +54,9 @@ def read_layer(
     readings = product(
         wholes,
         (raw, set[str]()) if raw else (raw,),
-        (False, True) if by_role.keys() & {"qkv", "kv"} else (False,),
+        _ORDERS if by_role.keys() & {"qkv", "kv"} else ("in this order",),
     )
-    layers = [_unpacked(whole, by_role, turned, by_head) for whole, turned, by_head in readings]
+    layers = [_unpacked(whole, by_role, turned, packing) for whole, turned, packing in readings]
     fitting = [layer for layer in layers if layer is not None]
     return fitting or [layer for layer in map(_shared, wholes) if _fits(layer)]
 
@@ -225,7 +232,7 @@ def _norms(module: nn.Module) -> Tensors:
     return found
 
 
-def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> Layer | None:
+def _unpacked(whole: Layer, names: Names, turned: set[str], packing: str) -> Layer | None:
     """With matrices (outputs, inputs) and biases by role; None where they do not fit together."""
     if not turned and any(weight.dim() == 3 for weight in whole.weights.values()):
         return None
@@ -244,19 +251,19 @@ def _unpacked(whole: Layer, names: Names, turned: set[str], by_head: bool) -> La
             continue
         matrix, bias = found.pop(packed), vectors.pop(packed, None)
         parts = [counts[role] for role in letters]
-        if len(matrix) % sum(parts) or (by_head and len(set(parts)) > 1):
+        if len(matrix) % sum(parts):
             return None
-        unit, index = len(matrix) // sum(parts), torch.arange(len(matrix))
+        unit, groups, index = len(matrix) // sum(parts), min(parts), torch.arange(len(matrix))
         lines = index.split([unit * n for n in parts])
-        if by_head:  # head by head: its query, its key, its value
-            lines = index.view(parts[0], len(parts), unit).transpose(0, 1).flatten(1).unbind()
+        if arranged := _ORDERS[packing]:
+            several = arranged(index, groups, unit).split([n // groups for n in parts], dim=1)
+            lines = [heads.flatten() for heads in several]
         for role, at in zip(letters, lines, strict=True):
             found[role] = matrix[at]
             vectors[role] = vectors.get(role) if bias is None else bias[at]
         whose = ", ".join(_WORDS[role] for role in letters)
-        end = "head by head" if by_head else "in this order"
         text = f"the {'columns' if packed in turned else 'rows'} of {names[packed][0]} are those of"
-        texts.append(f"{text} {whose}, {end}")
+        texts.append(f"{text} {whose}, {packing}")
     layer = replace(whole, weights=found, biases=vectors, order="; ".join(filter(None, texts)))
     return layer if _fits(layer) else None
 

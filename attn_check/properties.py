@@ -10,7 +10,7 @@ from attn_check.cases import Exam, far_below, with_empty_row, with_other_key, wi
 from attn_check.reference import Case
 from attn_check.report import largest, numbers
 from attn_check.search import compared, reachable
-from attn_check.subject import Answer, quoted
+from attn_check.subject import Answer
 
 APART = "examples of a batch do not influence each other"
 _INDEPENDENT = "a call does not depend on earlier ones"
@@ -82,8 +82,8 @@ def check_again(exam: Exam) -> None:
 
 def check_arguments(exam: Exam) -> None:
     """Tensors and masks that are passed stay as they are."""
-    subject, found = exam.subject, exam.found
-    case = exam.padded(exam.case("arguments", 5))
+    subject, found, called = exam.subject, exam.found, False
+    case = exam.padded(exam.case("arguments", 5, B=1 + ("B" in subject.layout)))
     for training in (True, False):
         try:
             if subject.module is not None:
@@ -95,12 +95,13 @@ def check_arguments(exam: Exam) -> None:
                 subject.quiet_call(tensors, mask)
         except Exception:  # other checks report what it raises  # noqa: S112
             continue
+        called = True
         for name, x in passed.items():
             if not same(x, before[name]):
                 was, now = (f"{tuple(x.shape)}, {numbers(x)}" for x in (before[name], x))
                 mistake = "inplace_mask" if name == "mask" else "inplace_arguments"
                 found.known(mistake, f"{name} before the call: {was}; after: {now}.")
-    if {"inplace_arguments", "inplace_mask"}.isdisjoint(found.mistakes):
+    if called and {"inplace_arguments", "inplace_mask"}.isdisjoint(found.mistakes):
         found.holds.append("arguments are not changed")
 
 
@@ -118,19 +119,13 @@ def check_batch(exam: Exam) -> None:
 
 def check_strides(exam: Exam) -> None:
     """Inputs that are stored in another order give the same output."""
-    case, subject, words = exam.case("strides", 5), exam.subject, "inputs that are not contiguous"
-    one = exam.out(case)
-    try:
-        tensors = subject.tensors(case)
-        strided = {r: x.transpose(0, -1).contiguous().transpose(0, -1) for r, x in tensors.items()}
-        with torch.no_grad():
-            two = subject.parse(subject.quiet_call(strided, subject.mask_of(case)), case).out
-    except Exception as error:
-        exam.found.unchecked.append(f"{words}: {quoted(error)}")
-        return
-    if one is not None and two is not None:
-        text = f"The same values, stored in another order: up to {largest(one, two):.3g}."
-        right = exam.equal(one, two, case)
+    case, words = exam.case("strides", 5), "inputs that are not contiguous"
+    one, two = exam.out(case), replace(exam.subject, strided=True).answer(case)
+    if two.out is None:
+        exam.found.unchecked.append(f"{words}: {two.raised}")
+    elif one is not None:
+        text = f"The same values, stored in another order: up to {largest(one, two.out):.3g}."
+        right = exam.equal(one, two.out, case)
         exam.found.settle(right, f"{words} give the same output", "not_contiguous", text)
 
 

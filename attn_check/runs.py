@@ -157,8 +157,7 @@ def causal(probe: Probe) -> Cases:
         for t in range(1, n):
             changed = text.clone()
             changed[:, t] = probe.other(text[:, t])
-            words = f"another token {t} in a text of {n}"
-            yield Case(words, probe.run(changed)[0, :t], whole[:t])
+            yield Case(f"another token {t} in a text of {n}", probe.run(changed)[0, :t], whole[:t])
 
 
 def batch(probe: Probe) -> Ways:

@@ -61,8 +61,7 @@ def _planned(exam: Exam, case: Case, plan: Plan, piece: range) -> Tensor:
     rows = {role: x[..., now if role in "qx" else keys, :] for role, x in sources.items()}
     places = torch.tensor([plan.start(p) + i - p.start for i, p in enumerate(_PIECE_OF)])
     positions = places[now] + plan.of_queries(piece), places[keys]
-    reach = plan.reach(len(now), len(keys))
-    change: dict[str, Step] = {"causal": lambda run: reach}
+    change: dict[str, Step] = {"causal": lambda run: plan.reach(len(now), len(keys))}
     if exam.intent.rope_base is not None:
         change["positions"] = lambda run: positions
     return exam.expected(case.with_tensors(**rows), change)

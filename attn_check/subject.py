@@ -70,6 +70,7 @@ class Subject:
     integer_mask: bool = False  # masks are 0 and 1, as True and False raise
     always_fresh: bool = False  # a call changes later calls: each call has a copy of its own
     never_drops: bool = False  # dropout is switched off in evaluation too
+    strided: bool = False  # tensors are stored in another order
     drops: bool = False  # dropout is not switched off in training
     assumed: list[str] = field(default_factory=list)  # before anything is called
     moved: list[str] = field(default_factory=list)  # from where a copy was moved, in words
@@ -110,13 +111,11 @@ class Subject:
         if self.projects and self._required("context"):
             given.setdefault("context", given["x"])
         counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}
-        return {
-            role: calls.to_layout(
-                x.to(self.dtype, copy=True), self.layout, case.merged, counts.get(role, 1)
-            )
-            for role, x in given.items()
-            if role in self.roles
-        }
+        for role in given.keys() & self.roles:
+            x = given[role].to(self.dtype, copy=True)
+            x = calls.to_layout(x, self.layout, case.merged, counts.get(role, 1))
+            given[role] = x.transpose(0, -1).contiguous().transpose(0, -1) if self.strided else x
+        return {role: x for role, x in given.items() if role in self.roles}
 
     def _required(self, role: str) -> bool:
         """Whether every call must have an argument of this role."""

@@ -181,7 +181,7 @@ def check_gradients(exam: Exam) -> None:
                 exam.shown(case, out, right),
             )
             return
-        if texts := _differing(actual, _of_reference(exam, case)):
+        if texts := _differing(actual, _of_reference(exam, case, exam.added)):
             for mistake in _mistakes(exam, case, actual, texts):
                 found.known(mistake, "\n".join([f"{case.name}:", *texts.values()]))
             return
@@ -212,7 +212,7 @@ def _of_subject(exam: Exam, case: Case) -> tuple[Tensor, Tensors]:
 
 
 @torch.enable_grad()
-def _of_reference(exam: Exam, case: Case, change: Change | None = None) -> Tensors:
+def _of_reference(exam: Exam, case: Case, change: Change) -> Tensors:
     leaves, layer = copy.deepcopy((dict(case.tensors), exam.layer))
     trained = leaves if layer is None else leaves | _named(layer)
     for x in trained.values():
@@ -271,6 +271,6 @@ def _mistakes(exam: Exam, case: Case, actual: Tensors, texts: dict[str, str]) ->
         return ["gradient_missing"]
     for parts in (["q"], ["k"], ["v"], ["weights"], ["k", "v"], ["q", "v"], ["q", "k", "v"]):
         change = dict(chain.from_iterable(_DETACHED[part].items() for part in parts))
-        if not _differing(actual, _of_reference(exam, case, change)):
+        if not _differing(actual, _of_reference(exam, case, {**exam.added, **change})):
             return [f"gradient_detached_{part}" for part in parts]
     return ["gradient_wrong"]

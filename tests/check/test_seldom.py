@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from subjects import Separate, check_report, row, scores_of, sdpa
+from subjects import WITHOUT, Packed, Separate, check_report, row, scores_of, sdpa
 from tables import raises_for_each
 from torch import nn
 
@@ -64,6 +64,54 @@ class NormedTogether(Separate):
         return self.out_proj(out.transpose(1, 2).flatten(-2))
 
 
+class Turned(Packed):
+    """The rows of its packed matrix in another order: cut so, two axes exchanged."""
+
+    def __init__(self, cut, axes=(-1, -1), **options):
+        super().__init__(**options)
+        self.cut, self.axes = cut, axes
+
+    def forward(self, x):
+        several = self.qkv(x).unflatten(-1, self.cut).transpose(*self.axes)  # (B, T, H_kv, ·, 4)
+        k, v = (
+            several[..., i, :].repeat_interleave(4 // several.shape[2], dim=2) for i in (-2, -1)
+        )
+        parts = (part.transpose(1, 2) for part in (several[..., :-2, :].flatten(2, 3), k, v))
+        return self.proj(self.attend(*parts).transpose(1, 2).flatten(2))
+
+
+class AroundNorm(Separate):
+    """Its input is normed, and added to its output."""
+
+    def __init__(self, detached=""):
+        super().__init__()
+        self.norm, self.detached = nn.LayerNorm(12), detached
+
+    def forward(self, x):
+        q, k, v = self.parts(self.norm(x))
+        return x + self.merged(self.attend(q, k.detach() if self.detached else k, v))
+
+
+def in_place(q, k, v):
+    q /= q.shape[-1] ** 0.5
+    return torch.bmm(torch.bmm(q, k.mT).softmax(-1), v)
+
+
+def by_memory(q, k, v):
+    return scaled(q.as_strided(q.shape, (q[0].numel(), q.shape[-1], 1)), k, v, q.shape[-1] ** -0.5)
+
+
+def ahead(first):
+    """Causal, with the first query at this position; None: the last of the keys are the queries."""
+
+    def fn(q, k, v):
+        T, S = q.shape[-2], k.shape[-2]
+        return sdpa(q, k, v, torch.ones(T, S).tril(S - T if first is None else first).bool())
+
+    return fn
+
+
+PACKED, KEPT = "queries, keys, values, {} by\\b", "arguments are not changed"
 REPORTED = {
     "in a partial": row(functools.partial(scaled, scale=8**-0.5), []),
     "wrong in a partial": row(functools.partial(scaled, scale=1.0), ["scale_missing"]),
@@ -75,6 +123,19 @@ REPORTED = {
     "twice for one query": row(doubled(-2, 1), ["size_of_one"]),
     "twice as wide at one length": row(doubled(-1, 70), [None]),
     "the width of a head alone": row(WidthAlone(), []),
+    "packed group by group": row(Turned((2, 4, 4), kv_heads="n_kv"), [], PACKED.format("head")),
+    "packed channel by channel": row(Turned((4, 3, 4), (-1, -3)), [], PACKED.format("channel")),
+    "packed by both": row(Turned((4, 4, 3), (-1, -2)), [], PACKED.format("head by head, channel")),
+    "in place, without examples": row(in_place, ["inplace_arguments"], WITHOUT.format(KEPT)),
+    "in an order of memory, without examples": row(by_memory, ["not_contiguous"], KEPT),
+    "a residual": row(AroundNorm(), [], "equal to the reference", "half .* no NaN", prenorm="norm"),
+    "a residual, detached": row(AroundNorm("k"), ["gradient_detached_k"], prenorm="norm"),
+    "a residual, and none meant": row(AroundNorm(), [None]),
+    "one ahead from the top left": row(ahead(1), ["causal_sees_one_ahead"], causal=True),
+    "a window that nothing reaches": row(
+        ahead(None), [], "more than 133 keys, and so the window", causal=True, window=133
+    ),
+    "a window that is reached": row(ahead(None), ["window_ignored"], causal=True, window=100),
     "heads normed together": row(NormedTogether(), []),
     "keys alone normed together": row(NormedTogether("k"), ["qk_norm_missing"], qk_norm="rms"),
 }
