@@ -101,6 +101,11 @@ def by_memory(q, k, v):
     return scaled(q.as_strided(q.shape, (q[0].numel(), q.shape[-1], 1)), k, v, q.shape[-1] ** -0.5)
 
 
+def never_two(q, k, v):
+    assert q.shape[::2] != (2, 5)
+    return scaled(q, k, v, q.shape[-1] ** -0.5)
+
+
 def ahead(first):
     """Causal, with the first query at this position; None: the last of the keys are the queries."""
 
@@ -127,6 +132,7 @@ REPORTED = {
     "packed channel by channel": row(Turned((4, 3, 4), (-1, -3)), [], PACKED.format("channel")),
     "packed by both": row(Turned((4, 4, 3), (-1, -2)), [], PACKED.format("head by head, channel")),
     "in place, without examples": row(in_place, ["inplace_arguments"], WITHOUT.format(KEPT)),
+    "arguments of calls that raise": row(never_two, [], WITHOUT.format(KEPT)),
     "in an order of memory, without examples": row(by_memory, ["not_contiguous"], KEPT),
     "a residual": row(AroundNorm(), [], "equal to the reference", "half .* no NaN", prenorm="norm"),
     "a residual, detached": row(AroundNorm("k"), ["gradient_detached_k"], prenorm="norm"),
