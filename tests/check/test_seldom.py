@@ -83,7 +83,7 @@ class Turned(Packed):
 class AroundNorm(Separate):
     """Its input is normed, and added to its output."""
 
-    def __init__(self, detached=""):
+    def __init__(self, detached=False):
         super().__init__()
         self.norm, self.detached = nn.LayerNorm(12), detached
 
@@ -135,7 +135,7 @@ REPORTED = {
     "arguments of calls that raise": row(never_two, [], WITHOUT.format(KEPT)),
     "in an order of memory, without examples": row(by_memory, ["not_contiguous"], KEPT),
     "a residual": row(AroundNorm(), [], "equal to the reference", "half .* no NaN", prenorm="norm"),
-    "a residual, detached": row(AroundNorm("k"), ["gradient_detached_k"], prenorm="norm"),
+    "a residual, detached": row(AroundNorm(detached=True), ["gradient_detached_k"], prenorm="norm"),
     "a residual, and none meant": row(AroundNorm(), [None]),
     "one ahead from the top left": row(ahead(1), ["causal_sees_one_ahead"], causal=True),
     "a window that nothing reaches": row(
