@@ -38,7 +38,7 @@ class Exam:
         self.generator = torch.Generator().manual_seed(11)
         self.heads = subject.heads or (3 if "H" in subject.layout else 1)
         self.kv_heads = subject.kv_heads or self.heads
-        self.d_k = subject.d_k or 8
+        self.d_k = subject.d_k or (12 if 8 in (self.heads, self.kv_heads) else 8)
         self.size = 1.0
         if self.layer is not None:  # inputs so large that the scores have a spread of about 2
             self.heads = self.layer.heads

@@ -71,11 +71,14 @@ def _normalised(powers: Tensor) -> Tensor:
 
 
 def _rounded(dtype: torch.dtype) -> Forms:
-    """The softmax of rounded scores, and the rounded softmax."""
-    return _weights(
+    """Rounded scores, the softmax of them too, rounded weights; products of rounded numbers."""
+    softmax = _weights(
+        lambda s: s.float().to(dtype).double().softmax(dim=-1),
         lambda s: s.float().to(dtype).softmax(dim=-1).double(),
         lambda s: s.float().softmax(dim=-1).to(dtype).double(),
     )
+    softmax += _of("score", lambda r: (r.q.to(dtype) @ r.k.mT.to(dtype)).double())
+    return softmax + _of("mix", lambda r: (r.weights.to(dtype) @ r.v.to(dtype)).double())
 
 
 def _square(cells: Tensor) -> Tensor:
@@ -269,13 +272,15 @@ FORMS: dict[str, Forms] = {
     "scale_twice": _of("scale", lambda r: r.scale**2),
     "scale_by_num_heads": _of("scale", lambda r: r.H**-0.5, lambda r: 1.0 / r.H),
     "scale_by_value_width": _of("scale", lambda r: r.v.shape[-1] ** -0.5),
-    "scale_by_length": _of("scale", lambda r: r.S**-0.5),
+    "scale_by_length": _of("scale", lambda r: r.S**-0.5, lambda r: r.T**-0.5),
     "scale_ignored": _of("scale", lambda r: _meant(r.intent.scale) and r.d_k**-0.5),
     # ---------------------------------------------------------------- softmax
     "softmax_over_queries": _weights(lambda s: s.softmax(dim=-2))
     + _of("mix", lambda r: _square(r.weights).mT @ r.v),
     "softmax_over_heads": _weights(lambda s: s.softmax(dim=1)),
-    "softmax_over_batch": _weights(lambda s: s.softmax(dim=0)),
+    "softmax_over_batch": _weights(
+        lambda s: s.softmax(dim=0), lambda s: s.flatten(0, 1).softmax(dim=0).view_as(s)
+    ),
     "softmax_flattened": _weights(
         lambda s: _jointly(s, -2),
         lambda s: _jointly(s, 1),
@@ -436,7 +441,11 @@ FORMS: dict[str, Forms] = {
         {"split": _each(_viewed), "merge": lambda r: r.out.reshape(len(r.out), r.T, -1)},
         {"split": lambda r: (cut(r.q, r.H), _viewed(r.k, r.H_kv), _viewed(r.v, r.H_kv))},
     ],
-    "heads_merged_without_transpose": _of("merge", lambda r: r.out.reshape(len(r.out), r.T, -1)),
+    "heads_merged_without_transpose": _of(
+        "merge",
+        lambda r: r.out.reshape(len(r.out), r.T, -1),
+        lambda r: r.out.mT.reshape(len(r.out), r.T, -1),
+    ),
     "heads_not_moved": _together(
         split=_each(lambda x, H: x.unflatten(-1, (H, -1))), merge=lambda r: r.out.flatten(-2)
     ),
@@ -474,10 +483,8 @@ FORMS: dict[str, Forms] = {
     "query_key_shared": _projected("qqv", "kkv"),
     "all_shared": _projected("qqq", "kkk", "vvv"),
     "key_value_swapped": _projected("qvk"),
-    "query_key_swapped": [
-        *_projected("kqv"),
-        {"project": lambda r: [r.project()[i] for i in (1, 0, 2)]},
-    ],
+    "query_key_swapped": _projected("kqv")
+    + _of("project", lambda r: [r.project()[i] for i in (1, 0, 2)]),
     "order_rotated": _projected("vkq", "kvq", "vqk"),
     "output_projection_missing": _of("output", lambda r: r.out),
     "output_projection_transposed": _of(
@@ -496,10 +503,8 @@ FORMS: dict[str, Forms] = {
     "output_bias_twice": _of("end", lambda r: r.out + _meant(_meant(r.layer).biases.get("out"))),
     "output_bias_missing": _of("end", lambda r: r.out - _meant(_meant(r.layer).biases.get("out"))),
     "residual_added": _of("end", lambda r: r.out + r.tensors["x" if r.layer else "q"]),
-    "channels_reversed": [
-        {"end": lambda r: r.out.flip(-1)},
-        {"mix": lambda r: (r.weights @ r.v).flip(-1)},
-    ],
+    "channels_reversed": _of("end", lambda r: r.out.flip(-1))
+    + _of("mix", lambda r: (r.weights @ r.v).flip(-1)),
     # ---------------------------------------------------------------- RoPE and norms
     "rope_pairing": [
         {"pairing": lambda r: "neighbours" if r.intent.rope_pairing == "half" else "half"},
@@ -515,6 +520,7 @@ FORMS: dict[str, Forms] = {
             lambda base, r: _meant(base != r.intent.rope_base) and base,
             *(m * 10.0**n for n in range(1, 8) for m in (1, 2, 5)),
         ),
+        {"base": lambda r: 1.0 / r.intent.rope_base},
         {"rotate": lambda r: r.rotate(width=2 * r.q.shape[-1])},
         {"rotate": lambda r: r.rotate(width=max(r.q.shape[-1] // 2, 1))},
         {"rotate": lambda r: r.rotate(width=r.q.shape[-1] * r.H)},

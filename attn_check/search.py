@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product, repeat, starmap
+from itertools import combinations, product, repeat
 from weakref import WeakKeyDictionary
 
 import torch
@@ -139,17 +139,18 @@ def explain(
 
 def _candidates(failing: Pair, base: Hypothesis, depth: int) -> Iterator[Hypothesis]:
     """What may explain one failing case, the likeliest first."""
+    case, meant = failing[0], base.intent
     if depth == 1:
         yield from _alone(failing, base)
     elif depth == 2:
-        yield from filter(None, starmap(_together, product(_alone(failing, base), _forms(base))))
+        both = product(_alone(failing, base), _forms(base))
+        yield from filter(None, (_together(meant, *pair) for pair in both))
     else:  # neither alone explains the case: both change it
-        case, meant = failing[0], base.intent
         expected = compute(case, meant, base.layer).out
         outs = [(form, outcome(case, form)) for form in _forms(base)]
         changing = [h for h, x in outs if x is not None and not equal(x, expected, case, meant)]
         pairs = sorted(combinations(changing, 2), key=lambda two: sum(two[0].forms + two[1].forms))
-        yield from filter(None, starmap(_together, pairs))
+        yield from filter(None, (_together(meant, *pair) for pair in pairs))
 
 
 def _forms(base: Hypothesis) -> list[Hypothesis]:
@@ -193,13 +194,14 @@ def _fitting(hypothesis: Hypothesis, ordered: Answered, meant: Intent) -> list[H
     return [one for one in tried if fits(one, ordered)]
 
 
-def _together(*pair: Hypothesis) -> Hypothesis | None:
-    """Two mistakes at once, if they change other steps."""
+def _together(meant: Intent, *pair: Hypothesis) -> Hypothesis | None:
+    """Two mistakes at once, if they change other steps; at most one has other empty rows."""
     a, b = sorted(pair, key=lambda h: h.mistakes)  # names and parts in one order
-    if a.mistakes == b.mistakes or a.intent.empty != b.intent.empty or {*a.change} & {*b.change}:
+    other = {h.intent.empty: h.intent for h in pair if h.intent.empty != meant.empty}
+    if a.mistakes == b.mistakes or {*a.change} & {*b.change} or len(other) > 1:
         return None
-    change = {**a.change, **b.change}
-    return Hypothesis(a.mistakes + b.mistakes, a.forms + b.forms, change, a.intent, a.layer)
+    intent, change = next(iter(other.values()), meant), {**a.change, **b.change}
+    return Hypothesis(a.mistakes + b.mistakes, a.forms + b.forms, change, intent, a.layer)
 
 
 def by_size(pair: Pair) -> tuple:

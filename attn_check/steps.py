@@ -30,7 +30,10 @@ class Plan:
 
 
 PLANS: dict[str, tuple[Plan, ...]] = {
-    "rope_positions_restart": (Plan(start=lambda p: 0), Plan(of_queries=lambda p: -p.start)),
+    "rope_positions_restart": (
+        *(Plan(start=lambda p: 0), Plan(of_queries=lambda p: -p.start)),
+        Plan(start=lambda p: 0, of_queries=lambda p: p.start),
+    ),
     "cache_position": (
         Plan(start=lambda p: max(p.start - 1, 0)),
         Plan(start=lambda p: p.start + 1 if p.start else 0),

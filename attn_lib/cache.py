@@ -39,11 +39,12 @@ class _Entry(NamedTuple):
 
 
 class _Context(NamedTuple):
-    """(B, H_kv, S, ·) keys and values of a context, and the context itself."""
+    """(B, H_kv, S, ·) keys and values of a context, the context itself, and its changes so far."""
 
     k: Tensor
     v: Tensor
     source: Tensor
+    version: int | None  # None where they are not counted
 
 
 class Cache:
@@ -119,10 +120,11 @@ class Cache:
         """(B, H_kv, S, ·) keys and values of a context, computed in the first call alone."""
         self._claim((layer, True), owner)
         if layer not in self._contexts:
-            self._contexts[layer] = _Context(*compute(context), context)
-        k, v, kept = self._contexts[layer]
-        # a copied or stored cache holds a copy of the context
-        if kept is not context and not (kept.shape == context.shape and kept.equal(context)):
+            self._contexts[layer] = _Context(*compute(context), context, _version_of(context))
+        k, v, kept, version = self._contexts[layer]
+        changed = version is not None and version != _version_of(kept)  # in place
+        # a stored cache holds a copy of the context
+        if changed or (kept is not context and not _same(kept, context)):
             raise ValueError(_OTHER_CONTEXT)
         return k, v
 
@@ -163,7 +165,7 @@ class Cache:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Cache":
         """A cache of its own, as beam search needs; gradients flow through the copy."""
         other = object.__new__(type(self))
-        other.__dict__ |= self.__getstate__() | {"_entries": {}}
+        other.__dict__ |= self.__getstate__() | {"_entries": {}, "_contexts": self._contexts}
         for layer, (k, v, filled, dropped) in self._entries.items():
             k, v = k[..., :filled, :].clone(), v[..., :filled, :].clone()
             other._entries[layer] = _Entry(k, v, filled, dropped)
@@ -175,7 +177,9 @@ class Cache:
 
     def __getstate__(self) -> dict[str, Any]:
         """What was seen, for layers that are not yet known: a copied or stored model has others."""
-        return self.__dict__ | {"_owners": {}, "_alone": None, "_positions": {}}
+        contexts = {layer: one._replace(version=None) for layer, one in self._contexts.items()}
+        others = {"_contexts": contexts, "_owners": {}, "_alone": None, "_positions": {}}
+        return self.__dict__ | others
 
 
 def one_pass(forward: _Forward) -> _Forward:
@@ -193,6 +197,18 @@ def one_pass(forward: _Forward) -> _Forward:
         return out
 
     return cast(_Forward, call)
+
+
+def _version_of(x: Tensor) -> int | None:
+    """How often a tensor was changed in place; None where that is not counted."""
+    return None if x.is_inference() or torch.compiler.is_compiling() else x._version
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """NaN is NaN: what a mask closes may hold anything."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def _same_weights(one: nn.Module, other: nn.Module) -> bool:

@@ -80,7 +80,7 @@ def attention_weights(
     the ``softcap`` attribute of ONNX's ``Attention`` operator.
     """
     _check_inputs(q, k, None, mask, attn_bias, causal)
-    with _full_precision(q):
+    with full_precision(q):
         return _weights(q, k, mask, attn_bias, scale, softcap, causal)[0].to(q.dtype)
 
 
@@ -136,7 +136,7 @@ def attention(
         options |= {"softcap": softcap, "causal": causal, "dropout_p": dropout_p}
         return handle_torch_function(attention, (q, k, v), q, k, v, **options)
     _check_inputs(q, k, v, mask, attn_bias, causal)
-    with _full_precision(q):
+    with full_precision(q):
         weights, closed = _weights(q, k, mask, attn_bias, scale, softcap, causal)
         used = _dropped(weights, dropout_p)
         v = at_least_float32(v)
@@ -238,7 +238,7 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-def _full_precision(x: Tensor) -> AbstractContextManager:
+def full_precision(x: Tensor) -> AbstractContextManager:
     """Switch autocast off: it would compute the products in half precision, whatever the dtype."""
     if x.device.type == "meta":
         return nullcontext()

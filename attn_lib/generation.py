@@ -51,10 +51,10 @@ def generate(
         (B, at most T + max_new_tokens) integers.
 
     Raises:
-        ValueError: no token to start from; padding at the end of a row; a negative
+        ValueError: no token to start from; padding that is not on the left; a negative
             ``max_new_tokens``; a temperature that is negative or not finite; a ``top_p`` outside
             (0, 1], or with a temperature of 0; a model in training mode, or with too small a
-            ``max_len``; logits that are NaN or infinite; a model that uses a layer twice.
+            ``max_len``; a largest logit that is NaN or infinite; a model that uses a layer twice.
         TypeError: ``max_new_tokens`` that is not an integer.
 
     Example:
@@ -97,15 +97,17 @@ def _check_start(
     check_sizes(max_new_tokens=max_new_tokens)
     if tokens.dim() != 2 or tokens.shape[1] == 0:
         raise ValueError(f"tokens must be (B, T) with T at least 1, got {tuple(tokens.shape)}")
-    if mask is not None and not mask[..., -1].all():
-        raise ValueError("the last token of every row must be real: put the padding on the left")
+    if mask is not None and not (mask[..., -1].all() and (mask[..., :-1] <= mask[..., 1:]).all()):
+        raise ValueError(
+            "each row must end with its real tokens, side by side: put the padding on the left"
+        )
     called = getattr(model, "func", model)  # of functools.partial
     module = getattr(called, "__self__", called)  # of a method
     if not isinstance(module, nn.Module):
         return
     if module.training:
         raise ValueError("the model is in training mode: call model.eval() first")
-    real = tokens.shape[1] if mask is None else int(mask.sum(dim=-1).max())
+    real = tokens.shape[1] if mask is None else max(mask.sum(dim=-1).flatten().tolist(), default=0)
     max_len = getattr(module, "max_len", None)
     max_len = math.inf if max_len is None else max_len
     if max_new_tokens and real + max_new_tokens - 1 > max_len:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attn_lib._checks import check_at_least_one, check_bool, check_device, check_finite, check_float
-from attn_lib.functional import at_least_float32
+from attn_lib.functional import at_least_float32, full_precision
 
 _FORGOTTEN = -800.0  # exp of it is 0 in float64 too, and sums of it can be subtracted
 
@@ -220,9 +220,10 @@ def _scanned(
         beta = beta.masked_fill(~real[:, None], 0.0).to(dtype)[..., None]  # (B, H_kv, T, 1)
     step = _token if chunk_size is None or T == 1 else _chunk
     outs = [q.new_zeros(B, H_kv, H // H_kv, 0, d_v)]
-    for pieces in _pieces(1 if step is _token else chunk_size, T, q, k, v, beta, log_decay):
-        out, state = step(state, *pieces)
-        outs.append(out)
+    with full_precision(q):
+        for pieces in _pieces(1 if step is _token else chunk_size, T, q, k, v, beta, log_decay):
+            out, state = step(state, *pieces)
+            outs.append(out)
     return torch.cat(outs, dim=-2).flatten(1, 2).to(of_q), state
 
 
@@ -286,7 +287,9 @@ def _products_of_channels(a: Tensor, b: Tensor, total: Tensor) -> Tensor:
     """
     C = a.shape[-2]
     more = (1 << (C - 1).bit_length()) - C  # to the next power of two
-    a, b, total = (F.pad(x, (0, 0, 0, more)) for x in (a, b, total))
+    a, b = (F.pad(x, (0, 0, 0, more)) for x in (a, b))
+    # nothing decays after the last token: a sum of 0 there would give exp(large), and 0 · inf
+    total = total[..., torch.arange(C + more, device=total.device).clamp(max=C - 1), :]
     blocks = (a * b).sum(dim=-1)[..., None, None]  # (..., C, 1, 1)
     while blocks.shape[-1] < C:
         pair = (-1, 2, blocks.shape[-1])

@@ -274,6 +274,21 @@ def drifting(x, cache):
     return out * (1.0 + 0.01 * (pair[0].shape[2] - 3) ** 2), pair
 
 
+class KeysRestart(InPieces):
+    """The keys of each piece turn by positions from 0 on, its queries by their own."""
+
+    def step(self, x, cache):
+        (q, k, v), seen = self.parts(x), 0 if cache is None else cache[0].shape[2]
+        at = torch.arange(x.shape[1])
+        q, pair = halves(q, at + seen), [halves(k, at), v]
+        if cache is not None:
+            pair = [torch.cat(two, 2) for two in zip(cache, pair, strict=True)]
+        return self.merged(self.attend(q, *pair)), tuple(pair)
+
+    def forward(self, x):
+        return self.step(x, None)[0]
+
+
 class Stepwise(InPieces):
     def forward(self, x, cache=None):
         return self.step(x, cache)
@@ -310,6 +325,7 @@ STEPS = {
     ),
     "not causal": stepped(InPieces(where_lengths_agree).step, ["cache_mask"], "has no causal mask"),
     "the latest": stepped(of_the_latest, ["cache_stale"], "keeps only the latest piece"),
+    "keys restart": stepped(KeysRestart().step, ["rope_positions_restart"], rope_base=10000.0),
     # where steps are given
     "a module": stepped(Stepwise(), [], HELD, WITHOUT.format(UNCHECKED), arguments="x"),
     "not causal, so no steps": row(
@@ -429,6 +445,7 @@ def in_place(q, k, positions):
     (mixed, {}, ["rope_pairing"], "order of neighbours (2i, 2i + 1)"),
     (lambda x, p: halves(x, p, 7e5), {}, ["rope_base"], "or pass rope_base=700000"),
     (lambda x, p: halves(x, p, 100.0), {}, ["rope_base"], "i / d instead of 2 i / d"),
+    (lambda x, p: halves(x, p, 1e-4), {}, ["rope_base"], "base^(-2i / d) is meant"),
     (lambda x, p: halves(x, p + 1), {}, [None], "positions 1, 2, ..."),
     (lambda x, p: neighbours(x, p - p[0]), {}, BOTH, "where halves (i, i + d/2) are meant"),
     (lambda x, p: halves(x, -p, 777.0), {}, ["rope_direction", "rope_base"], "direction"),

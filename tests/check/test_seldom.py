@@ -9,7 +9,8 @@ from subjects import WITHOUT, Packed, Separate, check_report, row, scores_of, sd
 from tables import raises_for_each
 from torch import nn
 
-from attn_check import diagnose
+from attn_check import diagnose, search
+from attn_check.mistakes import MISTAKES
 from attn_check.reference import Case, Intent, compute
 from attn_check.search import agrees, allowed, by_size, explain, right
 from attn_check.subject import Answer
@@ -116,6 +117,51 @@ def ahead(first):
     return fn
 
 
+def rounded(what, dtype):
+    """One of its numbers in half precision, and all else in that of the inputs."""
+
+    def fn(q, k, v):
+        def of(name, x):
+            return x.to(dtype).to(x.dtype) if name == what else x
+
+        scores = of("scores", scores_of(of("queries", q), k))
+        return of("output", of("weights", scores.softmax(-1)) @ v)
+
+    return fn
+
+
+def inverted(q, k, v, mask=None):
+    """No −inf in a closed cell: a row of such cells is one of equal weights."""
+    scores = q @ k.mT
+    return (scores if mask is None else scores.masked_fill(mask, -1e9)).softmax(-1) @ v
+
+
+def itself_excluded(q, k, v):
+    T, S = q.shape[-2], k.shape[-2]
+    later = torch.ones(T, S).triu(S - T).bool()
+    return (q @ k.mT / q.shape[-1]).masked_fill(later, -1e9).softmax(-1) @ v
+
+
+def half_products(q, k, v):
+    scores = (q.bfloat16() @ k.bfloat16().mT).to(q.dtype)
+    return (scores / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+def half_values(q, k, v):
+    return (scores_of(q, k).softmax(-1).half() @ v.half()).to(q.dtype)
+
+
+def over_examples_and_heads(q, k, v):
+    scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT) / q.shape[-1] ** 0.5
+    return torch.bmm(scores.softmax(0), v.flatten(0, 1)).unflatten(0, q.shape[:2])
+
+
+def merged_by_channels(q, k, v):
+    q, k, v = (x.unflatten(-1, (4, -1)).transpose(1, 2) for x in (q, k, v))
+    out = scores_of(q, k).softmax(-1) @ v
+    return out.transpose(2, 3).reshape(len(out), out.shape[2], -1)
+
+
 PACKED, KEPT = "queries, keys, values, {} by\\b", "arguments are not changed"
 REPORTED = {
     "in a partial": row(functools.partial(scaled, scale=8**-0.5), []),
@@ -142,6 +188,27 @@ REPORTED = {
         ahead(None), [], "more than 133 keys, and so the window", causal=True, window=133
     ),
     "a window that is reached": row(ahead(None), ["window_ignored"], causal=True, window=100),
+    "half the digits of scores": row(rounded("scores", torch.half), ["softmax_low_precision"]),
+    "fewer digits of scores": row(rounded("scores", torch.bfloat16), ["softmax_low_precision"]),
+    "half the digits of weights": row(rounded("weights", torch.half), ["softmax_low_precision"]),
+    "fewer digits of queries": row(rounded("queries", torch.bfloat16), [None]),
+    "half the digits of an output": row(rounded("output", torch.half), [None]),
+    "a product of half precision": row(half_products, ["softmax_low_precision"]),
+    "weights and values in half precision": row(half_values, ["softmax_low_precision"]),
+    "over examples and heads": row(over_examples_and_heads, ["softmax_over_batch"]),
+    "by the number of queries": row(
+        lambda q, k, v: scaled(q, k, v, q.shape[-2] ** -0.5), ["scale_by_length"]
+    ),
+    "by as many heads as channels are usual": row(
+        lambda q, k, v: scaled(q, k, v, q.shape[1] ** -0.5), ["scale_by_num_heads"], heads=8
+    ),
+    "merged by channels": row(merged_by_channels, ["heads_merged_without_transpose"], heads=4),
+    "inverted, filled, not scaled": row(
+        inverted, ["mask_inverted", "scale_missing"], mask_means="attend"
+    ),
+    "itself excluded, filled, by d_k": row(
+        itself_excluded, ["causal_excludes_self", "scale_by_d_k"], causal=True
+    ),
     "heads normed together": row(NormedTogether(), []),
     "keys alone normed together": row(NormedTogether("k"), ["qk_norm_missing"], qk_norm="rms"),
 }
@@ -190,6 +257,23 @@ def test_what_tells_something_comes_first():
     pairs = [drawn(B, S) for B, S in ((1, 3), (2, 1), (2, 4), (2, 2))]
     sizes = [(case.batch, case.lengths[1]) for case, _ in sorted(pairs, key=by_size)]
     assert sizes == [(2, 2), (2, 4), (2, 1), (1, 3)]
+
+
+def test_two_mistakes_change_other_steps_and_one_of_them_empty_rows():
+    def one(name, **meant):
+        change = MISTAKES[name].forms[0]
+        return search.Hypothesis((name,), (0,), change, Intent(**meant), None)
+
+    twice, scale, meant = one("softmax_twice"), one("scale_missing"), Intent(empty="nan")
+    both = search._together(meant, twice, scale)
+    assert both.mistakes == ("scale_missing", "softmax_twice")
+    assert both.change.keys() == {"scale", "softmax"}
+    assert search._together(meant, twice, one("softmax_log")) is None
+    for name in ("mask_inverted", "softmax_twice"):  # the first of the two names, and the second
+        even = one(name, empty="uniform")
+        for pair in ((even, scale), (scale, even)):
+            assert search._together(meant, *pair).intent == Intent(empty="uniform")
+    assert search._together(meant, even, one("scale_missing", empty="zeros")) is None
 
 
 def test_how_deep_a_search_goes():

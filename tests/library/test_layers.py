@@ -1,6 +1,7 @@
 import copy
 import itertools
 import math
+import pickle
 import weakref
 from contextlib import nullcontext
 from functools import partial
@@ -288,6 +289,24 @@ def test_a_cache_keeps_what_a_context_has_shown():
     message = r"^the cache was filled with another context: start with an empty one$"
     with pytest.raises(ValueError, match=message):
         layer(x, context + 1e-9, cache=cache)
+    # what is closed may hold anything, and what is changed in place is another context
+    closed, cache = (
+        context.clone().mul_(1.0).masked_fill_(~mask[:, 0, 0, :, None], math.nan),
+        Cache(),
+    )
+    with torch.no_grad():
+        layer(x, closed, mask=mask, cache=cache)
+        stored = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
+        for one, again in ((cache, closed), (cache, closed.clone()), (stored, closed)):
+            torch.testing.assert_close(layer(x, again, mask=mask, cache=one), full)
+        closed.mul_(2.0)
+        for one in (cache, copy.deepcopy(cache), stored):
+            with pytest.raises(ValueError, match=message):
+                layer(x, closed, mask=mask, cache=one)
+    with torch.inference_mode():  # whose tensors do not count their changes
+        shown, cache = context.clone(), Cache()
+        for _ in range(2):
+            torch.testing.assert_close(layer(x, shown, mask=mask, cache=cache), full)
     plain = layer_of()
     for first, then in (((x, x), (x,)), ((x,), (x, x))):  # a context, or none: not both
         cache = Cache()

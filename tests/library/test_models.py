@@ -345,7 +345,7 @@ def test_a_mask_counts_what_the_cache_holds(kind):
         call(TARGET[:, 3:], mask=torch.ones(2, 1, 1, 2).bool(), cache=cache)
 
 
-ON_THE_LEFT = "^the last token of every row must be real: put the padding on the left$"
+ON_THE_LEFT = "^each row must end with its real tokens, side by side: put the padding on the left$"
 
 
 @raises_for_each(
@@ -354,12 +354,19 @@ ON_THE_LEFT = "^the last token of every row must be real: put the padding on the
     ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
     ({"mask": PADDING["right"][1]}, ValueError, ON_THE_LEFT),
     ({"mask": padding_mask(torch.tensor([4, 5]), 5)}, ValueError, ON_THE_LEFT),
+    ({"mask": (torch.arange(5) % 2 == 0).expand(2, 1, 1, 5)}, ValueError, ON_THE_LEFT),
     ({"tokens": TARGET[:, :0]}, ValueError, r"T at least 1, got \(2, 0\)$"),
     ({"tokens": TARGET[0]}, ValueError, r"T at least 1, got \(5,\)$"),
 )
 def test_what_cannot_be_written_on_is_named(options):
     options = {"tokens": TARGET, "max_new_tokens": 2, **options}
     generate(language_model(), options.pop("tokens"), **options)
+
+
+def test_nobody_is_written_for():
+    """A batch of none, with a mask and without."""
+    for mask in (None, torch.ones(0, 1, 1, 5, dtype=torch.bool)):
+        assert generate(language_model(), TARGET[:0], mask=mask, max_new_tokens=2).shape == (0, 7)
 
 
 # ---------------------------------------------------------------- what an attack found

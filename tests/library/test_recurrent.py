@@ -146,6 +146,30 @@ def test_large_decays_neither_overflow_nor_lose_the_small_ones(decay):
     assert math.isinf(float(given["log_decay"].sum(dim=2).neg().exp().max()))
 
 
+@pytest.mark.parametrize("decay", ["head", "channel"])
+@pytest.mark.parametrize("forgets", [-800.0, -math.inf])
+def test_gradients_are_finite_where_all_is_forgotten(forgets, decay):
+    """exp(800) is infinite in double precision, and 0 times infinity would be NaN."""
+
+    def gradients(chunk_size):
+        given = of_rule("gated delta", decay)
+        given["log_decay"][:, :, 5:7] = forgets
+        given = {n: x.requires_grad_() for n, x in given.items()}
+        out, state = run(given, chunk_size=chunk_size)
+        return torch.autograd.grad(out.sin().sum() + state.sum(), [*given.values()])
+
+    for chunk_size in (3, 4, 7, 64):  # the last chunk is seldom as long as a power of two
+        assert close(gradients(chunk_size), gradients(None))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_autocast_changes_nothing(chunk_size):
+    given = of_rule("gated delta", dtype=torch.float32)
+    exact = run(given, chunk_size=chunk_size)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert close(run(given, chunk_size=chunk_size), exact, tolerance=0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_keeps_its_state_in_float32(dtype):
     given = of_rule("gated delta", dtype=dtype)
