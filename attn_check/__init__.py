@@ -81,7 +81,7 @@ def diagnose(
             the first in which closed keys have no influence.
         heads: H, where it is fixed; default: what a module or such a parameter says, or what fits.
         kv_heads: H_kv, of grouped heads; default H, or what a module says.
-        d_k: width of a query, where it is fixed; default 8.
+        d_k: width of a query, where it is fixed. Default: 8 (12 beside 8 heads), once twice that.
         causal: whether queries attend to no later key: True, where the queries are the last of
             the keys' positions; ``"top_left"``, where they are the first; False. Default: found
             out.

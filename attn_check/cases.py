@@ -129,6 +129,7 @@ class Exam:
         S: int | None = None,
         *,
         B: int = 2,
+        d_k: int | None = None,
         d_v: int | None = None,
         heads: int | None = None,
         tolerance: float = 3e-5,
@@ -146,8 +147,9 @@ class Exam:
         H, kv = (heads, heads) if heads else (self.heads, self.kv_heads)
         layout = self.subject.layout
         merged = layout != "BHTd" and not ("H" not in layout and H == 1)
-        q, k = self.normal(B, H, T, self.d_k), self.normal(B, kv, S, self.d_k)
-        tensors = {"q": q, "k": k, "v": self.normal(B, kv, S, d_v or self.d_k)}
+        d_k = d_k or self.d_k
+        q, k = self.normal(B, H, T, d_k), self.normal(B, kv, S, d_k)
+        tensors = {"q": q, "k": k, "v": self.normal(B, kv, S, d_v or d_k)}
         if merged:
             tensors = {role: x.transpose(1, 2).flatten(-2) for role, x in tensors.items()}
         return Case(words, tensors, None, False, tolerance, merged, H, kv)
@@ -242,6 +244,11 @@ def plain_cases(exam: Exam) -> list[Case]:
     cases += [exam.case("1 position", 1, B=3)]
     cases += [exam.case("1 example", 5, B=1)] if "B" in subject.layout else []
     cases += [exam.case("3 queries and 1 key", 3, 1, B=4)] if subject.crosses else []
+    if not (subject.projects or subject.d_k):  # a constant scale is right for one width alone
+        n, words = 2 * exam.d_k, "pass d_k= if one width is meant"
+        cases.append(
+            exam.anew().case(f"heads of {n} channels ({words})", 5, B=exam.examples(5), d_k=n)
+        )
     return cases
 
 

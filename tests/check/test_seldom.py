@@ -162,9 +162,21 @@ def merged_by_channels(q, k, v):
     return out.transpose(2, 3).reshape(len(out), out.shape[2], -1)
 
 
+def of_one_width(q, k, v):
+    assert q.shape[-1] == 8
+    return scores_of(q, k).softmax(-1) @ v
+
+
+FIXED = r"Not checked .*heads of 16 channels \(pass d_k= if one width is meant\): Assert"
 PACKED, KEPT = "queries, keys, values, {} by\\b", "arguments are not changed"
 REPORTED = {
-    "in a partial": row(functools.partial(scaled, scale=8**-0.5), []),
+    "in a partial": row(functools.partial(scaled, scale=8**-0.5), [], d_k=8),
+    "for one width": row(
+        functools.partial(scaled, scale=8**-0.5),
+        [None],
+        r"in 1 of 13 calls \(heads of 16 channels \(pass d_k= if one width is meant",
+    ),
+    "of one width": row(of_one_width, [], FIXED),
     "wrong in a partial": row(functools.partial(scaled, scale=1.0), ["scale_missing"]),
     "a state in a partial": row(
         functools.partial(at_first, scale=8**-0.5), ["state_between_calls"]
