@@ -189,6 +189,8 @@ def one_pass(forward: _Forward) -> _Forward:
     @functools.wraps(forward)
     def call(self: nn.Module, *args: Any, **options: Any) -> Any:
         cache = options.get("cache")
+        if cache is not None and not isinstance(cache, Cache):
+            raise TypeError(f"cache must be an attn_lib.Cache, got {type(cache).__name__}")
         if cache is None or cache._alone is not None:
             return forward(self, *args, **options)
         draft = cache._draft(options.get("layer", 0), alone)

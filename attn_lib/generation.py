@@ -55,7 +55,7 @@ def generate(
             ``max_new_tokens``; a temperature that is negative or not finite; a ``top_p`` outside
             (0, 1], or with a temperature of 0; a model in training mode, or with too small a
             ``max_len``; a largest logit that is NaN or infinite; a model that uses a layer twice.
-        TypeError: ``max_new_tokens`` that is not an integer.
+        TypeError: ``max_new_tokens`` or ``end`` that is not an integer.
 
     Example:
         >>> def count(tokens, mask=None, cache=None):  # a model: the next token is one more
@@ -68,6 +68,8 @@ def generate(
     Used in the page on the next token.
     """
     _check_start(model, tokens, mask, max_new_tokens)
+    if end is not None:
+        check_sizes(end=end)
     _check_choice(temperature, top_p)
     cache, new, written = Cache(), tokens, [tokens]
     ended = torch.zeros_like(tokens[:, :1], dtype=torch.bool)  # (B, 1)

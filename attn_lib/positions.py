@@ -88,8 +88,8 @@ class LearnedPositions(nn.Module):
             (..., T, d_model).
 
         Raises:
-            ValueError: a position that has no vector; positions whose last axis is not T; an
-                ``x`` of another width.
+            ValueError: a position that has no vector; positions of another shape; an ``x`` of
+                another width.
             TypeError: positions that are not integers.
         """
         T, (max_len, d_model) = x.shape[-2], self.table.shape
@@ -104,8 +104,12 @@ class LearnedPositions(nn.Module):
                     f"positions must be 0 to {max_len - 1}, got {start} to {start + T - 1}"
                 )
             return x + self.table[start : start + T]
-        if positions.shape[-1:] != (T,):
-            raise ValueError(f"positions must end in T={T}, got shape {tuple(positions.shape)}")
+        ends = zip(positions.shape[-2::-1], x.shape[-3::-1], strict=False)  # before T, from behind
+        fits = positions.dim() < x.dim() and all(n in (1, size) for n, size in ends)
+        if positions.shape[-1:] != (T,) or not fits:
+            raise ValueError(
+                f"positions must be ({T},) or {tuple(x.shape[:-1])}, got {tuple(positions.shape)}"
+            )
         check_indices("positions", positions, max_len)
         return x + self.table[positions]
 
@@ -127,7 +131,7 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
         (..., T, d_k) in the dtype of ``x``; each pair keeps its length.
 
     Raises:
-        TypeError: ``x`` is not floating point.
+        TypeError: ``x`` is not floating point; ``positions`` are bool.
         ValueError: d_k odd; positions of another shape; base not positive.
 
     Example:
@@ -140,6 +144,8 @@ def apply_rope(x: Tensor, positions: Tensor, *, base: float = 10_000.0) -> Tenso
     """
     if not x.is_floating_point():
         raise TypeError(f"x must be floating point, got {x.dtype}")
+    if positions.dtype == torch.bool:
+        raise TypeError("positions must be numbers, got bool: a mask is none")
     T, d_k = x.shape[-2:]
     check_rotary_width(d_k)
     if positions.shape[-1:] != (T,):

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from cases import BLOCK, ROTATE, SIZES, draw, language_model, layer_of
-from tables import for_each
+from tables import for_each, raises_for_each
 
 from attn_lib import Cache, Transformer, TransformerBlock, TransformerDecoder, generate
 
@@ -94,6 +94,11 @@ def test_a_call_that_raises_leaves_the_cache_as_it_was(where, grad):
             assert cache.length == done
             out = model(TOKENS[:, done : done + 3], cache=cache)
             torch.testing.assert_close(out, model(TOKENS[:, : done + 3])[:, done:])
+
+
+@raises_for_each(({}, TypeError, "got dict$"), (True, TypeError, "got bool$"))
+def test_a_cache_is_one_of_this_library(cache):
+    layer_of()(draw(1, 4, 6), causal=True, cache=cache)
 
 
 def test_a_refused_call_of_a_layer_leaves_the_cache_as_it_was():

@@ -350,6 +350,7 @@ ON_THE_LEFT = "^each row must end with its real tokens, side by side: put the pa
 
 @raises_for_each(
     ({"max_new_tokens": 1.5}, TypeError, "^max_new_tokens must be an integer, got 1.5$"),
+    ({"end": 1.5}, TypeError, "^end must be an integer, got 1.5$"),
     ({"temperature": -0.5}, ValueError, "^temperature must be at least 0 and finite, got -0.5"),
     ({"temperature": float("nan")}, ValueError, "at least 0 and finite, got nan$"),
     ({"mask": PADDING["right"][1]}, ValueError, ON_THE_LEFT),

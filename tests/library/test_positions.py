@@ -68,7 +68,14 @@ def test_learned_positions_may_be_given(dtype):
         ValueError,
         "^positions must be 0 to 6, got -1 to 7$",
     ),
-    ((2, 3, 4), {"positions": torch.ones(1, 2).long()}, ValueError, r"in T=3, got shape \(1, 2\)$"),
+    ((2, 3, 4), {"positions": torch.ones(1, 2).long()}, ValueError, r"or \(2, 3\), got \(1, 2\)$"),
+    (
+        (3, 4),
+        {"positions": torch.ones(7, 3).long()},
+        ValueError,
+        r"be \(3,\) or \(3,\), got \(7, 3\)$",
+    ),
+    ((1, 3, 4), {"positions": torch.ones(7, 3).long()}, ValueError, r"or \(1, 3\), got \(7, 3\)$"),
     (
         (2, 3, 4),
         {"positions": torch.ones(3).bool()},
@@ -110,6 +117,7 @@ def rotated(*shape, T=2, dtype=torch.float32):
 @raises_for_each(
     (lambda: sinusoidal(2, 4, base=0.0), ValueError, "base must be positive"),
     (lambda: rotated(2, 3), ValueError, "even width d_k, got 3"),
+    (lambda: apply_rope(torch.ones(2, 4), torch.ones(2).bool()), TypeError, "numbers, got bool"),
     (lambda: rotated(2, 4, T=3), ValueError, r"end in T=2, got shape \(3,\)"),
     (lambda: rotated(2, 4, dtype=torch.int64), TypeError, "torch.int64"),
     (lambda: rotated(2, 0), ValueError, "even width d_k, got 0"),
