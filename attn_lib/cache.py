@@ -122,7 +122,8 @@ class Cache:
         if layer not in self._contexts:
             self._contexts[layer] = _Context(*compute(context), context, _version_of(context))
         k, v, kept, version = self._contexts[layer]
-        changed = version is not None and version != _version_of(kept)  # in place
+        now = _version_of(kept)
+        changed = version != now and None not in (version, now)  # in place
         # a stored cache holds a copy of the context
         if changed or (kept is not context and not _same(kept, context)):
             raise ValueError(_OTHER_CONTEXT)

@@ -299,6 +299,9 @@ def test_a_cache_keeps_what_a_context_has_shown():
         stored = pickle.loads(pickle.dumps(cache))  # noqa: S301 - our own, made here
         for one, again in ((cache, closed), (cache, closed.clone()), (stored, closed)):
             torch.testing.assert_close(layer(x, again, mask=mask, cache=one), full)
+        with pytest.MonkeyPatch.context() as patch:  # a graph that is traced counts no changes
+            patch.setattr(torch.compiler, "is_compiling", lambda: True)
+            torch.testing.assert_close(layer(x, closed, mask=mask, cache=cache), full)
         closed.mul_(2.0)
         for one in (cache, copy.deepcopy(cache), stored):
             with pytest.raises(ValueError, match=message):
