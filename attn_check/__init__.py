@@ -5,7 +5,7 @@
 
 import copy
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -217,12 +217,8 @@ def diagnose_rope(
 
     Source: Su et al. (2021), "RoFormer", section 3.4.
     """
-    if isinstance(fn, type) or not callable(fn):
-        raise TypeError(f"fn must be a function or an instance, got {fn!r}")
-    given = {"rope_pairing": (rope_pairing, calls.PAIRINGS), "layout": (layout, rope.LAYOUTS)}
-    for name, (value, known) in given.items():
-        if value is not None and value not in known:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
+    pairings, layouts = (rope_pairing, calls.PAIRINGS), (layout, rope.LAYOUTS)
+    _check_choices(fn, rope_pairing=pairings, layout=layouts)
     if d_k is not None and (d_k < 2 or d_k % 2):
         raise ValueError(f"d_k must be even, and 2 or more; got {d_k}")
     with calls.quietly():
@@ -251,22 +247,25 @@ def assert_rope(fn: Callable, **adapter: Any) -> None:
         raise AssertionError(str(report))
 
 
-def _check(fn: Any, given: Given, intent: Intent) -> None:
-    if isinstance(fn, type):
-        raise TypeError(f"fn must be an instance or a function, got the class {fn.__name__}")
-    if not callable(fn):
-        raise TypeError(f"fn must be callable, got {type(fn).__name__}")
-    for name, value, known in (
-        ("layout", given.layout, (*calls.LAYOUTS, *calls.IMAGES)),
-        ("mask_means", given.mask_means, calls.POLARITIES),
-        ("mask_shape", given.mask_shape, calls.SHAPES),
-        ("causal", given.causal, (True, False, "top_left")),
-        ("qk_norm", intent.qk_norm, ("rms", "layer", "l2")),
-        ("rope_pairing", intent.rope_pairing, calls.PAIRINGS),
-    ):
+def _check_choices(fn: Any, **choices: tuple[Any, Collection]) -> None:
+    """Something that can be called, and options that are known ones."""
+    if isinstance(fn, type) or not callable(fn):
+        raise TypeError(f"fn must be a function or an instance, got {fn!r}")
+    for name, (value, known) in choices.items():
         if value is not None and value not in known:
-            listed = ", ".join(map(repr, known))
-            raise ValueError(f"{name} must be one of {listed}; got {value!r}")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}; got {value!r}")
+
+
+def _check(fn: Any, given: Given, intent: Intent) -> None:
+    _check_choices(
+        fn,
+        layout=(given.layout, (*calls.LAYOUTS, *calls.IMAGES)),
+        mask_means=(given.mask_means, calls.POLARITIES),
+        mask_shape=(given.mask_shape, calls.SHAPES),
+        causal=(given.causal, (True, False, "top_left")),
+        qk_norm=(intent.qk_norm, ("rms", "layer", "l2")),
+        rope_pairing=(intent.rope_pairing, calls.PAIRINGS),
+    )
     window, rope_base, rope_dims = intent.window, intent.rope_base, intent.rope_dims
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be at least 1, got {window}")

@@ -78,23 +78,19 @@ def _find(target: str) -> Any:
 
 
 def _value(node: ast.expr, module: Any) -> Any:
-    """What names, attributes and calls with constants stand for."""
+    """What constants, names, attributes and calls stand for."""
     if isinstance(node, ast.Name):
         return getattr(module, node.id)
     if isinstance(node, ast.Attribute):
         return getattr(_value(node.value, module), node.attr)
-    if not isinstance(node, ast.Call):
-        raise ValueError(f"{ast.unparse(node)} is neither a name nor a call")
-    made = _value(node.func, module)
-    values = [_constant(argument) for argument in node.args]
-    return made(*values, **{k.arg: _constant(k.value) for k in node.keywords if k.arg})
-
-
-def _constant(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        values = [_value(argument, module) for argument in node.args]
+        named = {k.arg: _value(k.value, module) for k in node.keywords if k.arg}
+        return _value(node.func, module)(*values, **named)
     try:
         return ast.literal_eval(node)
     except ValueError:
-        raise ValueError(f"the argument {ast.unparse(node)} is not a constant") from None
+        raise ValueError(f"{ast.unparse(node)} is no name, call or constant") from None
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -120,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m attn_check", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("target", help="module:function, or module:Class(12, 3) with constants in the call")
+    add("target", help="module:function, or module:Class(12, 3), of constants and names in it")
     add("--causal", choices=_CAUSAL, help="no query attends to a later key; alone it means yes")
     add("--options", nargs="+", metavar="KEY=VALUE", help="further arguments of every call")
     for name, kind in _KINDS.items():

@@ -237,18 +237,15 @@ def plain_cases(exam: Exam) -> list[Case]:
         cases.append(exam.case(f"B = H = T = {H}", H, B=H))
     cases += [uneven(exam), exam.case(f"{LONG} positions", LONG)]
     cases += [far_below(exam)] if exam.intent.causal else []
-    if subject.crosses:
-        cases.append(exam.case("67 queries and 133 keys", 67, 133))
+    cases += [exam.case("67 queries and 133 keys", 67, 133)] if subject.crosses else []
     if subject.module is not None:
         cases.append(replace(exam.case("training mode without dropout", 5), training=True))
     cases += [exam.case("1 position", 1, B=3)]
     cases += [exam.case("1 example", 5, B=1)] if "B" in subject.layout else []
     cases += [exam.case("3 queries and 1 key", 3, 1, B=4)] if subject.crosses else []
     if not (subject.projects or subject.d_k):  # a constant scale is right for one width alone
-        n, words = 2 * exam.d_k, "pass d_k= if one width is meant"
-        cases.append(
-            exam.anew().case(f"heads of {n} channels ({words})", 5, B=exam.examples(5), d_k=n)
-        )
+        words = f"heads of {2 * exam.d_k} channels (pass d_k= if one width is meant)"
+        cases.append(exam.anew().case(words, 5, B=exam.examples(5), d_k=2 * exam.d_k))
     return cases
 
 

@@ -230,6 +230,7 @@ def _report_known(exam: Exam, hypotheses: list[Hypothesis], pairs: list[Pair]) -
             continue
         others = {h.mistakes[i] for h in hypotheses if len(h.mistakes) > i} - {mistake}
         others -= {"causal_only_in_training"} if exam.subject.module is None else set()  # no modes
+        others -= {"scale_constant"}  # any scale of one width is a constant
         alone = replace(whole, change=MISTAKES[mistake].forms[form])
         example = _example(exam, pairs, alone, whole)
         exam.found.known(mistake, example, alike=tuple(sorted(others)), form=form)

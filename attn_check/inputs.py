@@ -12,8 +12,6 @@ from attn_check.reference import Case, Intent
 from attn_check.search import Hypothesis, Pair, explain, outcome, right, rows_of
 from attn_check.subject import Answer, Given, Subject
 
-_MASKS = NAMES["masks"]
-
 
 def find_layouts(subject: Subject, intent: Intent, given: str | None = None) -> list[str]:
     """The layouts that accept queries and keys of different lengths, the likeliest first."""
@@ -113,7 +111,7 @@ def assume_mask(exam: Exam, given: Given) -> None:
         subject.named = {name: role for name, role in subject.named.items() if role != "mask"}
         return
     if given.mask_means is None:
-        found.assumed.append(f"what the mask means: {_MASKS[subject.polarity]}")
+        found.assumed.append(f"what the mask means: {NAMES['masks'][subject.polarity]}")
     if given.mask_shape is None:
         found.assumed.append(f"the mask's shape: {subject.mask_shape}")
     if exam.wider_mask:

@@ -22,6 +22,7 @@ from attn_check.reference import Change, NotMeant, Run, Step, both, closed, cut,
 
 Forms = list[Change]
 SIZES = (1, 2, 4, 8, 16, 32, 64)  # of blocks
+WIDTHS = (8, 12, 16, 24, 32, 48, 64, 80, 96, 100, 128, 192, 256, 384, 512, 768, 1024, 4096)
 
 
 def _of(step: str, *ways: Step) -> Forms:
@@ -59,6 +60,10 @@ def _meant(value: Any) -> Any:
 def _bare(r: Run) -> Tensor:
     """Scores that no sink joins: else to leave it out would be a second mistake."""
     return _meant(r.intent.sinks is None) and r.scores
+
+
+def _zeroed(r: Run, cells: Tensor | None) -> Tensor:
+    return closed(_bare(r).softmax(dim=-1), cells, 0.0)
 
 
 def _jointly(scores: Tensor, axis: int) -> Tensor:
@@ -274,6 +279,7 @@ FORMS: dict[str, Forms] = {
     "scale_by_value_width": _of("scale", lambda r: r.v.shape[-1] ** -0.5),
     "scale_by_length": _of("scale", lambda r: r.S**-0.5, lambda r: r.T**-0.5),
     "scale_ignored": _of("scale", lambda r: _meant(r.intent.scale) and r.d_k**-0.5),
+    "scale_constant": _with("scale", lambda width, r: width**-0.5, *WIDTHS),
     # ---------------------------------------------------------------- softmax
     "softmax_over_queries": _weights(lambda s: s.softmax(dim=-2))
     + _of("mix", lambda r: _square(r.weights).mT @ r.v),
@@ -291,16 +297,10 @@ FORMS: dict[str, Forms] = {
     "softmax_no_maximum": _weights(
         lambda s: _normalised(s.float().exp()), lambda s: _normalised((s - s.max()).float().exp())
     ),
-    "softmax_before_mask": [
-        {
-            "close": lambda r: r.scores,
-            "softmax": lambda r: closed(_bare(r).softmax(dim=-1), both(r.given, r.reach), 0.0),
-        },
-        {
-            "close": lambda r: closed(r.scores, r.reach),
-            "softmax": lambda r: closed(_bare(r).softmax(dim=-1), r.given, 0.0),
-        },
-    ],
+    "softmax_before_mask": _together(
+        close=lambda r: r.scores, softmax=lambda r: _zeroed(r, both(r.given, r.reach))
+    )
+    + _together(close=lambda r: closed(r.scores, r.reach), softmax=lambda r: _zeroed(r, r.given)),
     "softmax_twice": _weights(lambda s: s.softmax(dim=-1).softmax(dim=-1)),
     "softmax_of_base_two": _weights(
         lambda s: (s * math.log(2)).softmax(dim=-1), lambda s: (s / math.log(2)).softmax(dim=-1)
@@ -350,7 +350,7 @@ FORMS: dict[str, Forms] = {
         lambda r: closed(r.scores, r.given if r.reach is None else r.reach),
     ),
     "mask_small_fill": _filled(
-        *(-1.0, -2.0, -5.0, -8.0, -10.0, -20.0, -50.0, -100.0, -1000.0), adds=(False, True)
+        *(-1.0, -2.0, -5.0, -8.0, -10.0, -20.0, -30.0, -50.0, -100.0, -1000.0), adds=(False, True)
     ),
     "mask_zeroes_scores": _filled(0.0, 1.0),
     "padding_zeroed": _together(
@@ -440,6 +440,7 @@ FORMS: dict[str, Forms] = {
         {"split": _each(_viewed)},
         {"split": _each(_viewed), "merge": lambda r: r.out.reshape(len(r.out), r.T, -1)},
         {"split": lambda r: (cut(r.q, r.H), _viewed(r.k, r.H_kv), _viewed(r.v, r.H_kv))},
+        {"split": lambda r: _viewed(torch.cat([r.q, r.k, r.v], -1), 3 * r.H).chunk(3, dim=1)},
     ],
     "heads_merged_without_transpose": _of(
         "merge",

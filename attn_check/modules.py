@@ -35,7 +35,7 @@ def read_layer(
 ) -> list[Layer]:
     """The projections of a module, in each way in which they may be meant, the likeliest first."""
     parameters, by_role = read_names(module, projections)
-    if not _complete(by_role):
+    if not {*"qkv"} <= {*"".join(by_role)}:
         return []
     weights = {role: _joined(parameters, names) for role, names in by_role.items()}
     biases = {r: _joined(parameters, n).flatten() for r, n in _biases(parameters, by_role).items()}
@@ -64,7 +64,7 @@ def read_layer(
 def misfit(module: nn.Module, heads: int | None, projections: Projections) -> str:
     """Shapes of matrices that do not fit together; "" where not all were found."""
     parameters, by_role = read_names(module, projections)
-    if not _complete(by_role):
+    if not {*"qkv"} <= {*"".join(by_role)}:
         return ""
     shapes = [f"{n} {tuple(parameters[n].shape)}" for names in by_role.values() for n in names]
     count = _attribute(module, "heads") if heads is None else heads
@@ -169,11 +169,6 @@ def read_names(
         by_role["out"] = by_role["out"][-1:]
     letters = {*"".join(given)}  # qkv is given with q, k and v
     return parameters, given | {role: n for role, n in by_role.items() if not letters & {*role}}
-
-
-def _complete(by_role: Names) -> bool:
-    """Whether there is a matrix for queries, keys and values."""
-    return {*"qkv"} <= {*"".join(by_role)}
 
 
 def _biases(parameters: Tensors, by_role: Names) -> Names:

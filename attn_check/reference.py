@@ -166,10 +166,8 @@ class Run(SimpleNamespace):
         parts, n = [], self.intent.rope_dims
         for role, x, i in (("q", self.q, 0), ("k", self.k, 1), ("v", self.v, 1)):
             angle = self.times[i] * (self.positions[i] + self.shift[i])
-            turned = torch.cat(
-                [self.turn(x[..., :n], angle, width), x[..., n or x.shape[-1] :]], -1
-            )
-            parts.append(turned if role in roles else x)
+            turned, rest = self.turn(x[..., :n], angle, width), x[..., n or x.shape[-1] :]
+            parts.append(torch.cat([turned, rest], dim=-1) if role in roles else x)
         return tuple(parts)
 
     def below(self, extra: int = 0) -> Tensor:

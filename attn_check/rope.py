@@ -30,11 +30,6 @@ _TABLES = [axes + end for end in _ENDS for axes in ("BT", "T", "11T", "1T1", "T1
 
 Guess = tuple[Failure, Change]  # what may be wrong, and what it changes in the reference
 
-# a mistake, its forms at once, and what is said of it where the table of mistakes says less; what
-# takes queries and keys alike comes first: it alone is right where there are no keys
-_TRIED = NAMES["tried of a rotation"]
-_MIXED = NAMES["tried of a rotation that makes cos and sin itself"]
-
 
 def investigate(
     fn: Callable, base: float, pairing: str | None, layout: str | None, d_k: int | None
@@ -49,7 +44,13 @@ def investigate(
         first = ", each the first of a copy" if report.failures else ""
         names = ", ".join(case.name for case, _ in way.answers)
         report.holds.append(f"equal to the reference in {len(way.answers)} calls{first}: {names}")
-    report.failures += [_unexplained(way)] if mistakes is None else mistakes
+    doubt = "" if mistakes is not None else " (others explain the answers no better)"
+    if mistakes is None:
+        wrong = list(way.wrong())
+        title, text = of_rotation(wrong, [case for case, _ in way.answers])
+        example = way.example(*wrong[0]) if all(y.shape == x.shape for *_, y, x in wrong) else ""
+        mistakes = [Failure(None, title, text, example=example)]
+    report.failures += mistakes
     if not way.roles.keys() - {"k"}:
         report.unchecked.append("shifted positions: fn takes none")
     facts = {
@@ -59,7 +60,6 @@ def investigate(
     }
     if way.table:
         facts[f"tables of shape ({', '.join([*way.table[:-1], _ENDS[way.table[-1]][0]])}"] = True
-    doubt = " (others explain the answers no better)" if mistakes is None else ""
     report.assumed = [fact + doubt for fact, found_out in facts.items() if found_out]
     return report
 
@@ -238,7 +238,10 @@ def _guesses(way: Way) -> list[Guess]:
     text = "The numbers are those of positions 1, 2, ... where 0, 1, ... are meant."
     one_higher = Failure(None, name, text, repair="positions = torch.arange(T)")
     guesses: list[Guess] = [(one_higher, {"shift": lambda run: (1, 1)})]
-    for mistake, forms, likely in _TRIED if way.table else _TRIED + _MIXED:
+    # a mistake, its forms at once, and what is said of it where its row says less; what takes
+    # queries and keys alike comes first: it alone is right where there are no keys
+    own = [] if way.table else NAMES["tried of a rotation that makes cos and sin itself"]
+    for mistake, forms, likely in NAMES["tried of a rotation"] + own:
         failure = _failure(mistake, likely.format(meant=meant, other=other))
         if mistake == "rope_over_heads" and way.layout in ("BHTd", "BTHd"):
             layout = "BTHd" if way.layout == "BHTd" else "BHTd"
@@ -274,10 +277,3 @@ def _other_bases(way: Way) -> Iterator[Guess]:
             repair = f"{failure.repair}; or pass rope_base={base:.6g}, if that is meant"
             step: Step = partial(lambda base, run: base, base)
             yield replace(failure, repair=repair), {"base": step}
-
-
-def _unexplained(way: Way) -> Failure:
-    wrong, cases = list(way.wrong()), [case for case, _ in way.answers]
-    title, text = of_rotation(wrong, cases)
-    alike = all(y.shape == x.shape for *_, y, x in wrong)
-    return Failure(None, title, text, example=way.example(*wrong[0]) if alike else "")

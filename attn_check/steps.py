@@ -26,6 +26,7 @@ class Plan:
     keys: Callable[[range], list[int]] = lambda p: [*range(p.stop)]  # tokens, in their order
     start: Callable[[range], int] = lambda p: p.start  # the position of its first token, for RoPE
     of_queries: Callable[[range], int] = lambda p: 0  # what is added to positions of queries
+    again: bool = False  # each call rotates what the cache holds once more
     reach: Callable[[int, int], Tensor] = lambda T, S: triangle(T, S, S - T)
 
 
@@ -42,6 +43,7 @@ PLANS: dict[str, tuple[Plan, ...]] = {
         Plan(start=lambda p: p.stop - 1),
         Plan(start=_CUT.index),  # one a call, however many tokens it brings
     ),
+    "rope_twice": (Plan(again=True),),
     "cache_mask": (
         Plan(reach=lambda T, S: triangle(T, S, 0)),
         Plan(reach=lambda T, S: triangle(T, S, S if T < S else 0)),
@@ -63,7 +65,8 @@ def _planned(exam: Exam, case: Case, plan: Plan, piece: range) -> Tensor:
         sources["context"] = sources["x"]
     rows = {role: x[..., now if role in "qx" else keys, :] for role, x in sources.items()}
     places = torch.tensor([plan.start(p) + i - p.start for i, p in enumerate(_PIECE_OF)])
-    positions = places[now] + plan.of_queries(piece), places[keys]
+    calls = [1 + plan.again * (_CUT.index(piece) - _CUT.index(p)) for p in _PIECE_OF]
+    positions = places[now] + plan.of_queries(piece), (places * torch.tensor(calls))[keys]
     change: dict[str, Step] = {"causal": lambda run: plan.reach(len(now), len(keys))}
     if exam.intent.rope_base is not None:
         change["positions"] = lambda run: positions

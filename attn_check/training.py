@@ -106,9 +106,6 @@ def check_weights(exam: Exam, hypothesis: Hypothesis) -> None:
         exam.found.holds.append("returned weights are those that give the output")
 
 
-_EMPTY = NAMES["an empty row"]  # what a query gives that may attend to nothing
-
-
 def note_empty_rows(exam: Exam) -> None:
     """Say what a query gives that may attend to nothing: NaN, or what explains its numbers."""
     case, whole = with_empty_row(exam), exam.hypothesis
@@ -117,7 +114,8 @@ def note_empty_rows(exam: Exam) -> None:
         return
     if bool(rows_of(out, ~case.mask.any(dim=-1)).isnan().all()):
         exam.found.known("empty_row_nan", "")
-    elif whole and "mask" not in whole.change and (words := _EMPTY[find_empty(exam, whole)]):
+    elif whole and "mask" not in whole.change and (empty := find_empty(exam, whole)) != "zeros":
+        words = NAMES["an empty row"][empty]
         exam.note(f"A query that may attend to nothing{words}; in attn_lib it gives zeros.")
 
 

@@ -167,19 +167,33 @@ def of_one_width(q, k, v):
     return scores_of(q, k).softmax(-1) @ v
 
 
+class Packed(nn.Module):
+    """Queries, keys and values in one product, of which rows are cut without a transpose."""
+
+    def __init__(self, scale, *, cut=False):
+        super().__init__()
+        self.qkv, self.scale, self.cut, self.num_heads = nn.Linear(32, 96), scale, cut, 4
+
+    def forward(self, x):
+        B, T, _ = x.shape
+        parts = self.qkv(x).reshape(B, T, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).reshape(B, 3, 4, T, 8).unbind(1) if self.cut else parts
+        return ((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
 FIXED = r"Not checked .*heads of 16 channels \(pass d_k= if one width is meant\): Assert"
 PACKED, KEPT = "queries, keys, values, {} by\\b", "arguments are not changed"
 REPORTED = {
     "in a partial": row(functools.partial(scaled, scale=8**-0.5), [], d_k=8),
     "for one width": row(
         functools.partial(scaled, scale=8**-0.5),
-        [None],
-        r"in 1 of 13 calls \(heads of 16 channels \(pass d_k= if one width is meant",
+        ["scale_constant"],
+        r"heads of 16 channels \(pass d_k= if one width is meant",
     ),
     "of one width": row(of_one_width, [], FIXED),
     "wrong in a partial": row(functools.partial(scaled, scale=1.0), ["scale_missing"]),
     "a state in a partial": row(
-        functools.partial(at_first, scale=8**-0.5), ["state_between_calls"]
+        functools.partial(at_first, scale=8**-0.5), ["state_between_calls"], d_k=8
     ),
     "a window alone": row(within_three, [], window=3),
     "a narrower window alone": row(within_three, ["window_one_less"], window=4),
@@ -214,6 +228,11 @@ REPORTED = {
     "by as many heads as channels are usual": row(
         lambda q, k, v: scaled(q, k, v, q.shape[1] ** -0.5), ["scale_by_num_heads"], heads=8
     ),
+    "packed, and cut by a view": row(Packed(8**-0.5, cut=True), ["heads_split_without_transpose"]),
+    "by d_k, not by a constant": row(
+        Packed(0.125), ["scale_by_d_k"], "root, or the scale is applied"
+    ),
+    "by a constant": row(Packed(0.1), ["scale_constant"]),
     "merged by channels": row(merged_by_channels, ["heads_merged_without_transpose"], heads=4),
     "inverted, filled, not scaled": row(
         inverted, ["mask_inverted", "scale_missing"], mask_means="attend"

@@ -57,6 +57,9 @@ CACHES = {
     ),
 }
 edit(Llama, "llama", CACHES, **STEP, **HALVES)
+AGAIN = (KEPT, f"k = by_halves(k, torch.arange(k.shape[2]))\n        {KEPT}")
+AGAIN_OF_ALL = {"rope_twice": [(TURN, "q = by_halves(q, at)"), AGAIN]}
+edit(Llama, "all that is cached", AGAIN_OF_ALL, **STEP, **HALVES)
 
 # ---------------------------------------------------------------- neighbours, and memory
 

@@ -15,6 +15,7 @@ SCALES = {
     "scale_by_num_heads": "1 / math.sqrt({H})",
     "scale_by_value_width": "{d_v} ** -0.5",
     "scale_by_length": "k.shape[{S}] ** -0.5",
+    "scale_constant": "{n}",
 }
 
 
@@ -22,9 +23,10 @@ def scales(right, **names):
     return {name: (right, f"* ({text.format(**names)})") for name, text in SCALES.items()}
 
 
-NAMES = {"d": "q.size(-1)", "d_v": "v.size(-1)", "H": "q.size(1)", "S": 2}
+NAMES = {"d": "q.size(-1)", "d_v": "v.size(-1)", "H": "q.size(1)", "S": 2, "n": 0.125}
 edit(plain, "function", scales("/ math.sqrt(q.size(-1))", **NAMES))
 NAMES = {"d": "self.d_k", "d_v": "self.d_v", "H": "self.num_heads", "S": 1}
+NAMES |= {"n": "512**-0.5"}
 edit(Layer, "layer", scales("* self.scale", **NAMES), {"d_v": 7})
 edit(scaled, "function", {"scale_ignored": ("* scale", "/ math.sqrt(q.size(-1))")}, scale=0.3)
 ignored = {"scale_ignored": ("* self.scale", "* self.d_k ** -0.5")}
