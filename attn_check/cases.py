@@ -49,8 +49,6 @@ class Exam:
         """The same function and intent, with the same random numbers from their beginning."""
         return Exam(replace(self.subject, **changes), self.intent)
 
-    # ------------------------------------------------------------ asking and comparing
-
     @property
     def masked(self) -> bool:
         """Whether masks of the usual sizes can be passed."""
@@ -111,8 +109,6 @@ class Exam:
     def influence(self, case: Case) -> Tensor:
         """(T, S) bool: whether another key changes the output, in any example."""
         return self.changes(case).amax(dim=0) > 1e-6
-
-    # ------------------------------------------------------------ drawing cases
 
     def examples(self, *lengths: int) -> int:
         """At least 3, and neither a length nor the number of heads."""

@@ -104,9 +104,10 @@ def assume_mask(exam: Exam, given: Given) -> None:
     unused = known is not None and _is_unused(exam)
     if unused:
         found.known("mask_ignored", "Whatever the mask closes, the output is the same.")
-    if known is None:
-        found.unchecked.append("masks: no mask of a known shape and polarity is accepted")
-    if known is None or unused:  # none is passed from now on
+    found.unchecked += [] if known else ["masks: no mask of a known shape and polarity is accepted"]
+    if known is None or (unused and not subject.always_mask):  # none is passed from now on
+        needed = [n for n, r in subject.named.items() if r == "mask" and subject.required(r)]
+        subject.options |= dict.fromkeys(needed)
         subject.positional = [role for role in subject.positional if role != "mask"]
         subject.named = {name: role for name, role in subject.named.items() if role != "mask"}
         return

@@ -47,6 +47,8 @@ PLANS: dict[str, tuple[Plan, ...]] = {
     "cache_mask": (
         Plan(reach=lambda T, S: triangle(T, S, 0)),
         Plan(reach=lambda T, S: triangle(T, S, S if T < S else 0)),
+        Plan(reach=lambda T, S: triangle(T, S, 0 if T > 1 else S)),
+        Plan(reach=lambda T, S: triangle(T, S, S)),
     ),
     "cache_stale": (
         Plan(lambda p: [*range(min(p.start, PIECES[0])), *p]),
@@ -104,6 +106,7 @@ def check_steps(exam: Exam) -> None:
     case = exam.case(_WORDS, sum(PIECES))
     if (owner := module_of(step)) is not None:
         owner.eval()
+    found.unchecked.append(f"step by step: more than {sum(PIECES)} positions")
     expected, lost = exam.expected(case), list[bool]()
     out, raised = _joined(_pieces(exam, step, case, lost))
     if out is None:

@@ -167,7 +167,7 @@ def of_one_width(q, k, v):
     return scores_of(q, k).softmax(-1) @ v
 
 
-class Packed(nn.Module):
+class InOneProduct(nn.Module):
     """Queries, keys and values in one product, of which rows are cut without a transpose."""
 
     def __init__(self, scale, *, cut=False):
@@ -179,6 +179,27 @@ class Packed(nn.Module):
         parts = self.qkv(x).reshape(B, T, 3, 4, 8).permute(2, 0, 3, 1, 4)
         q, k, v = self.qkv(x).reshape(B, 3, 4, T, 8).unbind(1) if self.cut else parts
         return ((q @ k.mT * self.scale).softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+
+def unused(q, k, v, mask):  # and yet it must be passed
+    return sdpa(q, k, v)
+
+
+def thrown_away(q, k, v, mask):
+    scores = scores_of(q, k)
+    scores.masked_fill(mask == 0, -1e4)
+    return scores.softmax(-1) @ v
+
+
+def cached(flag):
+    """A step whose causal mask is what the flag says of the number of queries."""
+
+    def step(q, k, v, past):
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=flag(q.shape[2])), (k, v)
+
+    return step
 
 
 FIXED = r"Not checked .*heads of 16 channels \(pass d_k= if one width is meant\): Assert"
@@ -228,11 +249,21 @@ REPORTED = {
     "by as many heads as channels are usual": row(
         lambda q, k, v: scaled(q, k, v, q.shape[1] ** -0.5), ["scale_by_num_heads"], heads=8
     ),
-    "packed, and cut by a view": row(Packed(8**-0.5, cut=True), ["heads_split_without_transpose"]),
-    "by d_k, not by a constant": row(
-        Packed(0.125), ["scale_by_d_k"], "root, or the scale is applied"
+    "a needed mask that is unused": row(unused, ["mask_ignored"]),
+    "a needed mask that is thrown away": row(thrown_away, ["mask_ignored"], mask_means="attend"),
+    "causal, but for one query": row(
+        ahead(None), ["cache_mask"], "more than 7 pos", causal=True, step=cached(lambda T: T > 1)
     ),
-    "by a constant": row(Packed(0.1), ["scale_constant"]),
+    "causal as a whole alone": row(
+        ahead(None), ["cache_mask"], causal=True, step=cached(lambda T: False)
+    ),
+    "packed, and cut by a view": row(
+        InOneProduct(8**-0.5, cut=True), ["heads_split_without_transpose"]
+    ),
+    "by d_k, not by a constant": row(
+        InOneProduct(0.125), ["scale_by_d_k"], "root, or the scale is applied"
+    ),
+    "by a constant": row(InOneProduct(0.1), ["scale_constant"]),
     "merged by channels": row(merged_by_channels, ["heads_merged_without_transpose"], heads=4),
     "inverted, filled, not scaled": row(
         inverted, ["mask_inverted", "scale_missing"], mask_means="attend"
