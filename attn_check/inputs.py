@@ -105,11 +105,9 @@ def assume_mask(exam: Exam, given: Given) -> None:
     if unused:
         found.known("mask_ignored", "Whatever the mask closes, the output is the same.")
     found.unchecked += [] if known else ["masks: no mask of a known shape and polarity is accepted"]
-    if known is None or (unused and not subject.always_mask):  # none is passed from now on
-        needed = [n for n, r in subject.named.items() if r == "mask" and subject.required(r)]
-        subject.options |= dict.fromkeys(needed)
-        subject.positional = [role for role in subject.positional if role != "mask"]
-        subject.named = {name: role for name, role in subject.named.items() if role != "mask"}
+    if known is None or (unused and not subject.always_mask):  # None is passed from now on
+        subject.positional = ["nothing" if r == "mask" else r for r in subject.positional]
+        subject.named = {n: "nothing" if r == "mask" else r for n, r in subject.named.items()}
         return
     if given.mask_means is None:
         found.assumed.append(f"what the mask means: {NAMES['masks'][subject.polarity]}")

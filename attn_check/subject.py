@@ -108,7 +108,7 @@ class Subject:
         if self.projects and "q" in self.roles:
             context = given.get("context", given["x"])
             given = {"q": given["x"], "k": context, "v": given.get("values", context)}
-        if self.projects and self.required("context"):
+        if self.projects and self._required("context"):
             given.setdefault("context", given["x"])
         counts = {"q": case.heads, "k": case.kv_heads, "v": case.kv_heads}
         for role in given.keys() & self.roles:
@@ -117,7 +117,7 @@ class Subject:
             given[role] = x.transpose(0, -1).contiguous().transpose(0, -1) if self.strided else x
         return {role: x for role, x in given.items() if role in self.roles}
 
-    def required(self, role: str) -> bool:
+    def _required(self, role: str) -> bool:
         """Whether every call must have an argument of this role."""
         names = [name for name, its in self.named.items() if its == role]
         required = names and calls.default_of(self.fn, names[0]) is Parameter.empty
@@ -138,8 +138,8 @@ class Subject:
 
     def call(self, tensors: Mapping[str, Tensor], mask: Tensor | None) -> Any:
         """The function with arguments in its own layout."""
-        values: dict[str, Any] = dict(tensors)
-        if mask is not None or ("mask" in self.named.values() and self.required("mask")):
+        values: dict[str, Any] = {**tensors, "nothing": None}
+        if mask is not None or ("mask" in self.named.values() and self._required("mask")):
             values["mask"] = mask
         if {"mask", "context"} <= values.keys() and "context_mask" in self.roles:
             values["context_mask"] = values.pop("mask")  # that of the keys

@@ -185,6 +185,11 @@ def unused(q, k, v, mask):  # and yet it must be passed
     return sdpa(q, k, v)
 
 
+def of_no_mask(q, k, v, mask):
+    assert mask is None
+    return sdpa(q, k, v)
+
+
 def thrown_away(q, k, v, mask):
     scores = scores_of(q, k)
     scores.masked_fill(mask == 0, -1e4)
@@ -250,6 +255,8 @@ REPORTED = {
         lambda q, k, v: scaled(q, k, v, q.shape[1] ** -0.5), ["scale_by_num_heads"], heads=8
     ),
     "a needed mask that is unused": row(unused, ["mask_ignored"]),
+    "the same, by its place": row(unused, ["mask_ignored"], arguments="q, k, v, mask"),
+    "a needed mask that is no tensor": row(of_no_mask, [], "no mask of a known shape"),
     "a needed mask that is thrown away": row(thrown_away, ["mask_ignored"], mask_means="attend"),
     "causal, but for one query": row(
         ahead(None), ["cache_mask"], "more than 7 pos", causal=True, step=cached(lambda T: T > 1)
